@@ -112,6 +112,21 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
+def test_the_engine_is_made_of_small_functions():
+    """At most eight parameters, 60 lines and, in a file, 450 lines."""
+    for path in (ROOT / "engine").glob("*.py"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 450, path.name
+        functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+        for function in functions:
+            given = function.args
+            count = len(given.posonlyargs + given.args + given.kwonlyargs)
+            body = function.body[1:] if ast.get_docstring(function) else function.body
+            lines = function.end_lineno - (body[0].lineno if body else function.end_lineno)
+            assert count <= 8, f"{path.name}: {function.name} has {count} parameters"
+            assert lines < 60, f"{path.name}: {function.name} has {lines} lines"
+
+
 def test_circles_are_found():
     graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"e"}, "f": {"a"}}
     assert circles(graph) == [{"a", "b", "c"}, {"e"}]

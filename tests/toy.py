@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.contracts import Outputs, RoundContext
+from fedjax_peft.contracts import Outputs, RoundContext, Stages
 from fedjax_peft.data import Clients, Dataset
+from fedjax_peft.engine.computation import Computation
 from fedjax_peft.engine.plan import make_plan
-from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.round import build_round
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
+from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
@@ -252,6 +253,7 @@ class Engine:
         bound=None,
         ranks=None,
         transform=None,
+        stages=Stages(),  # noqa: B008, a tuple
         engine="compiled",
     ):
         bound = bound or model()
@@ -267,6 +269,7 @@ class Engine:
             total_clients=int((federation.sizes > 0).sum()),
             sampling_probability=per_round / self.clients,
             transform=transform,
+            stages=stages,
         )
         self.lanes, self.engine, self.columns = lanes, engine, federation.data.columns
         self.setup = self.with_ranks(ranks)
@@ -282,8 +285,8 @@ class Engine:
         """Returns the session on other examples or ranks; the same shapes compile nothing anew."""
         setup, columns = self.with_ranks(ranks), self.columns if columns is None else columns
         leaves = (self.shared, self.leaves)
-        options = {"lanes": self.lanes, "rounds": 20, "engine": self.engine}
-        return Session(setup, leaves, self.schedule, columns, **options)
+        computation = Computation(self.lanes, rounds=20, engine=self.engine)
+        return Session(setup, leaves, self.schedule, columns, computation)
 
     def model_at_start(self):
         """Returns the initial shared and private leaves."""
@@ -314,7 +317,7 @@ class Engine:
           state: parts of the state that are replaced.
         """
         setup, plan = self.setup, self.plan(self.schedule.cohort(1))
-        round_ = build_round(algorithm or self.algorithm, setup.apply, setup.task, self.clients)
+        round_ = build_round(setup._replace(algorithm=algorithm or self.algorithm))
         before = self.session.init(0).on_device()._replace(**state)
         constants = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(self.columns))
         inputs = (*constants, before, plan, stream(0, "clients"), jnp.int32(1))

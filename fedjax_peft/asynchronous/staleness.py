@@ -12,6 +12,9 @@ from fedjax_peft.contracts import (
     Feature,
     Federation,
     PyTree,
+    Stages,
+    Upload,
+    Wrapped,
     check_compatible,
 )
 from fedjax_peft.support.checks import check_count, check_number
@@ -74,14 +77,20 @@ class Change:
     weight: StalenessWeight
     rate: float
 
-    def __call__(
-        self, upload: PyTree, fetched: PyTree, template: PyTree, staleness: jax.Array
-    ) -> PyTree:
-        """Returns the upload as :class:`fedjax_peft.contracts.Rebase` says."""
-        factor = self.rate * self.weight(staleness)
-        return jax.tree.map(
-            lambda u, f, t: (t + factor * (u - f)).astype(t.dtype), upload, fetched, template
+    def __call__(self, upload: Upload) -> Upload:
+        """Returns the upload as if its client had started from the present version."""
+        return self._moved(upload, upload.client.source.template)
+
+    def _moved(self, upload: Upload, start: PyTree) -> Upload:
+        """Returns the upload with ``template + rate s(τ) (upload - start)``."""
+        factor = self.rate * self.weight(upload.client.source.staleness)
+        value = jax.tree.map(
+            lambda u, s, t: (t + factor * (u - s)).astype(t.dtype),
+            upload.value,
+            start,
+            upload.template,
         )
+        return upload._replace(value=value)
 
 
 @dataclass(frozen=True)
@@ -91,12 +100,9 @@ class Mixture(Change):
     It is the change from the present version, whatever the client fetched.
     """
 
-    def __call__(
-        self, upload: PyTree, fetched: PyTree, template: PyTree, staleness: jax.Array
-    ) -> PyTree:
-        """Returns the upload as :class:`fedjax_peft.contracts.Rebase` says."""
-        del fetched
-        return super().__call__(upload, template, template, staleness)
+    def __call__(self, upload: Upload) -> Upload:
+        """Returns the upload, moved from the present version towards the client's model."""
+        return self._moved(upload, upload.template)
 
 
 @dataclass(frozen=True)
@@ -107,8 +113,8 @@ class Wrapper:
     rebase: Change
     weights: Literal["size", "uniform"]
 
-    def __call__(self, algorithm: Algorithm, federation: Federation) -> Algorithm:
-        """Returns the algorithm with ``rebase``.
+    def __call__(self, algorithm: Algorithm, federation: Federation) -> Wrapped:
+        """Returns the algorithm with these weights, and what the server makes of stale uploads.
 
         Raises:
           InputError: the algorithm needs clients that start from the same version.
@@ -119,7 +125,8 @@ class Wrapper:
             raise InputError(
                 f"weights = {self.weights!r} of {self.name} must be 'uniform' or 'size'."
             )
-        return algorithm._replace(rebase=self.rebase, weights=self.weights)
+        stages = Stages(received=(self.rebase,))
+        return Wrapped(algorithm._replace(weights=self.weights), stages)
 
 
 def server(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
-from fedjax_peft.contracts import Algorithm, Attack, Federation
+from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
 
 __all__ = ["alie"]
 
@@ -36,7 +36,7 @@ def alie(share: float, *, z: float | None = None, seed: int = 0) -> Attack:
         mean, std = moments(changes, honest)
         return mean - (_largest_z(honest, hostile) if z is None else z) * std
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
         del federation
         return on_cohorts("alie", algorithm, who, craft)
 

@@ -24,7 +24,7 @@ from fedjax_peft.attacks.common import (
     on_batches,
     on_uploads,
 )
-from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation, Key, Params, PyTree
+from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation, Key, Params, PyTree, Wrapped
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
@@ -81,17 +81,17 @@ def backdoor(
             for n, x in new.items()
         }
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
         _check_examples(federation, target, token, positions, patch)
-        algorithm = on_batches(algorithm, who, change)
+        poisoned = on_batches(algorithm, who, change)
         if not is_traced(scale) and scale == 1:
-            return algorithm
+            return poisoned
 
         def longer(learned: PyTree, key: Key) -> PyTree:
             del key
             return jax.tree.map(lambda x: scale * x, learned)
 
-        return on_uploads("backdoor", algorithm, who, longer)
+        return on_uploads("backdoor", poisoned.algorithm, who, longer)
 
     def triggered(data: Any) -> Any:
         others = data.take(np.flatnonzero(data.labels != target))

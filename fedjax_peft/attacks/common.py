@@ -32,12 +32,15 @@ from fedjax_peft.contracts import (
     PyTree,
     RoundContext,
     Stacked,
+    Stages,
     Total,
+    Upload,
+    Wrapped,
     check_compatible,
 )
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero
-from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.numerics.random import attack_key, host_rng
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 
@@ -88,7 +91,7 @@ def make_attack(
     name: str,
     share: float,
     seed: int,
-    wrap: Callable[[Algorithm, Federation, jax.Array], Algorithm],
+    wrap: Callable[[Algorithm, Federation, jax.Array], Wrapped],
     triggered: Callable[[Any], Any] | None = None,
 ) -> Attack:
     """Returns an attack; rounds under attack have the metric ``hostile``.
@@ -111,12 +114,12 @@ def make_attack(
         rank = jnp.asarray(np.append(np.argsort(order), clients))
         return rank < jnp.round(jnp.float32(share) * clients)
 
-    def apply(algorithm: Algorithm, federation: Federation) -> Algorithm:
+    def apply(algorithm: Algorithm, federation: Federation) -> Wrapped:
         who = hostile(federation.clients)
         attacked = wrap(algorithm, federation, who)
         # Without hostile clients, the program is the one without an attack.
-        chosen = attacked if maybe_nonzero(share) else algorithm
-        return chosen._replace(aggregator=_counting(chosen.aggregator, who))
+        chosen, stages = attacked if maybe_nonzero(share) else Wrapped(algorithm)
+        return Wrapped(chosen._replace(aggregator=_counting(chosen.aggregator, who)), stages)
 
     return Attack(name, apply, lambda n: tuple(np.flatnonzero(hostile(n)[:n]).tolist()), triggered)
 
@@ -141,7 +144,7 @@ def _counting(aggregator: Aggregator, who: jax.Array) -> Aggregator:
 
 def on_batches(
     algorithm: Algorithm, who: jax.Array, change: Callable[[Batch, jax.Array], Batch]
-) -> Algorithm:
+) -> Wrapped:
     """Returns the algorithm with other batches for hostile clients.
 
     Args:
@@ -158,7 +161,7 @@ def on_batches(
 
         return inner._replace(step=step)
 
-    return algorithm._replace(client=client)
+    return Wrapped(algorithm._replace(client=client))
 
 
 def on_uploads(
@@ -166,7 +169,7 @@ def on_uploads(
     algorithm: Algorithm,
     who: jax.Array,
     change: Callable[[PyTree, Key], PyTree],
-) -> Algorithm:
+) -> Wrapped:
     """Returns the algorithm with hostile clients that send another change of their leaves.
 
     Args:
@@ -180,17 +183,17 @@ def on_uploads(
       InputError: the uploads of the algorithm are not leaves.
     """
     _check_uploads(attack, algorithm)
-    before = algorithm.tamper
 
-    def tamper(client: jax.Array, upload: PyTree, template: PyTree, key: Key) -> PyTree:
-        if before is not None:
-            upload = before(client, upload, template, key)
-        start, learned = algorithm.change_part(template), algorithm.change_part(upload)
+    def tamper(upload: Upload) -> Upload:
+        client = upload.client
+        start, learned = map(algorithm.change_part, (client.source.template, upload.value))
+        key = attack_key(client.key, client.source.round_index, client.number)
         made = change(jax.tree.map(jnp.subtract, learned, start), key)
         sent = jax.tree.map(lambda x, y: (x + y).astype(x.dtype), start, made)
-        return algorithm.with_change(upload, tree.where(who[client], sent, learned))
+        sent = tree.where(who[client.number], sent, learned)
+        return upload._replace(value=algorithm.with_change(upload.value, sent))
 
-    return algorithm._replace(tamper=tamper)
+    return Wrapped(algorithm, Stages(sent=(tamper,)))
 
 
 def on_cohorts(
@@ -198,7 +201,7 @@ def on_cohorts(
     algorithm: Algorithm,
     who: jax.Array,
     craft: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-) -> Algorithm:
+) -> Wrapped:
     """Returns the algorithm with hostile clients that all send one change, made from the others'.
 
     The aggregator receives all uploads together. It replaces those of hostile clients, and then
@@ -255,7 +258,7 @@ def on_cohorts(
         unmeasured=None,
         finish_products=None,
     )
-    return algorithm._replace(aggregator=aggregator)
+    return Wrapped(algorithm._replace(aggregator=aggregator))
 
 
 def moments(changes: jax.Array, honest: jax.Array) -> tuple[jax.Array, jax.Array]:

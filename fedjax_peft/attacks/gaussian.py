@@ -8,7 +8,7 @@
 import jax
 
 from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
-from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree
+from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
 from fedjax_peft.numerics.random import stream
 
 __all__ = ["gaussian"]
@@ -36,7 +36,7 @@ def gaussian(share: float, std: float, *, seed: int = 0) -> Attack:
         ]
         return jax.tree.unflatten(structure, noise)
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
         del federation
         return on_uploads("gaussian", algorithm, who, change)
 

@@ -9,7 +9,7 @@ hostile uploads close to the others.
 import jax
 
 from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
-from fedjax_peft.contracts import Algorithm, Attack, Federation
+from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
 
 __all__ = ["ipm"]
 
@@ -31,7 +31,7 @@ def ipm(share: float, *, epsilon: float = 0.5, seed: int = 0) -> Attack:
         del hostile
         return -epsilon * moments(changes, honest)[0]
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
         del federation
         return on_cohorts("ipm", algorithm, who, craft)
 

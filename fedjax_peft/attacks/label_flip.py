@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.attacks.common import check_class, check_labels, make_attack, on_batches
-from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation
+from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation, Wrapped
 from fedjax_peft.support.errors import InputError
 
 __all__ = ["label_flip"]
@@ -39,7 +39,7 @@ def label_flip(
             " class classes - 1 - c."
         )
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
         check_labels("label_flip", federation)
         for name, value in (("source", source), ("target", target)):
             if value is not None:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.attacks.common import make_attack, moments, on_cohorts
-from fedjax_peft.contracts import Algorithm, Attack, Federation
+from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
 from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["min_max"]
@@ -54,7 +54,7 @@ def min_max(
         }[direction]
         return mean + _largest_step(changes - mean[None], honest, towards) * towards
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
         del federation
         return on_cohorts("min_max", algorithm, who, craft)
 

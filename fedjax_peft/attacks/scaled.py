@@ -9,7 +9,7 @@ what the hostile clients learned.
 import jax
 
 from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
-from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree
+from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
 
 __all__ = ["scaled"]
 
@@ -31,7 +31,7 @@ def scaled(share: float, factor: float, *, seed: int = 0) -> Attack:
         del key
         return jax.tree.map(lambda x: factor * x, learned)
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
         del federation
         return on_uploads("scaled", algorithm, who, change)
 

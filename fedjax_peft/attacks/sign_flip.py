@@ -8,7 +8,7 @@
 import jax
 
 from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
-from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree
+from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
 
 __all__ = ["sign_flip"]
 
@@ -30,7 +30,7 @@ def sign_flip(share: float, *, scale: float = 1.0, seed: int = 0) -> Attack:
         del key
         return jax.tree.map(lambda x: -scale * x, learned)
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Algorithm:
+    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
         del federation
         return on_uploads("sign_flip", algorithm, who, change)
 

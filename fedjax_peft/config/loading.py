@@ -157,7 +157,7 @@ def _as_run(
     if not {*Federation._fields} - {*Federation._field_defaults} <= facts.keys():
         raise InputError(f"{directory} does not say which clients it had: its row 0 is damaged.")
     known = {name: _tuples(facts[name]) for name in Federation._fields if name in facts}
-    return wrapped(algorithm, (attack, privacy), Federation(**known))
+    return wrapped(algorithm, (attack, privacy), Federation(**known)).algorithm
 
 
 def _tuples(value: Any) -> Any:

@@ -16,7 +16,7 @@ from fedjax_peft.contracts.aggregator import (
     Total,
     Weighted,
 )
-from fedjax_peft.contracts.algorithm import Algorithm, Rebase, Roles, Tamper, Traffic, Weights
+from fedjax_peft.contracts.algorithm import Algorithm, Roles, Traffic, Weights
 from fedjax_peft.contracts.asynchronous import (
     Aggregation,
     Asynchronous,
@@ -36,7 +36,7 @@ from fedjax_peft.contracts.client import (
 from fedjax_peft.contracts.compatibility import check_compatible, refusals
 from fedjax_peft.contracts.feature import Feature
 from fedjax_peft.contracts.model import ApplyFn, Outputs, Sampling
-from fedjax_peft.contracts.privacy import Attack, Federation, Guarantee, Privacy
+from fedjax_peft.contracts.privacy import Attack, Federation, Guarantee, Privacy, Wrapped
 from fedjax_peft.contracts.server import RoundContext, ServerUpdate
 from fedjax_peft.contracts.task import Task, loss_and_metrics
 from fedjax_peft.contracts.transform import (
@@ -58,6 +58,13 @@ from fedjax_peft.contracts.types import (
     PyTree,
     RateSchedule,
     Splits,
+)
+from fedjax_peft.contracts.upload import (
+    Participant,
+    Source,
+    Stage,
+    Stages,
+    Upload,
 )
 
 __all__ = [
@@ -90,20 +97,22 @@ __all__ = [
     "Metrics",
     "Outputs",
     "Params",
+    "Participant",
     "Privacy",
     "Probe",
     "Product",
     "PyTree",
     "RateSchedule",
-    "Rebase",
     "Refactor",
     "Roles",
     "RoundContext",
     "Sampling",
     "ServerUpdate",
+    "Source",
     "Splits",
     "Stacked",
-    "Tamper",
+    "Stage",
+    "Stages",
     "Task",
     "Timeline",
     "Total",
@@ -113,9 +122,11 @@ __all__ = [
     "TransformServer",
     "TransformWire",
     "Tuning",
+    "Upload",
     "Weighted",
     "Weights",
     "Wire",
+    "Wrapped",
     "check_compatible",
     "loss_and_metrics",
     "mean_gradient",

@@ -1,7 +1,7 @@
 """A federated algorithm: roles of leaves, local work, aggregation and server."""
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 
@@ -9,7 +9,7 @@ from fedjax_peft.contracts.aggregator import Aggregator
 from fedjax_peft.contracts.client import ClientContext, ClientUpdate, Tuning
 from fedjax_peft.contracts.feature import Feature
 from fedjax_peft.contracts.server import ServerUpdate
-from fedjax_peft.contracts.types import Key, Params, PyTree
+from fedjax_peft.contracts.types import Params, PyTree
 
 Weights: TypeAlias = Literal["size", "uniform"]
 """The weights of clients in the aggregate: by their numbers of examples, or all the same."""
@@ -76,36 +76,6 @@ class Traffic(NamedTuple):
     upload is leaves."""
 
 
-class Tamper(Protocol):
-    """What a client sends in place of its upload, if it is hostile; written for a single client."""
-
-    def __call__(self, client: jax.Array, upload: PyTree, template: PyTree, key: Key) -> PyTree:
-        """Returns the upload that the client sends.
-
-        Args:
-          client: the client's number in the federation, an int32 scalar.
-          upload: the result of its local work.
-          template: the upload of a client that learned nothing.
-          key: for random numbers of this client in this round.
-        """
-
-
-class Rebase(Protocol):
-    """How a server of a later version takes an upload; written for a single upload."""
-
-    def __call__(
-        self, upload: PyTree, fetched: PyTree, template: PyTree, staleness: jax.Array
-    ) -> PyTree:
-        """Returns the upload as if its client had started from the present version.
-
-        Args:
-          upload: the result of local work from the fetched version.
-          fetched: the upload of a client that learned nothing from the fetched version.
-          template: the upload of a client that learned nothing from the present version.
-          staleness: how often the server has been updated since the client fetched, int32.
-        """
-
-
 class Algorithm(NamedTuple):
     """A federated algorithm: the roles of leaves, the local work, and how uploads combine.
 
@@ -152,13 +122,6 @@ class Algorithm(NamedTuple):
     lower_is_better: tuple[str, ...] = ()
     """The metrics added by this algorithm for which lower is better. A second measurement of a
     task's metric, such as ``loss_global``, has the direction of the task's metric."""
-    tamper: Tamper | None = None
-    """What hostile clients do with their uploads: after the local work, before upload transforms.
-    Leaves that rest in the round (``Traffic.sent_leaves``) stay as they are. None: every client
-    sends what it learned."""
-    rebase: Rebase | None = None
-    """What an asynchronous server makes of an upload that started from an older version. None: it
-    takes the upload as it is, which is right if all clients fetched the same version."""
 
     def __hash__(self) -> int:
         """Returns a hash, by which compiled programs are found again; a mapping has none itself."""

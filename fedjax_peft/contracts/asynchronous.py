@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from fedjax_peft.contracts.algorithm import Algorithm
-from fedjax_peft.contracts.privacy import Federation
+from fedjax_peft.contracts.privacy import Federation, Wrapped
 
 
 class Job(NamedTuple):
@@ -65,9 +65,9 @@ class Asynchronous(NamedTuple):
     """An asynchronous server: when it aggregates, and what it does with stale uploads."""
 
     name: str
-    apply: Callable[[Algorithm, Federation], Algorithm]
-    """Returns the algorithm with a server that takes stale uploads (``Algorithm.rebase``). Raises
-    InputError with the reason if the algorithm does not fit."""
+    apply: Callable[[Algorithm, Federation], Wrapped]
+    """Returns the algorithm for a server that takes stale uploads, and what it makes of them
+    (``Stages.received``). Raises InputError with the reason if the algorithm does not fit."""
     buffer_size: int | None = None
     """The server aggregates whenever this number of uploads has arrived; None: see ``period``."""
     period: float | None = None

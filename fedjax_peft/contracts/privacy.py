@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.upload import Stages
 
 
 class Federation(NamedTuple):
@@ -69,12 +70,22 @@ class Privacy(NamedTuple):
     trusted."""
 
 
+class Wrapped(NamedTuple):
+    """An algorithm, and what a run does to its uploads."""
+
+    algorithm: Algorithm
+    stages: Stages = Stages()
+    """What happens to uploads between the local work and the sum, beside what the algorithm and
+    the upload transforms say."""
+
+
 class Attack(NamedTuple):
     """What hostile clients do: a wrapper of any algorithm."""
 
     name: str
-    apply: Callable[[Algorithm, Federation], Algorithm]
-    """Returns the algorithm under attack. Raises InputError with the reason if it does not fit."""
+    apply: Callable[[Algorithm, Federation], Wrapped]
+    """Returns the algorithm under attack, and what hostile clients do to their uploads. Raises
+    InputError with the reason if it does not fit."""
     hostile: Callable[[int], tuple[int, ...]]
     """The number of clients in the federation -> the numbers of its hostile clients, ascending."""
     triggered: Callable[[Any], Any] | None = None

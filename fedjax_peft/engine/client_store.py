@@ -14,14 +14,10 @@ A process that is killed in the middle of a write damages only slots that no che
 """
 
 import contextlib
-import json
-import os
-import tempfile
 import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
@@ -29,10 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.contracts import PyTree
-from fedjax_peft.engine.client_records import ClientRow, FileMedium, Medium, MemoryMedium, Packing
+from fedjax_peft.engine.client_records import ClientRow, Medium, Packing
 from fedjax_peft.numerics import tree
 from fedjax_peft.support.errors import InputError, nearest
-from fedjax_peft.support.files import replace_file
 
 __all__ = [
     "ClientPlace",
@@ -41,12 +36,7 @@ __all__ = [
     "check_place",
     "client_count",
     "client_rows",
-    "has_store",
-    "memory_store",
-    "open_store",
     "room_for",
-    "start_index",
-    "temporary_store",
 ]
 
 ClientPlace: TypeAlias = Literal["device", "host", "disk"]
@@ -67,7 +57,7 @@ class ClientStore:
     """Records in slots, and how many entries of all versions refer to each slot."""
 
     def __init__(self, packing: Packing, clients: int, medium: Medium):
-        """Makes an empty store; see :func:`memory_store` and the functions after it.
+        """Makes an empty store; see :mod:`fedjax_peft.engine.store_files`.
 
         Args:
           packing: the leaves of a client.
@@ -405,93 +395,6 @@ def _positions(clients: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def _merged(rows: ClientRow, newer: ClientRow, source: jax.Array) -> ClientRow:
     """Returns rows ``[slots, ...]``, taken from ``newer`` where ``source`` is not -1."""
     return tree.where(source >= 0, tree.take(newer, jnp.maximum(source, 0)), rows)
-
-
-def memory_store(row: ClientRow, clients: int) -> ClientStore:
-    """Returns an empty store in host memory for rows of this structure and these shapes."""
-    packing = Packing(row)
-    return ClientStore(packing, clients, MemoryMedium(packing.nbytes))
-
-
-def temporary_store(row: ClientRow, clients: int) -> ClientStore:
-    """Returns an empty store in a file that disappears with the process, even if it is killed.
-
-    The file is in the directory for temporary files (the environment variable ``TMPDIR``).
-    """
-    packing = Packing(row)
-    with tempfile.TemporaryFile() as file:
-        descriptor = os.dup(file.fileno())
-    name = f"a temporary file in {tempfile.gettempdir()}"
-    return ClientStore(packing, clients, FileMedium(descriptor, name, packing.nbytes))
-
-
-def start_index(clients: int) -> dict[str, np.ndarray]:
-    """Returns an index in which all clients have slot 0, the start of a run directory's store."""
-    return {"slot": np.zeros(clients, np.int32), "checksum": np.zeros(clients, np.uint32)}
-
-
-_RECORDS, _FORMAT = "records.bin", "format.json"
-
-
-def open_store(
-    directory: Path, row: ClientRow, clients: int, mode: Literal["new", "resume", "read"]
-) -> ClientStore:
-    """Returns the store of a run directory.
-
-    Args:
-      directory: for the records and a description of their format.
-      row: the structure and the shapes of one client. To ``read``, its last leaves may be missing.
-      clients: the number of clients.
-      mode: ``new`` removes all records; ``resume`` goes on from a checkpoint; ``read`` never
-        writes.
-
-    Raises:
-      InputError: the records are of another model or other clients, or cannot be opened.
-    """
-    path, packing = directory / _RECORDS, Packing(row)
-    facts = _facts(packing, clients)
-    try:
-        if mode == "new":
-            directory.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-            replace_file(directory / _FORMAT, (json.dumps(facts, indent=1) + "\n").encode())
-        else:
-            found = json.loads((directory / _FORMAT).read_text())
-            _check_facts(path, found, facts)
-            packing = Packing(row, found["record_bytes"])
-            flags = os.O_RDONLY if mode == "read" else os.O_RDWR
-            descriptor = os.open(path, flags | os.O_CLOEXEC)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"The clients' state in {directory} cannot be opened: {reason}.") from None
-    return ClientStore(packing, clients, FileMedium(descriptor, str(path), packing.nbytes))
-
-
-def has_store(directory: Path) -> bool:
-    """Returns whether a directory holds records of clients."""
-    return (directory / _FORMAT).exists()
-
-
-def _facts(packing: Packing, clients: int) -> dict[str, Any]:
-    leaves = zip(packing.names, packing.shapes, packing.dtypes, strict=True)
-    return {
-        "format": 1,
-        "clients": clients,
-        "record_bytes": packing.nbytes,
-        "leaves": [[name, list(shape), str(dtype)] for name, shape, dtype in leaves],
-    }
-
-
-def _check_facts(path: Path, found: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Raises InputError if records do not begin with these leaves, or are of other clients."""
-    leaves = found["leaves"][: len(facts["leaves"])]
-    if (found["format"], found["clients"], leaves) != (1, facts["clients"], facts["leaves"]):
-        raise InputError(
-            f"The records in {path} are of another model, another algorithm or other clients, so"
-            " this run cannot use them."
-        )
 
 
 def client_rows(client_state: PyTree, client: int) -> PyTree:

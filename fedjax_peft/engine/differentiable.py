@@ -29,19 +29,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.contracts import (
-    Aggregated,
     Algorithm,
     Integers,
     Params,
     PyTree,
-    RoundContext,
-    Total,
 )
+from fedjax_peft.engine.initial import initial_state
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Setup
-from fedjax_peft.engine.round import Loop, RoundResult, Work, at_work, build_round, distance
-from fedjax_peft.engine.session import Session, initial_state
+from fedjax_peft.engine.round import RoundResult
+from fedjax_peft.engine.session import Session
+from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import RoundInfo, State
+from fedjax_peft.engine.with_derivative import (
+    differentiable_round,
+    loop_with_derivative,
+    measured_apart,
+)
 from fedjax_peft.numerics import summation
 from fedjax_peft.numerics.hyperparameters import as_arrays
 from fedjax_peft.numerics.random import stream
@@ -66,7 +69,7 @@ class Rounds:
         """Prepares the rounds; the arguments are those of :func:`rounds`."""
         self._session, self._n, self._seed = session, n, seed
         self._key = stream(seed, "clients")
-        self._loop = partial(_loop, checkpoint=checkpoint)
+        self._loop = partial(loop_with_derivative, checkpoint=checkpoint)
         self._checkpoint = jax.checkpoint if checkpoint else (lambda f, **_: f)
         self._first = self.plans()
 
@@ -167,9 +170,9 @@ class Rounds:
 
         def one(state: State, at: tuple) -> tuple[State, RoundResult]:
             plan, index, weight = at
-            made = _measured_apart(setup.made(state.values), "training", weight is None)
+            made = measured_apart(setup.made(state.values), "training", weight is None)
             plan = plan if weight is None else plan._replace(weight=weight)
-            result = _round(made, padded, self._loop, self._session.columns)(
+            result = differentiable_round(made, padded, self._loop, self._session.columns)(
                 state, plan, self._key, index
             )
             return result.state, result._replace(state=())  # type: ignore[arg-type]
@@ -303,13 +306,13 @@ def loss(
     evaluator = session.evaluator(data.columns, members, batch_size, personal=personal)
     plan, moving = evaluator.plan, {**session.leaves[0], **session.leaves[1]}
     columns = {name: jnp.asarray(x) for name, x in evaluator.columns.items()}
-    loop = partial(_loop, checkpoint=checkpoint)
+    loop = partial(loop_with_derivative, checkpoint=checkpoint)
     key = stream(0, "clients")  # of no effect: an evaluation has no random numbers
 
     def mean(state: State, leaves: Params | None = None) -> jax.Array:
         setup = _replaced(evaluator.setup, leaves or {}, moving).made(state.values)
-        made = _measured_apart(setup, evaluator.work, True)
-        measure = _round(made, evaluator.padded, loop, columns)
+        made = measured_apart(setup, evaluator.work, True)
+        measure = differentiable_round(made, evaluator.padded, loop, columns)
         result = measure(state.on_device(), jax.tree.map(jnp.asarray, plan), key, jnp.int32(0))
         metrics = result.predictions["metrics"]
         if metric not in metrics:
@@ -347,84 +350,6 @@ def directional(
         return (ends[0] - ends[1]) / (2 * h)
 
     return (4 * difference(step / 2) - difference(step)) / 3
-
-
-def _loop(
-    steps: jax.Array,
-    body: Callable[[jax.Array, Any], Any],
-    start: Any,
-    *,
-    capacity: int,
-    checkpoint: bool,
-) -> Any:
-    """Returns the carry after ``steps`` of ``capacity`` time steps, by a loop with a derivative."""
-
-    def step(carry: Any, t: jax.Array) -> tuple[Any, None]:
-        return jax.lax.cond(t < steps, body, lambda t, carry: carry, t, carry), None
-
-    one = jax.checkpoint(step, prevent_cse=False) if checkpoint else step
-    return jax.lax.scan(one, start, jnp.arange(capacity))[0]
-
-
-def _round(
-    setup: Setup, padded: tuple[int, ...], loop: Callable[..., Any], columns: Mapping[str, Any]
-) -> Callable[..., RoundResult]:
-    """Returns (state, plan, key, round) -> result of the round, with a loop of fixed length."""
-
-    def run(state: State, plan: Plan, key: jax.Array, index: jax.Array) -> RoundResult:
-        fixed_length: Loop = partial(loop, capacity=plan.slot.shape[0])
-        made = build_round(
-            setup.algorithm,
-            setup.apply,
-            setup.task,
-            setup.clients,
-            partial(setup.layout.split_lanes, splits=setup.splits),
-            None,
-            padded,
-            setup.total_clients,
-            setup.dtype,
-            setup.sampling_probability,
-            setup.transform,
-            split_rows=setup.layout.split_rows,
-            loop=fixed_length,
-        )
-        weights = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
-        return made(*weights, state, plan, key, index)
-
-    return run
-
-
-def _measured_apart(setup: Setup, work: Work, own_weights: bool) -> Setup:
-    """Returns the setup for this work, with measurements that have no derivative.
-
-    The norm of a change has an infinite derivative at 0, and 0 times infinity is not 0.
-
-    Args:
-      setup: the setup.
-      work: what the clients do.
-      own_weights: whether the algorithm weights the clients; else the plan's weights are used.
-    """
-    algorithm = setup.algorithm
-    aggregator = algorithm.aggregator.unmeasured or algorithm.aggregator
-    finish, norm = aggregator.finish, algorithm.server.update_norm or partial(distance, algorithm)
-
-    def finished(
-        total: Total, template: PyTree, context: RoundContext, state: PyTree
-    ) -> Aggregated:
-        result = finish(total, template, context, state)
-        return result._replace(metrics=jax.lax.stop_gradient(result.metrics))
-
-    algorithm = algorithm._replace(
-        aggregator=aggregator._replace(finish=finished),
-        server=algorithm.server._replace(
-            update_norm=lambda *arguments: norm(*jax.lax.stop_gradient(arguments)), measure=None
-        ),
-        weights=algorithm.weights if own_weights else "size",
-    )
-    training = work == "training"
-    return setup._replace(
-        algorithm=at_work(algorithm, work), transform=setup.transform if training else None
-    )
 
 
 def _replaced(setup: Setup, leaves: Params, moving: Mapping[str, Any]) -> Setup:

@@ -13,9 +13,10 @@ from fedjax_peft.contracts import Task
 from fedjax_peft.engine.distributed import agree
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, no_larger, window
-from fedjax_peft.engine.program import Program, Setup
-from fedjax_peft.engine.round import Work
+from fedjax_peft.engine.program import Program
+from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
+from fedjax_peft.engine.work import Work
 
 __all__ = ["Evaluator", "Examples", "Measured", "figures", "joined", "repeated"]
 
@@ -87,38 +88,47 @@ class _Shapes(NamedTuple):
         }
 
 
+class Examined(NamedTuple):
+    """What is evaluated on which examples."""
+
+    columns: Mapping[str, np.ndarray]
+    """The examples."""
+    members: Sequence[tuple[int, np.ndarray]]
+    """(client id, its examples); an id may occur more than once."""
+    batch_size: int
+    """Examples in a step; reduced if no member has so many examples."""
+    tokens: Lengths | None = None
+    """The lengths of texts; texts of similar length share a batch."""
+
+
 class Evaluator:
     """Metrics of clients' models on given examples; the global model is a client like any other."""
 
     def __init__(
         self,
         setup: Setup,
-        columns: Mapping[str, np.ndarray],
+        examined: Examined,
         *,
-        members: Sequence[tuple[int, np.ndarray]],
-        batch_size: int,
         work: Work,
-        tokens: Lengths | None = None,
         make: Callable[..., Any] = Program,
-        like: "Evaluator | None" = None,
+        template: "Evaluator | None" = None,
         room: int | None = None,
     ):
         """Plans the evaluation; nothing is compiled yet.
 
         Args:
           setup: the model and the task.
-          columns: the examples.
-          members: (client id, its examples); an id may occur more than once.
-          batch_size: examples in a step; reduced if no member has so many examples.
+          examined: the models and the examples.
           work: ``personal`` evaluates the model of each member's client, ``global`` the global
             model, ``local`` the models before an aggregation.
-          tokens: the lengths of texts; texts of similar length share a batch.
           make: makes the program, as :class:`fedjax_peft.engine.program.Program` does.
-          like: another evaluator of global or of personal models. If the examples fit into the
+          template: another evaluator of global or of personal models. If the examples fit into the
             shapes of its program, they take these shapes, and nothing is compiled a second time.
           room: the largest number of members in a part, if a single step has no more.
         """
-        shapes = like._shapes if like is not None and like._shapes.fit(columns, tokens) else None
+        columns, members, batch_size, tokens = examined
+        known = None if template is None else template._shapes
+        shapes = known if known is not None and known.fit(columns, tokens) else None
         if shapes is None:
             batch_size = no_larger(batch_size, max((len(rows) for _, rows in members), default=0))
             tokens = None if tokens is None else tokens.fitted(1)

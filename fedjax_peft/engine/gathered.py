@@ -7,10 +7,12 @@ from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import OuterProgram, Setup
-from fedjax_peft.engine.round import RoundResult, Work
+from fedjax_peft.engine.program import OuterProgram
+from fedjax_peft.engine.round import RoundResult
+from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.uploads import TransformState
+from fedjax_peft.engine.work import Work
 
 __all__ = ["GatheredProgram", "gathering", "split_memory", "with_rows"]
 

@@ -5,32 +5,17 @@ A version is what a client that fetched it starts from. The history holds severa
 present version into its place.
 """
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.contracts import PyTree, ServerUpdate, Transform
+from fedjax_peft.contracts import PyTree, ServerUpdate, Source, Transform
 from fedjax_peft.engine.plan import Fetched
 from fedjax_peft.engine.uploads import TransformState, receive
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import server_key, stream
 
-__all__ = ["Source", "fetched_by", "grown", "places_of", "remember", "start_history"]
-
-
-class Source(NamedTuple):
-    """What a client starts from."""
-
-    broadcast: PyTree
-    """What the client received."""
-    template: PyTree
-    """The upload of a client that learned nothing."""
-    round_index: jax.Array
-    """The round that gives the client's random numbers, int32."""
-    staleness: Any = 0
-    """How often the server has been updated since the client fetched, int32."""
+__all__ = ["fetched_by", "grown", "places_of", "remember", "start_history"]
 
 
 def start_history(

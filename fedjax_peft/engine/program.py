@@ -5,89 +5,22 @@ It is compiled once and kept for later sessions; a call donates the state's arra
 
 import time
 from collections.abc import Callable, Hashable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_peft.contracts import (
-    Algorithm,
-    ApplyFn,
-    Diagnosis,
-    Key,
-    Params,
-    Probe,
-    Splits,
-    Task,
-    Transform,
-)
+from fedjax_peft.contracts import Key
 from fedjax_peft.engine.compilation import programs
-from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.places import state_shardings
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.round import RoundResult, Work, at_work, build_round
+from fedjax_peft.engine.round import RoundOptions, RoundResult, build_round
+from fedjax_peft.engine.setup import Setup, place_constants
 from fedjax_peft.engine.state import State
-from fedjax_peft.numerics.hyperparameters import Maker, Values
+from fedjax_peft.engine.work import Work, at_work
 from fedjax_peft.numerics.random import stream
 
-__all__ = ["OuterProgram", "Program", "Setup", "place_constants"]
-
-
-class Setup(NamedTuple):
-    """The inputs that training and evaluation share."""
-
-    algorithm: Algorithm
-    apply: ApplyFn
-    task: Task
-    frozen: Params
-    fixed: Params
-    """Trainable leaves that an algorithm never changes."""
-    clients: int
-    """The number of clients in the federation."""
-    layout: Layout = Layout()
-    """The devices, and where everything lives on them."""
-    splits: Splits = ()
-    """The axes on which several devices share the frozen leaves."""
-    rank_mask: Params | None = None
-    """For each leaf, the entries that each client has, bool ``[clients, ...]``; by default all."""
-    diagnosis: Diagnosis | None = None
-    """Additional measurements of the global model in every round."""
-    probe: Probe | None = None
-    """Additional measurements on test examples, next to the task's metrics."""
-    total_clients: int | None = None
-    """The number of clients that have something to send; by default all clients."""
-    dtype: Any = np.float32
-    """The dtype in which ``apply`` computes."""
-    sampling_probability: float = 1.0
-    """The share of all clients that a round samples, on average."""
-    transform: Transform | None = None
-    """The upload transform in training."""
-    maker: Maker | None = None
-    """Makes ``algorithm`` and ``transform`` from the run-time values of a state; None if there are
-    no run-time values."""
-
-    def made(self, values: Values) -> "Setup":
-        """Returns the setup with the algorithm and the transform for these run-time values."""
-        if self.maker is None or not values:
-            return self
-        return self._replace(
-            algorithm=self.maker.algorithm(values), transform=self.maker.transform(values)
-        )
-
-
-def place_constants(setup: Setup, columns: Mapping[str, Any]) -> tuple[Params, ...]:
-    """Returns the inputs of a program that do not change, on the devices.
-
-    These are the frozen leaves, the fixed leaves, the rank masks and the columns.
-    """
-    layout = setup.layout
-    return (
-        layout.put_frozen(setup.frozen, setup.splits),
-        layout.put(setup.fixed),
-        layout.put_clients(setup.rank_mask or {}),
-        layout.put_columns(dict(columns)),
-    )
+__all__ = ["OuterProgram", "Program"]
 
 
 class Program:
@@ -148,7 +81,8 @@ class Program:
 
     def use(self, columns: Mapping[str, Any]) -> None:
         """Replaces the examples, by others of the same shapes once the program is compiled."""
-        self._inputs = (*self._inputs[:-1], self._setup.layout.put_columns(dict(columns)))
+        placed = self._setup.layout.put_columns(dict(columns))
+        self._inputs = self._inputs._replace(columns=placed)
 
     def known(self, state: State, plan: Plan) -> bool:
         """Returns whether a call with arguments of these shapes needs no compilation."""
@@ -169,8 +103,9 @@ class Program:
         s = self._setup
         training = self._work == "training"
         # With run-time values, the program depends on the functions of the values alone.
-        made: tuple = (s.algorithm, s.transform) if s.maker is None else tuple(s.maker)
-        context = (s.total_clients, s.sampling_probability, made[1])
+        own = (s.algorithm, s.transform, s.stages)
+        made: tuple = own if s.maker is None else tuple(s.maker)
+        context = (s.total_clients, s.sampling_probability, made[1:])
         who = (s.clients, context if training else None)
         static = (made[0], s.task, *who, s.layout, s.splits, s.diagnosis, s.probe, s.dtype)
         leaves, structure = jax.tree.flatten(arguments)
@@ -203,28 +138,13 @@ class Program:
 
     def _round(self) -> Callable[..., RoundResult]:
         """Returns the function that is compiled; a program that measures returns no state."""
-        setup, across = self._setup, self._across()
-        training = self._work == "training"
+        setup, options = self._setup, RoundOptions(self._padded, self._gathered, self._across())
         measures = self._work in ("personal", "global", "local")
 
         def round_(*arguments: Any) -> RoundResult:
-            made = setup.made(arguments[4].values)
-            result = build_round(
-                at_work(made.algorithm, self._work, setup.probe),
-                setup.layout.forward(setup.apply, setup.splits),
-                setup.task,
-                setup.clients,
-                partial(setup.layout.split_lanes, splits=setup.splits),
-                setup.diagnosis if training else None,
-                self._padded,
-                setup.total_clients,
-                setup.dtype,
-                setup.sampling_probability,
-                made.transform if training else None,
-                across,
-                setup.layout.split_rows,
-                self._gathered,
-            )(*arguments)
+            made = at_work(setup.made(arguments[4].values), self._work)
+            apply = setup.layout.forward(setup.apply, setup.splits)
+            result = build_round(made._replace(apply=apply), options)(*arguments)
             nothing: Any = ()
             return result._replace(state=nothing) if measures else result
 

@@ -16,9 +16,11 @@ import numpy as np
 
 from fedjax_peft.engine.places import place_state
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Program, Setup
-from fedjax_peft.engine.round import RoundResult, Work
+from fedjax_peft.engine.program import Program
+from fedjax_peft.engine.round import RoundResult
+from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
+from fedjax_peft.engine.work import Work
 
 __all__ = ["AXIS", "Replicas"]
 

@@ -117,6 +117,19 @@ class Schedule(NamedTuple):
             return self
         return self._replace(tokens=self.tokens.fitted(lanes * self.room))
 
+    def of_everyone(self, epochs: int, slots: int) -> "Schedule":
+        """Returns the schedule in which all clients train, ``slots`` of them in each plan."""
+        return self._replace(
+            per_round=len(self.indices),
+            slots=slots,
+            epochs=epochs,
+            local_steps=None,
+            sampling="all",
+            failure_rate=0.0,
+            timelines=None,
+            all_send=False,
+        )
+
     @property
     def padded(self) -> tuple[int, ...]:
         """The padded lengths of a plan's steps; empty if the examples are not texts."""

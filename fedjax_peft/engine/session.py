@@ -1,8 +1,7 @@
 """A session: one algorithm on one federation. It is prepared once and run round by round."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,50 +9,31 @@ import numpy as np
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.engine.client_records import ClientRow
-from fedjax_peft.engine.client_store import (
-    ClientPlace,
-    ClientStore,
-    StoredClients,
-    check_place,
-    memory_store,
-    room_for,
-    temporary_store,
-)
+from fedjax_peft.engine.client_store import ClientPlace, ClientStore, StoredClients, room_for
+from fedjax_peft.engine.computation import Computation
 from fedjax_peft.engine.distributed import whole
-from fedjax_peft.engine.evaluator import Evaluator, Examples, figures, joined
-from fedjax_peft.engine.gathered import gathering, split_memory, with_rows
+from fedjax_peft.engine.evaluator import Evaluator, Examined, Examples, figures, joined
+from fedjax_peft.engine.gathered import gathering
 from fedjax_peft.engine.history import grown, places_of, start_history
+from fedjax_peft.engine.initial import check_shapes, initial_state, without_clients
 from fedjax_peft.engine.lanes import Lanes, choose_lanes
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.places import map_client_rows, place_state
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import Program, Setup, place_constants
-from fedjax_peft.engine.reference import ReferenceProgram
-from fedjax_peft.engine.round import Work
+from fedjax_peft.engine.planner import Planner
 from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.setup import Setup, place_constants
 from fedjax_peft.engine.state import RoundInfo, State
-from fedjax_peft.engine.streaming import ExamplesPlace, check_examples_place, streaming
-from fedjax_peft.engine.uploads import start_transform
-from fedjax_peft.numerics import summation, tree
+from fedjax_peft.engine.store_files import memory_store, temporary_store
+from fedjax_peft.engine.streaming import ExamplesPlace, streaming
+from fedjax_peft.engine.work import Work, check_local_models
+from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import Values, as_arrays
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["ENGINES", "Engine", "Session", "initial_state"]
+__all__ = ["Session"]
 
-Engine: TypeAlias = Literal["compiled", "reference"]
-"""``compiled``: a round is one XLA program. ``reference``: a round is a Python loop over clients,
-one at a time and without jit; it is slow, but easy to read and to debug. The results of both are
-equal up to float32 rounding."""
-ENGINES: dict[str, Any] = {"compiled": Program, "reference": ReferenceProgram}
-
-
-class _Capacity(NamedTuple):
-    """The common size of all plans of one seed."""
-
-    rounds: int
-    """The plans of rounds 1 to ``rounds`` fit."""
-    schedule: Schedule
-    time_steps: int
+_PLAIN = Computation()
 
 
 class Session:
@@ -75,13 +55,9 @@ class Session:
         leaves: tuple[Params, Params],
         schedule: Schedule,
         columns: Mapping[str, Any],
+        computation: Computation = _PLAIN,
         *,
-        lanes: Lanes = "auto",
-        rounds: int = 100,
-        engine: Engine | Callable[..., Any] = "compiled",
         values: Values | None = None,
-        client_state: ClientPlace = "device",
-        examples: ExamplesPlace = "device",
         salt: Callable[[Values], np.ndarray] | None = None,
     ):
         """Prepares the rounds; the program is compiled when the first round runs.
@@ -91,73 +67,44 @@ class Session:
           leaves: the initial shared leaves, and the initial private leaves of every client.
           schedule: the clients of each round; its seed is replaced by the state's seed.
           columns: the columns of the training data.
-          lanes: the number of clients that run side by side.
-          rounds: plans have room for the largest cohort of this many rounds. A later round that
-            needs more room is compiled again.
-          engine: see :data:`Engine`; or a function that makes programs in the place of
-            :class:`fedjax_peft.engine.program.Program`, with the same arguments.
+          computation: how the rounds are computed.
           values: the run-time values of the states that :meth:`init` returns.
-          client_state: where the state of all clients is between rounds.
-          examples: where ``columns`` are.
           salt: run-time values -> ``State.salt``; None: there is no noise to tell apart.
 
         Raises:
           InputError: an unknown engine or place, lanes that do not fit the devices, or leaves that
             the aggregator or the server cannot combine.
         """
-        check_place(client_state)
-        check_examples_place(examples)
-        if not callable(engine) and engine not in ENGINES:
-            raise InputError(f"There is no engine {engine!r}. {nearest(str(engine), ENGINES)}")
-        layout = setup.layout
-        if lanes != "auto":
-            layout.check_lanes(lanes)
-        on_device = examples == "device"
+        computation.check(setup.layout)
+        on_device = computation.examples == "device"
         frozen, fixed, rank_mask, placed = place_constants(setup, columns if on_device else {})
         self.columns: Mapping[str, Any] = placed if on_device else columns
         self.setup = setup._replace(frozen=frozen, fixed=fixed, rank_mask=rank_mask)
         self._given_columns, self._leaves, self._schedule = columns, leaves, schedule
-        self._wanted_lanes, self._rounds = lanes, rounds
-        self._make = self._make_plain = engine if callable(engine) else ENGINES[engine]
-        self.client_place: ClientPlace = client_state
-        self.examples_place: ExamplesPlace = examples
-        self._store: ClientStore | None = None
+        self._wanted_lanes, self._rounds = computation.lanes, computation.rounds
+        self._make = self._make_plain = computation.make
+        self.client_place: ClientPlace = computation.client_state
+        self.examples_place: ExamplesPlace = computation.examples
         self._values, self._salt = dict(values or {}), salt
         self._lanes: int | None = None
-        self._capacities: dict[int, _Capacity] = {}
+        self._planner = Planner(schedule, self._rounds, setup.layout, self.lanes)
         self._programs: dict[Any, Any] = {}
-        self._plans: dict[tuple, Plan] = {}
         self._evaluators: dict[tuple, tuple[Examples, Evaluator]] = {}
-        self._train_with = self._make_plain
-        _check_shapes(self.setup, leaves[0])
-        if not on_device:
-            self._stream(engine)
-        if client_state != "device":
-            self._keep_outside(client_state, engine)
+        self._train_with: Callable[..., Any]
+        self._train_with = self._make if on_device else streaming(self._make)
+        check_shapes(self.setup, leaves[0])
+        self._store = self._store_in(computation.client_state)
+        if self._store is not None:
+            self._make, self._train_with = gathering(self._make), gathering(self._train_with)
 
-    def _stream(self, engine: Any) -> None:
-        """Makes round programs that get the examples of each round."""
-        if callable(engine):
-            raise InputError(
-                "Runs side by side share examples on the device: examples = 'host' does not work"
-                " with them."
-            )
-        self._train_with = streaming(self._make_plain)
-
-    def _keep_outside(self, place: ClientPlace, engine: Any) -> None:
-        """Makes the store of what the clients keep; there is none if they keep nothing."""
-        if callable(engine) or jax.process_count() > 1:
-            what = "Runs side by side" if callable(engine) else "Several processes"
-            raise InputError(
-                f"{what} keep the clients' state on the device: client_state = {place!r} does not"
-                " work with them."
-            )
+    def _store_in(self, place: ClientPlace) -> ClientStore | None:
+        """Returns the store of what the clients keep; None on the device, or if it is nothing."""
+        if place == "device":
+            return None
         row = jax.eval_shape(lambda: self._start({})[1])
-        if jax.tree.leaves(row):
-            made = memory_store if place == "host" else temporary_store
-            self._store = made(row, self.setup.clients)
-            self._make = gathering(self._make_plain)
-            self._train_with = gathering(self._train_with)
+        if not jax.tree.leaves(row):
+            return None
+        return (memory_store if place == "host" else temporary_store)(row, self.setup.clients)
 
     @property
     def personal(self) -> bool:
@@ -226,7 +173,7 @@ class Session:
 
     def _start(self, values: Values) -> tuple[State, ClientRow]:
         """Returns the state before the first round without clients, and what one client keeps."""
-        return _without_clients(self.setup.made(values), self._leaves)
+        return without_clients(self.setup.made(values), self._leaves)
 
     def step(self, state: State, plan: Plan | None = None) -> tuple[State, RoundInfo]:
         """Runs the next round; returns the state after it and information about the round.
@@ -241,36 +188,25 @@ class Session:
         Raises:
           InputError: the state was consumed by an earlier step.
         """
-        _check_alive(state)
+        state.check_alive()
         round_index, seed = int(state.round_index) + 1, int(state.seed)
         if plan is None:
             plan = self.plan(round_index, seed)
         if not self._runs(plan):  # nobody takes part, and nothing changes
-            slots = len(plan.client)
-            everyone, zeros = jnp.ones(slots, bool), jnp.zeros(slots, jnp.float32)
-            info = RoundInfo(round_index, plan, {}, everyone, zeros, {}, {})
-            return state._replace(round_index=round_index), info
+            return state._replace(round_index=round_index), RoundInfo.of_nobody(round_index, plan)
         state = state._replace(history=grown(state.history, plan.fetched))
         places = places_of(state.history)
         result = self.program(plan, seed, places=places)(state, plan, round_index)
         self._prefetch(result.state.client_state, round_index + 1, seed)
-        info = RoundInfo(
-            round_index,
-            plan,
-            result.sums,
-            result.finite,
-            result.norms,
-            result.sent_leaves,
-            result.aggregation,
-            result.shares,
-        )
+        measured = {name: getattr(result, name) for name in RoundInfo._fields[2:]}
+        info = RoundInfo(round_index, plan, **measured)
         return result.state._replace(round_index=round_index, seed=seed), info
 
     def _prefetch(self, clients: Any, round_index: int, seed: int) -> None:
         """Begins to read what the clients of the next round keep, while the device computes."""
         if not isinstance(clients, StoredClients) or self._schedule.intermittent:
             return  # the next cohort depends on who will be available
-        if round_index <= self._capacity(seed, 1).rounds:
+        if round_index <= self._planner.capacity(seed).rounds:
             clients.prefetch(self.plan(round_index, seed).client, self.setup.layout.put_clients)
 
     def evaluate(
@@ -293,7 +229,7 @@ class Session:
             given, personal models are evaluated even when there is a global model.
           batch_size: examples in a step.
         """
-        _check_alive(state)
+        state.check_alive()
         personal = clients is not None or self.personal
         rows = np.arange(len(data), dtype=np.int32)
         everyone = range(self.setup.clients)
@@ -320,7 +256,7 @@ class Session:
         *,
         personal: bool,
         cohort: np.ndarray | None = None,
-        like: Evaluator | None = None,
+        template: Evaluator | None = None,
     ) -> Evaluator:
         """Returns an :class:`Evaluator`; its docstring explains the arguments.
 
@@ -335,15 +271,13 @@ class Session:
         if cohort is not None:
             masks, work = tree.take(setup.rank_mask or {}, cohort), "local"
             setup = setup._replace(rank_mask=masks, clients=len(cohort))
+        lengths = None if tokens is None else Lengths.of(columns, tokens.most)
         return Evaluator(
             setup,
-            self.columns if known else columns,
-            members=members,
-            batch_size=batch_size,
+            Examined(self.columns if known else columns, members, batch_size, lengths),
             work=work,
-            tokens=None if tokens is None else Lengths.of(columns, tokens.most),
             make=self._make if cohort is None else self._make_plain,
-            like=like,
+            template=template,
             room=None if cohort is not None else self._room,
         )
 
@@ -369,16 +303,7 @@ class Session:
         clients, lanes = self.setup.clients, self.lanes(seed)
         room = self._room
         together = clients if room is None else self.setup.layout.rows(min(clients, room))
-        everyone = self._capacity(seed, 1).schedule._replace(
-            per_round=clients,
-            slots=together,
-            epochs=tuning.epochs,
-            local_steps=None,
-            sampling="all",
-            failure_rate=0.0,
-            timelines=None,
-            all_send=False,
-        )
+        everyone = self._planner.capacity(seed).schedule.of_everyone(tuning.epochs, together)
         program = self._train_with(self.setup, self.columns, work="tuning", padded=everyone.padded)
         size, tuned = everyone.time_steps_of_part(lanes), state.copy()
         for first in range(0, clients, together):
@@ -401,18 +326,8 @@ class Session:
         Raises:
           InputError: the algorithm does not say which model an upload describes.
         """
-        _check_alive(state)
-        rules = self.setup.algorithm
-        forms = [
-            jax.eval_shape(form, state.server)
-            for form in (rules.server.broadcast, rules.server.unchanged)
-        ]
-        if rules.local_model is None and forms[0] != forms[1]:
-            raise InputError(
-                f"The uploads of {rules.name!r} have another form than its broadcast. So they do"
-                " not say which model a client has before the aggregation. Give the algorithm a"
-                " local_model."
-            )
+        state.check_alive()
+        check_local_models(self.setup.algorithm, state.server)
         program = self.program(plan, int(state.seed), "uploads", places_of(state.history))
         result = program(state, plan, int(state.round_index) + 1)
         own = result.state.client_state
@@ -441,25 +356,15 @@ class Session:
           limits: client id -> the largest number of its local steps; by default all its work.
           among: the clients that are available; by default all.
         """
-        capacity = self._capacity(seed, round_index)
-        rest = (tuple(sorted((limits or {}).items())), None if among is None else among.tobytes())
-        key = (round_index, seed, tuple(sorted(without)), *rest, capacity.rounds)
-        if key not in self._plans:
-            lanes = self.lanes(seed)
-            size = (lanes, capacity.time_steps)
-            schedule = capacity.schedule._replace(among=among)
-            made = schedule.plan(round_index, *size, without, limits)
-            last = list(self._plans.items())[-1:]
-            self._plans = {**dict(last), key: made}
-        return self._plans[key]
+        return self._planner.plan(round_index, seed, without, limits, among)
 
     def schedule(self, seed: int = 0) -> Schedule:
         """Returns the schedule of the clients for a seed."""
-        return self._schedule._replace(seed=int(seed))
+        return self._planner.schedule(seed)
 
     def padding_share(self, plan: Plan, seed: int = 0) -> float | None:
         """Returns the share of padding in a plan's tokens; None if the examples are not texts."""
-        return self._capacity(int(seed), 1).schedule.padding_share(plan)
+        return self._planner.capacity(int(seed)).schedule.padding_share(plan)
 
     def lanes(self, seed: int = 0) -> int:
         """Returns the number of clients that run side by side; chosen at the first call."""
@@ -530,71 +435,8 @@ class Session:
 
     def padded(self, seed: int = 0) -> tuple[int, ...]:
         """Returns the padded lengths of the plans of a seed; empty if there are no tokens."""
-        return self._capacity(seed, 1).schedule.padded
+        return self._planner.capacity(seed).schedule.padded
 
     def _runs(self, plan: Plan) -> bool:
         """Returns whether a round with this plan changes anything."""
         return bool(plan.client_steps) or self.setup.algorithm.aggregator.every_round
-
-    def _capacity(self, seed: int, round_index: int) -> _Capacity:
-        """Returns the size of a seed's plans, large enough for the given round."""
-        known = self._capacities.get(seed)
-        if known is None or round_index > known.rounds:
-            rounds = self._rounds if known is None else known.rounds
-            while rounds < round_index:
-                rounds *= 2
-            lanes = self.lanes(seed)
-            schedule = self._schedule._replace(seed=seed).for_rounds(rounds).for_lanes(lanes)
-            schedule = schedule._replace(slots=self.setup.layout.rows(schedule.capacity))
-            known = _Capacity(rounds, schedule, schedule.time_steps(rounds, lanes))
-            self._capacities[seed] = known
-        return known
-
-
-def initial_state(
-    setup: Setup, leaves: tuple[Params, Params], values: Mapping[str, jax.Array]
-) -> State:
-    """Returns the state before the first round, without the host's integers; a pure function.
-
-    Args:
-      setup: made for the values (:meth:`fedjax_peft.engine.program.Setup.made`).
-      leaves: the initial shared leaves, and the initial private leaves of every client.
-      values: the run-time values.
-    """
-    state, row = _without_clients(setup, leaves)
-    repeat = partial(setup.layout.repeat_for_clients, clients=setup.clients)
-    return with_rows(state, ClientRow(*map(repeat, row)))._replace(values=values).on_device()
-
-
-def _without_clients(setup: Setup, leaves: tuple[Params, Params]) -> tuple[State, ClientRow]:
-    """Returns the state before the first round without clients, and what one client keeps."""
-    shared, private = leaves
-    # Copies, because a step consumes its state, but the model's arrays must stay valid.
-    server = jax.tree.map(jnp.copy, setup.algorithm.server.init(shared))
-    template = setup.algorithm.server.unchanged(server)
-    aggregator = jax.tree.map(jnp.array, setup.algorithm.aggregator.init(template))
-    transform = start_transform(setup.transform, setup.algorithm, server)
-    state, memory = split_memory(State(server, (), aggregator, transform))
-    return state, ClientRow(setup.algorithm.init_client_state(shared, private), memory)
-
-
-def _check_shapes(setup: Setup, shared: Params) -> None:
-    """Raises InputError for leaves that the aggregator or the server cannot combine.
-
-    Only shapes are computed, so the error is raised before anything is written or compiled.
-    """
-    aggregator, rules = setup.algorithm.aggregator, setup.algorithm.server
-    server = jax.eval_shape(rules.init, shared)
-    jax.eval_shape(
-        lambda s, f: summation.empty(aggregator, rules.unchanged(s), f, 1), server, setup.fixed
-    )
-    jax.eval_shape(rules.merge_into_frozen, server, setup.frozen)
-
-
-def _check_alive(state: State) -> None:
-    """Raises InputError for a state whose arrays were consumed."""
-    if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
-        raise InputError(
-            "This state was consumed by an earlier step, which reused its memory. Go on from the"
-            " state that the step returned, or give state.copy() to the step."
-        )

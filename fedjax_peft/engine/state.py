@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_peft.contracts import PyTree
 from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.plan import Plan
+from fedjax_peft.support.errors import InputError
 
 __all__ = ["RoundInfo", "State"]
 
@@ -55,6 +56,14 @@ class State(NamedTuple):
         nothing: Any = ()
         return self._replace(round_index=nothing, seed=nothing)
 
+    def check_alive(self) -> None:
+        """Raises InputError if a step has consumed this state."""
+        if any(x.is_deleted() for x in jax.tree.leaves(self) if isinstance(x, jax.Array)):
+            raise InputError(
+                "This state was consumed by an earlier step, which reused its memory. Go on from"
+                " the state that the step returned, or give state.copy() to the step."
+            )
+
 
 class RoundInfo(NamedTuple):
     """The report of a round.
@@ -79,3 +88,11 @@ class RoundInfo(NamedTuple):
     scalars."""
     shares: dict[str, jax.Array] = {}  # noqa: RUF012
     """``Traffic.sent_shares`` of each client, float32 ``[slots]``."""
+
+    @classmethod
+    def of_nobody(cls, round_index: int, plan: Plan) -> "RoundInfo":
+        """Returns the report of a round in which nobody takes part."""
+        slots = len(plan.client)
+        return cls(
+            round_index, plan, {}, jnp.ones(slots, bool), jnp.zeros(slots, jnp.float32), {}, {}
+        )

@@ -11,9 +11,11 @@ import numpy as np
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.engine.plan import Plan
-from fedjax_peft.engine.program import OuterProgram, Setup
-from fedjax_peft.engine.round import RoundResult, Work
+from fedjax_peft.engine.program import OuterProgram
+from fedjax_peft.engine.round import RoundResult
+from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
+from fedjax_peft.engine.work import Work
 from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["ExamplesPlace", "StreamedProgram", "check_examples_place", "of_plan", "streaming"]

@@ -10,7 +10,7 @@ Where the transform changes what clients receive (``Transform.receive``), the up
 ``template`` plus what the client learned from what it received, before anything else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -21,16 +21,16 @@ from fedjax_peft.contracts import (
     Algorithm,
     ClientUpdate,
     Decoded,
-    Encoded,
     Key,
     Measurements,
-    Params,
     PyTree,
     RoundContext,
+    Stage,
     Transform,
+    Upload,
 )
 from fedjax_peft.numerics import tree
-from fedjax_peft.numerics.random import stream
+from fedjax_peft.numerics.random import stream, transform_key
 
 __all__ = [
     "TransformState",
@@ -106,11 +106,11 @@ def relative_to(
         return update
 
     def final(state: PyTree) -> tuple[PyTree, PyTree]:
-        upload, kept = update.final(state)
+        upload, client_state = update.final(state)
         moved = jax.tree.map(
             lambda t, u, r: (t + (u - r)).astype(t.dtype), template, upload, received
         )
-        return moved, kept
+        return moved, client_state
 
     return update._replace(final=final)
 
@@ -118,40 +118,37 @@ def relative_to(
 def encoder(
     transform: Transform,
     algorithm: Algorithm,
-    template: PyTree,
     received: PyTree,
     sent_leaves: Mapping[str, jax.Array],
-) -> Callable[[Params, PyTree, PyTree, Key], tuple[PyTree, Encoded]]:
-    """Returns the function (rank mask, upload, memory, key) -> (transformed upload, encoded).
-
-    The function handles one client.
+) -> Stage:
+    """Returns the stage that applies the client's part of a transform to an upload.
 
     Args:
       transform: the upload transform.
       algorithm: the federated algorithm.
-      template: the upload of a client that learned nothing.
       received: what the server broadcasts for the transform.
       sent_leaves: ``Traffic.sent_leaves`` of this round.
     """
-    start = algorithm.change_part(template)
 
-    def encode(
-        client_mask: Params, upload: PyTree, memory: PyTree, key: Key
-    ) -> tuple[PyTree, Encoded]:
-        learned = algorithm.change_part(upload)
+    def encode(upload: Upload) -> Upload:
+        client, memory = upload.client, upload.memory
+        # Checked before the transform, which could make an infinite upload finite.
+        finite = tree.all_finite(upload.value) & upload.finite
+        key = transform_key(client.key, client.source.round_index, client.number)
+        start, learned = map(algorithm.change_part, (client.source.template, upload.value))
         change = jax.tree.map(jnp.subtract, learned, start)
         zeros = jax.tree.map(jnp.zeros_like, change)
         seen = as_received(sent_leaves, change, zeros)
         known = memory
-        for masks in (sent_leaves, client_mask):
+        for masks in (sent_leaves, client.rank_mask):
             known = _of_sent(masks, change, known, jax.tree.map(jnp.zeros_like, known))
         encoded = transform.client(seen, known, received, key)
         made, kept = encoded.update, encoded.memory
-        for masks in (client_mask, sent_leaves):
+        for masks in (client.rank_mask, sent_leaves):
             made = as_received(masks, made, change)
             kept = _of_sent(masks, change, kept, memory)
-        sent = _moved(start, learned, change, made)
-        return algorithm.with_change(upload, sent), encoded._replace(update=made, memory=kept)
+        value = algorithm.with_change(upload.value, _moved(start, learned, change, made))
+        return upload._replace(value=value, memory=kept, measured=encoded.measured, finite=finite)
 
     return encode
 
@@ -176,17 +173,23 @@ def _of_sent(
 
 
 def no_measurements(
-    transform: Transform, algorithm: Algorithm, template: PyTree, received: PyTree, slots: int
+    transform: Transform | None,
+    algorithm: Algorithm,
+    template: PyTree,
+    received: PyTree,
+    slots: int,
 ) -> PyTree:
     """Returns zeros ``[slots]`` for every scalar that the transform's client part measures.
 
     Args:
-      transform: the upload transform.
+      transform: the upload transform, if there is one.
       algorithm: the federated algorithm.
       template: the upload of a client that learned nothing.
       received: what the server broadcasts for the transform.
       slots: the number of clients that fit into a round.
     """
+    if transform is None:
+        return ()
     start = algorithm.change_part(template)
     key = jax.eval_shape(lambda: jax.random.key(0))
     encoded = jax.eval_shape(transform.client, start, transform.memory(start), received, key)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.contracts import Algorithm, Transform
+from fedjax_peft.contracts import Transform, Wrapped
 from fedjax_peft.support.errors import InputError
 
 __all__ = [
@@ -44,7 +44,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Maker(NamedTuple):
     """Functions of the values. Sessions with equal makers share their programs."""
 
-    algorithm: Callable[[Values], Algorithm]
+    wrapped: Callable[[Values], Wrapped]
     transform: Callable[[Values], Transform | None]
 
 

@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.algorithms.checks import positive
-from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, Params, PyTree
+from fedjax_peft.contracts import (
+    Algorithm,
+    Attack,
+    Federation,
+    Params,
+    Stages,
+    Upload,
+    Wrapped,
+)
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
 
@@ -95,23 +103,24 @@ def canaries(
     place = rng.permutation(entries)[:clients]
     included = rng.random(clients) < 0.5
 
-    def apply(algorithm: Algorithm, federation: Federation) -> Algorithm:
+    def apply(algorithm: Algorithm, federation: Federation) -> Wrapped:
         if federation.clients != clients:
             raise InputError(
                 f"There are {clients} canaries, and {federation.clients} clients in the federation."
             )
 
-        def tamper(client: jax.Array, upload: PyTree, template: PyTree, key: Key) -> PyTree:
-            del key
-            if not isinstance(upload, dict) or not order.keys() <= upload.keys():
+        def send_canary(upload: Upload) -> Upload:
+            start, number = upload.client.source.template, upload.client.number
+            if not isinstance(upload.value, dict) or not order.keys() <= upload.value.keys():
                 raise InputError(
                     f"The clients of {algorithm.name!r} do not send the leaves of the canaries."
                     " Audit 'fedavg', with leaves that it shares."
                 )
-            size = jnp.where(jnp.asarray(included)[client], strength, 0.0)
-            return {**template, **_changed(template, order, jnp.asarray(place)[client], size)}
+            size = jnp.where(jnp.asarray(included)[number], strength, 0.0)
+            changed = _changed(start, order, jnp.asarray(place)[number], size)
+            return upload._replace(value={**start, **changed})
 
-        return algorithm._replace(tamper=tamper)
+        return Wrapped(algorithm, Stages(sent=(send_canary,)))
 
     hostile = tuple(np.flatnonzero(included).tolist())
     return Canaries(Attack("canaries", apply, lambda _: hostile), included, place, order)

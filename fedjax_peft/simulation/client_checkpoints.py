@@ -14,13 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.engine.client_records import ClientRow
-from fedjax_peft.engine.client_store import (
-    StoredClients,
-    open_store,
-    room_for,
-    start_index,
-)
+from fedjax_peft.engine.client_store import StoredClients, room_for
 from fedjax_peft.engine.state import State
+from fedjax_peft.engine.store_files import open_store, start_index
 
 __all__ = ["ClientCheckpoints", "index_template"]
 

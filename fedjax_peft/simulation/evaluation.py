@@ -74,14 +74,15 @@ def evaluations(
         backdoor = name.endswith(_BACKDOOR)
         twin = name.removesuffix("_validation") if own else name.replace("validation", "test")
         twin = twin.removesuffix(_BACKDOOR)
-        like = found[twin].evaluator if twin in found else None  # with the same shapes, if they fit
+        # With the same shapes, if they fit.
+        template = found[twin].evaluator if twin in found else None
         evaluator = session.evaluator(
-            data.columns, members, batch_size, personal=personal, like=like
+            data.columns, members, batch_size, personal=personal, template=template
         )
         first = None
         if personal and not own and not session.setup.rank_mask:
             first = session.evaluator(
-                data.columns, members[:1], batch_size, personal=True, like=evaluator
+                data.columns, members[:1], batch_size, personal=True, template=evaluator
             )
         found[name] = Evaluation(
             evaluator, session.setup.task, data, personal, own, backdoor, first

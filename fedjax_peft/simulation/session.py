@@ -15,16 +15,19 @@ from fedjax_peft.contracts import (
     Attack,
     Federation,
     Privacy,
+    Stages,
     Task,
     Transform,
+    Wrapped,
 )
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.engine.computation import Computation
 from fedjax_peft.engine.layout import layout_over
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import no_larger
-from fedjax_peft.engine.program import Setup
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
 from fedjax_peft.engine.session import Session
+from fedjax_peft.engine.setup import Setup
 from fedjax_peft.measures.diagnosis import diagnosis, probe
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
@@ -157,8 +160,8 @@ def session(
     federation = federation_of(schedule, clients.data, plain)
     wrappers = [parametrised(wrapper, values) for wrapper in (attack, privacy)]
     wrappers.append((asynchronous, None))
-    chosen = wrapped(plain, [made for made, _ in wrappers], federation)
-    make: Any = make_plain
+    chosen, stages = wrapped(plain, [made for made, _ in wrappers], federation)
+    make: _Wrapped | None = None
     if make_plain is not None or any(made is not None for made, _ in wrappers):
         # A wrapped algorithm is a new object; functions of equal parts are equal, and sessions with
         # equal ones share their programs.
@@ -198,7 +201,8 @@ def session(
         dtype=model.dtype,
         sampling_probability=federation.sampling_probability,
         transform=transform,
-        maker=_maker(chosen, make, uploads, make_uploads),
+        stages=stages,
+        maker=_maker(Wrapped(chosen, stages), make, uploads, make_uploads),
     )
     salt = None
     if privacy is not None:
@@ -220,16 +224,10 @@ def session(
             return _salt({**facts, **made})
 
     columns = clients.data.columns
-    return Session(
-        *(setup, (shared, private), schedule, columns),
-        lanes=placement.lanes,
-        rounds=rounds,
-        engine=placement.engine,
-        values=values,
-        client_state=placement.client_state,
-        examples=placement.examples,
-        salt=salt,
-    )
+    place = (placement.engine, placement.client_state, placement.examples)
+    computation = Computation(placement.lanes, rounds, *place)
+    leaves = (shared, private)
+    return Session(setup, leaves, schedule, columns, computation, values=values, salt=salt)
 
 
 def _salt(settings: Any) -> np.ndarray:
@@ -335,20 +333,20 @@ def wrapped(
     algorithm: Algorithm,
     wrappers: Sequence[Attack | Privacy | Asynchronous | None],
     federation: Federation,
-) -> Algorithm:
+) -> Wrapped:
     """Returns the algorithm under attack, with a privacy mechanism and an asynchronous server.
 
     The attack comes first: the server's mechanism handles whatever hostile clients send.
     """
+    stages = Stages()
     for wrapper in wrappers:
         match wrapper:
-            case Attack():
-                algorithm = wrapper.apply(algorithm, federation)
             case Privacy():
                 algorithm = wrapper.protect(algorithm, federation)
-            case Asynchronous():
-                algorithm = wrapper.apply(algorithm, federation)
-    return algorithm
+            case Attack() | Asynchronous():
+                algorithm, own = wrapper.apply(algorithm, federation)
+                stages = stages.then(own)
+    return Wrapped(algorithm, stages)
 
 
 @dataclass(frozen=True)
@@ -359,7 +357,7 @@ class _Wrapped:
     wrappers: tuple[Callable[[Values], Any], ...]
     federation: Federation
 
-    def __call__(self, values: Values) -> Algorithm:
+    def __call__(self, values: Values) -> Wrapped:
         made = [wrapper(values) for wrapper in self.wrappers]
         return wrapped(self.make(values), made, self.federation)
 
@@ -384,7 +382,7 @@ class _Transform:
         return joined_transform(self.make(values))
 
 
-def _maker(algorithm: Any, make: Any, transforms: Any, make_transforms: Any) -> Maker | None:
+def _maker(chosen: Wrapped, make: Any, transforms: Any, make_transforms: Any) -> Maker | None:
     """Returns the functions of the run-time values; None if nothing depends on them.
 
     Equal arguments give equal makers, so that sessions share their programs.
@@ -394,5 +392,5 @@ def _maker(algorithm: Any, make: Any, transforms: Any, make_transforms: Any) -> 
     if not isinstance(transforms, list | tuple) or isinstance(transforms, Transform):
         transforms = (transforms,) if transforms is not None else ()
     return Maker(
-        make or _Constant(algorithm), _Transform(make_transforms or _Constant(tuple(transforms)))
+        make or _Constant(chosen), _Transform(make_transforms or _Constant(tuple(transforms)))
     )

@@ -13,6 +13,8 @@ from combining import combine
 import fedjax_peft as fp
 from fedjax_peft import aggregators
 from fedjax_peft.algorithms import fedadam, fedavg, fedopt, scaffold
+from fedjax_peft.contracts import Stages
+from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.support.errors import InputError
 
@@ -137,11 +139,11 @@ def test_a_defence_holds_against_an_attack_where_the_mean_breaks(name):
     aggregator = aggregators.mean(error=False) if name == "mean" else RULES[name]()
     algorithm = fedavg(SGD, aggregator=aggregator)
 
-    def tamper(client, upload, template, key):
-        sent = jax.tree.map(lambda x, t: t - 1e6 * (x - t), upload, template)
-        return jax.tree.map(lambda x, y: jax.numpy.where(client == 4, y, x), upload, sent)
+    def tamper(upload):
+        sent = jax.tree.map(lambda x, t: t - 1e6 * (x - t), upload.value, upload.template)
+        return upload._replace(value=tree.where(upload.client.number == 4, sent, upload.value))
 
-    (server, _), _ = two_rounds(engine(algorithm._replace(tamper=tamper)))
+    (server, _), _ = two_rounds(engine(algorithm, stages=Stages(sent=(tamper,))))
     start = engine(algorithm).shared
     moved = max(np.abs(server[n] - x).max() for n, x in start.items())
     assert (moved > 100) == (name == "mean")

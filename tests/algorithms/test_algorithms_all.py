@@ -24,11 +24,12 @@ from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.algorithms.checks import CLIENT_RATES
 from fedjax_peft.contracts import Aggregated, Feature, Federation, refusals
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.engine.round import evaluation
+from fedjax_peft.engine.work import evaluation
 from fedjax_peft.numerics import schedules, summation, tree
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.privacy import central
 from fedjax_peft.simulation.checks import check_transforms
+from fedjax_peft.simulation.session import wrapped
 from fedjax_peft.support.errors import InputError
 
 SGD = optax.sgd(0.1)
@@ -666,10 +667,8 @@ def attacked(name):
 
 def run_attacked(name, *chosen):
     """Traces a round under attacks, which runs all functions without compiling them."""
-    algorithm = make(name)
-    for attack in chosen:
-        algorithm = ATTACKS[attack].apply(algorithm, facts(name))
-    state, result = engine_of(name, algorithm).traced()
+    algorithm, stages = wrapped(make(name), [ATTACKS[attack] for attack in chosen], facts(name))
+    state, result = engine_of(name, algorithm, stages=stages).traced()
     assert result.aggregation["hostile"].shape == ()
     assert jax.tree.structure(result.state.server) == jax.tree.structure(state.server)
     for x, y in zip(*map(jax.tree.leaves, (result.state.server, state.server)), strict=True):

@@ -12,6 +12,7 @@ from test_algorithms_all import NAMES, clients_of, make, model_of
 from fedjax_peft import privacy
 from fedjax_peft.contracts import Federation
 from fedjax_peft.engine.round import build_round
+from fedjax_peft.engine.setup import Setup
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.numerics.roles import assign_roles
@@ -43,7 +44,7 @@ def traced(mechanism, name):
     engine = toy.Engine(algorithm, federation, per_round=clients, lanes=3, bound=model)
     fixed = tree.select(model.trainable, assign_roles(model.kinds, algorithm.roles)["fixed"])
     plan = engine.plan(engine.schedule.cohort(1))
-    round_ = build_round(algorithm, model.apply, classification(), clients)
+    round_ = build_round(Setup(algorithm, model.apply, classification(), {}, {}, clients))
     state = engine.session.init(0).on_device()
     inputs = (fixed, {}, dict(federation.data.columns), state, plan, stream(0, "clients"))
     return state, jax.eval_shape(round_, model.frozen, *inputs, jnp.int32(1))

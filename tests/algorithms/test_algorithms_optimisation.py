@@ -30,7 +30,8 @@ from fedjax_peft.algorithms import (
 from fedjax_peft.contracts import Outputs
 from fedjax_peft.data import Clients
 from fedjax_peft.engine.plan import Cohort, make_plan
-from fedjax_peft.engine.program import Program, Setup
+from fedjax_peft.engine.program import Program
+from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import host_rng

@@ -17,7 +17,7 @@ from scipy.stats import norm
 import fedjax_peft as fp
 from fedjax_peft import aggregators, attacks
 from fedjax_peft.algorithms import fedavg, scaffold
-from fedjax_peft.contracts import Federation
+from fedjax_peft.contracts import Federation, Wrapped
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.support.errors import InputError
 
@@ -38,9 +38,9 @@ FEDAVG, model = fedavg(SGD), functools.cache(toy.model)
 
 
 def engine(attack=None, *, lanes=3, algorithm=FEDAVG, kind="compiled", bound=None):
-    attacked = algorithm if attack is None else attack.apply(algorithm, FACTS)
+    attacked, stages = Wrapped(algorithm) if attack is None else attack.apply(algorithm, FACTS)
     options = {"per_round": len(SIZES), "lanes": lanes, "engine": kind, "bound": bound or model()}
-    return toy.Engine(attacked, FEDERATION, **options)
+    return toy.Engine(attacked, FEDERATION, stages=stages, **options)
 
 
 def run(rig, cohort=None):
@@ -458,7 +458,7 @@ def test_a_share_of_the_real_examples_of_a_batch_is_poisoned():
     plain = fedavg(SGD)._replace(client=client)
     columns = (("input_ids", (6,)), ("attention_mask", (6,)), ("labels", ()))
     facts = FACTS._replace(columns=columns)
-    attacked = attacks.backdoor(1.0, 2, token=9, fraction=0.5).apply(plain, facts)
+    attacked = attacks.backdoor(1.0, 2, token=9, fraction=0.5).apply(plain, facts).algorithm
     context = fp.contracts.ClientContext(None, None, {}, 1, client=jnp.int32(0))
     batch = {
         "input_ids": jnp.ones((8, 6), jnp.int32),

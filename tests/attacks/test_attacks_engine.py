@@ -11,9 +11,20 @@ from closeness import assert_close, assert_trees_close
 
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.contracts import Aggregated, Algorithm, ClientContext, ClientUpdate, Tuning
+from fedjax_peft.contracts import (
+    Aggregated,
+    Algorithm,
+    ClientContext,
+    ClientUpdate,
+    Encoded,
+    Stages,
+    Transform,
+    Tuning,
+    Upload,
+)
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.engine.round import at_work
+from fedjax_peft.engine.work import at_work
+from fedjax_peft.numerics.random import attack_key
 
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
@@ -32,23 +43,30 @@ def spying() -> Algorithm:
 
         return ClientUpdate(lambda broadcast, own, key: broadcast, step, final)
 
-    def tamper(client, upload, template, key):
-        noise = jax.random.uniform(key)
-        return jax.tree.map(lambda x: x + 10 * client + noise, upload)
-
     def finish(total, template, context, state):
         value = mean().finish(total, template, context, state).update
         clients = {f"slot_{i}": context.clients[i] for i in range(context.clients.shape[0])}
         return Aggregated(value, clients, state)
 
     return plain._replace(
-        client=client, tamper=tamper, aggregator=mean()._replace(finish=finish), weights="uniform"
+        client=client, aggregator=mean()._replace(finish=finish), weights="uniform"
     )
+
+
+def tamper(upload: Upload) -> Upload:
+    """Adds ten times the client's number, and a random number of its own, to an upload."""
+    client = upload.client
+    key = attack_key(client.key, client.source.round_index, client.number)
+    more = 10 * client.number + jax.random.uniform(key)
+    return upload._replace(value=jax.tree.map(lambda x: x + more, upload.value))
+
+
+TAMPERING = Stages(sent=(tamper,))
 
 
 @pytest.mark.parametrize(("lanes", "engine"), [(1, "compiled"), (3, "compiled"), (1, "reference")])
 def test_the_engine_names_the_clients(lanes, engine):
-    options = {"per_round": 4, "bound": linear.model()}
+    options = {"per_round": 4, "bound": linear.model(), "stages": TAMPERING}
     rig = toy.Engine(spying(), FEDERATION, lanes=lanes, engine=engine, **options)
     cohort = rig.schedule.cohort(1)
     result = rig.run(cohort)
@@ -74,15 +92,37 @@ def test_a_slot_without_a_client_has_the_number_after_the_last():
 
 @pytest.mark.parametrize("work", ["tuning", "uploads", "personal", "global", "local"])
 def test_nobody_tampers_outside_of_training(work):
-    algorithm = spying()
-    algorithm = algorithm._replace(tuning=Tuning(algorithm.client, 1))
-    assert at_work(algorithm, "training").tamper is not None
-    assert at_work(algorithm, work).tamper is None
+    setup = toy.Engine(spying(), FEDERATION, per_round=4, lanes=2, stages=TAMPERING).setup
+    algorithm = spying()._replace(tuning=Tuning(spying().client, 1))
+    setup = setup._replace(algorithm=algorithm)
+    assert at_work(setup, "training").stages == TAMPERING
+    assert at_work(setup, work).stages == Stages()
+
+
+@pytest.mark.parametrize("engine", ["compiled", "reference"])
+def test_stages_come_before_and_after_the_upload_transform(engine):
+    """The transform removes what a client learned and what comes before it, not what follows."""
+
+    def add(number):
+        return lambda upload: upload._replace(
+            value=jax.tree.map(lambda x: x + number, upload.value)
+        )
+
+    def nothing(update, memory, received, key):
+        return Encoded(jax.tree.map(jnp.zeros_like, update))
+
+    options = {"per_round": 4, "lanes": 2, "bound": linear.model(), "engine": engine}
+    stages = Stages(sent=(add(1.0),), received=(add(2.0), add(3.0)))
+    transform = Transform("nothing", nothing)
+    algorithm = fedavg(optax.sgd(0.1))
+    rig = toy.Engine(algorithm, FEDERATION, transform=transform, stages=stages, **options)
+    server = rig.run(rig.schedule.cohort(1)).server
+    assert_trees_close(server, {name: x + 5 for name, x in rig.shared.items()})
 
 
 def test_tampering_with_nothing_changes_nothing():
     plain = fedavg(optax.sgd(0.1))
-    same = plain._replace(tamper=lambda client, upload, template, key: upload)
-    runs = [toy.Engine(a, FEDERATION, per_round=4, lanes=2) for a in (plain, same)]
+    stages = (Stages(), Stages(sent=(lambda upload: upload,), received=(lambda upload: upload,)))
+    runs = [toy.Engine(plain, FEDERATION, per_round=4, lanes=2, stages=x) for x in stages]
     one, other = (rig.run(rig.schedule.cohort(1)).server for rig in runs)
     assert_trees_close(one, other)

@@ -22,6 +22,7 @@ import fedjax_peft as fp
 from fedjax_peft import tasks
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.partition import iid
+from fedjax_peft.engine.computation import Computation
 from fedjax_peft.engine.session import Session
 from fedjax_peft.models.heads import causal_lm
 from fedjax_peft.simulation.simulate import simulate
@@ -180,7 +181,7 @@ def columns(_):
     layout = session.setup.layout._replace(whole_columns=0)
     split = Session(
         session.setup._replace(layout=layout), session._leaves, session._schedule, everything,
-        lanes=8,
+        Computation(lanes=8),
     )  # fmt: skip
     return {
         "far": farthest(*(s.trimmed(trained(s, 1)).server for s in (session, split))),

@@ -13,10 +13,10 @@ from closeness import assert_trees_close
 from options import session_options
 
 import fedjax_peft as fp
-from fedjax_peft.engine import client_store
+from fedjax_peft.engine import client_records, client_store
 from fedjax_peft.engine.client_records import ClientRow
-from fedjax_peft.engine.client_store import memory_store, open_store, temporary_store
 from fedjax_peft.engine.program import Program
+from fedjax_peft.engine.store_files import memory_store, open_store, temporary_store
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -227,7 +227,7 @@ def test_errors_of_the_disk_reach_the_caller(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(client_store.os, "pwrite", full)
+    monkeypatch.setattr(client_records.os, "pwrite", full)
     state, _ = session.step(state)
     with pytest.raises(InputError, match=r"No space left on device.*--resume"):
         session.step(state)

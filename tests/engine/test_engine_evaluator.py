@@ -52,7 +52,7 @@ def test_fewer_examples_need_no_program_of_their_own(federation, test_set, examp
     data = toy.dataset(examples, seed=2)
     rows = np.array_split(np.arange(examples, dtype=np.int32), max(examples // each, 3))
     members = [(i % 5, own) for i, own in enumerate(rows)]
-    shared = made.evaluator(data.columns, members, 4, personal=True, like=test_set)
+    shared = made.evaluator(data.columns, members, 4, personal=True, template=test_set)
     assert shared.known(state)
     found = shared(state)
     assert shared.compile_seconds == 0
@@ -73,7 +73,7 @@ def test_fewer_examples_need_no_program_of_their_own(federation, test_set, examp
 def test_other_shapes_have_their_own_program(federation, test_set, columns):
     made, state = federation
     members = [(0, np.arange(len(columns["x"]), dtype=np.int32))]
-    own = made.evaluator(columns, members, 4, personal=True, like=test_set)
+    own = made.evaluator(columns, members, 4, personal=True, template=test_set)
     assert not own.known(state)
 
 
@@ -93,15 +93,15 @@ def test_texts_take_the_padded_lengths_of_the_others():
     made = session(model, fedavg(optax.sgd(0.1)), clients, placement=Placement(lanes=1))
     state = made.init(0)
 
-    def evaluator(data, like=None):
+    def evaluator(data, template=None):
         members = made.global_members(len(data))
-        return made.evaluator(data.columns, members, 4, personal=False, like=like)
+        return made.evaluator(data.columns, members, 4, personal=False, template=template)
 
     long = evaluator(texts([7] * 20 + [19] * 12))
     long(state)
     short = texts([5, 11, 3, 12, 9, 9])
-    shared, own = evaluator(short, like=long), evaluator(short)
+    shared, own = evaluator(short, template=long), evaluator(short)
     assert shared.known(state)
     assert not own.known(state)
     assert_same(shared(state), own(state))
-    assert not evaluator(texts([25]), like=long).known(state), "too long for the padded lengths"
+    assert not evaluator(texts([25]), template=long).known(state), "too long for the padded lengths"

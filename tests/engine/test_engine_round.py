@@ -16,6 +16,7 @@ from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.contracts import Roles
 from fedjax_peft.engine.plan import Cohort, batches
 from fedjax_peft.engine.round import build_round
+from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
 from fedjax_peft.numerics.random import client_key, stream
 from fedjax_peft.tasks import classification
@@ -242,7 +243,8 @@ def test_memory_does_not_grow_with_the_cohort():
         plan = rig.plan(rig.schedule.cohort(1))
         fixed = {"layer.lora_scale": bound.trainable["layer.lora_scale"]}
         columns = {n: jnp.asarray(x) for n, x in federation.data.columns.items()}
-        function = jax.jit(build_round(algorithm, bound.apply, task, 100), donate_argnums=(4,))
+        setup = Setup(algorithm, bound.apply, task, {}, {}, 100)
+        function = jax.jit(build_round(setup), donate_argnums=(4,))
         state = State(*rig.start()).on_device()
         inputs = (bound.frozen, fixed, {}, columns, state, plan, stream(0, "clients"), 1)
         analysis = function.lower(*inputs).compile().memory_analysis()

@@ -28,7 +28,7 @@ OWN = '''
 """A mechanism and an attack that only report their numbers, from inside the program."""
 import jax.numpy as jnp
 from fedjax_peft.privacy import accounting
-from fedjax_peft.contracts import Attack, Privacy
+from fedjax_peft.contracts import Attack, Privacy, Wrapped
 
 
 def shown(algorithm, **values):
@@ -49,7 +49,10 @@ def mechanism(clip: float, noise_multiplier: float, delta: float = 1e-5):
 
 
 def attack(share: float = 0.2):
-    return Attack("attack", lambda algorithm, facts: shown(algorithm, share=share), lambda n: ())
+    def apply(algorithm, facts):
+        return Wrapped(shown(algorithm, share=share))
+
+    return Attack("attack", apply, lambda n: ())
 '''
 CONFIG = """
 rounds = 2

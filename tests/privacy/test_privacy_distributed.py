@@ -19,8 +19,8 @@ from options import run_options, session_options
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
-from fedjax_peft.contracts import Aggregated, Attack, Federation
-from fedjax_peft.numerics import summation
+from fedjax_peft.contracts import Aggregated, Attack, Federation, Stages, Wrapped
+from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy.distributed import (
     discrete_gaussian,
@@ -365,11 +365,12 @@ def sending(size, client=2):
     """Returns an attack by which one client sends what it received plus ``size``."""
 
     def apply(algorithm, federation):
-        def tamper(who, upload, template, key):
-            other = jax.tree.map(lambda x: x + size, template)
-            return jax.tree.map(lambda x, y: jnp.where(who == client, x, y), other, upload)
+        def tamper(upload):
+            other = jax.tree.map(lambda x: x + size, upload.template)
+            sent = tree.where(upload.client.number == client, other, upload.value)
+            return upload._replace(value=sent)
 
-        return algorithm._replace(tamper=tamper)
+        return Wrapped(algorithm, Stages(sent=(tamper,)))
 
     return Attack("sending", apply, lambda clients: (client,))
 

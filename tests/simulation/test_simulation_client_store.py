@@ -15,7 +15,7 @@ from killing import children
 from options import run_options
 
 import fedjax_peft as fp
-from fedjax_peft.engine import client_store
+from fedjax_peft.engine import client_records
 from fedjax_peft.simulation.client_checkpoints import ClientCheckpoints
 from fedjax_peft.support.errors import InputError
 
@@ -48,9 +48,9 @@ def child(out, place, how, at):
 
     match how:
         case "before a write":
-            die_in(client_store.os, "pwrite")
+            die_in(client_records.os, "pwrite")
         case "in a write":
-            die_in(client_store.os, "pwrite", half)
+            die_in(client_records.os, "pwrite", half)
         case "before the index":
             die_in(ClientCheckpoints, "write")
         case "after the index":
@@ -186,7 +186,7 @@ def test_the_older_checkpoint_stays_readable(tmp_path):
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
-    out, calls, pwrite = tmp_path / "run", [], client_store.os.pwrite
+    out, calls, pwrite = tmp_path / "run", [], client_records.os.pwrite
 
     def full(*args):
         calls.append(args)
@@ -195,7 +195,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
         return pwrite(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(client_store.os, "pwrite", full)
+        patched.setattr(client_records.os, "pwrite", full)
         with pytest.raises(InputError, match="No space left on device"):
             run(out, "disk")
     check_same(run(out, "disk", resume=True), straight("disk"))

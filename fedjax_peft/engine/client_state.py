@@ -1,4 +1,4 @@
-"""What clients keep between rounds: errors for algorithms that do not say how it begins."""
+"""The client state: errors for algorithms that do not say how it begins."""
 
 from collections.abc import Mapping
 
@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from fedjax_peft.contracts import ClientUpdate, Key, PyTree
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["check_kept", "reading"]
+__all__ = ["check_client_state", "with_clear_errors"]
 
 
-def reading(name: str, update: ClientUpdate) -> ClientUpdate:
+def with_clear_errors(name: str, update: ClientUpdate) -> ClientUpdate:
     """Returns the client update; its error names an entry that the client state does not have.
 
     Args:
@@ -35,18 +35,21 @@ def reading(name: str, update: ClientUpdate) -> ClientUpdate:
     return update._replace(init=init)
 
 
-def check_kept(name: str, kept: PyTree, before: PyTree) -> None:
-    """Raises InputError if a client keeps another state than it had before the round.
+def check_client_state(name: str, after: PyTree, before: PyTree) -> None:
+    """Raises InputError if a client state has another form than before the round.
 
     Args:
       name: the algorithm's.
-      kept: the client state that ``ClientUpdate.final`` returned, or that of several lanes.
-      before: the client state at the start of the round, likewise.
+      after: the client state that ``ClientUpdate.final`` returned.
+      before: the client state at the start of the round.
     """
-    forms = [(jax.tree.structure(x), [*map(jnp.shape, jax.tree.leaves(x))]) for x in (kept, before)]
-    if forms[0] != forms[1]:
+
+    def form(x: PyTree) -> tuple:
+        return jax.tree.structure(x), [*map(jnp.shape, jax.tree.leaves(x))]
+
+    if form(after) != form(before):
         raise InputError(
-            f"The client function of {name!r} keeps another client state ({_entries(kept)}) than"
+            f"The client function of {name!r} keeps another client state ({_entries(after)}) than"
             f" it began with ({_entries(before)}), or arrays of another shape. {_ADVICE}"
         )
 

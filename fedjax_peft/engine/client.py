@@ -1,0 +1,66 @@
+"""The work of a single client: its local update, and its upload before any stage."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.contracts import (
+    ClientContext,
+    ClientUpdate,
+    Key,
+    Params,
+    Participant,
+    PyTree,
+    Upload,
+)
+from fedjax_peft.engine.client_state import check_client_state, with_clear_errors
+from fedjax_peft.engine.setup import Setup
+from fedjax_peft.engine.start import RoundStart
+from fedjax_peft.engine.uploads import as_received, relative_to
+
+__all__ = ["client_update", "first_upload"]
+
+
+def client_update(setup: Setup, start: RoundStart, client: Participant) -> ClientUpdate:
+    """Returns the functions of the client's local work, with the model in them."""
+    source, mask = client.source, client.rank_mask
+    fixed = {
+        name: jnp.where(mask[name], x, 0) if name in mask else x
+        for name, x in start.constants.fixed.items()
+    }
+
+    def apply(params: Params, batch: Any, key: Key | None, train: bool) -> Any:
+        return setup.apply(start.frozen, {**fixed, **params}, batch, key, train)
+
+    facts = (fixed, source.round_index, client.number)
+    context = ClientContext(apply, setup.task, *facts, salt=start.state.salt)
+    update = with_clear_errors(setup.algorithm.name, setup.algorithm.client(context))
+    return relative_to(source.template, setup.transform, source.broadcast, update)
+
+
+def first_upload(
+    setup: Setup,
+    start: RoundStart,
+    client: Participant,
+    local: PyTree,
+    before: PyTree,
+    weight: jax.Array,
+) -> Upload:
+    """Returns the upload of a client after its local work, before any stage.
+
+    Args:
+      setup: the algorithm.
+      start: of the round.
+      client: who sends it.
+      local: the client's state after its last local step.
+      before: what the client kept before the round.
+      weight: of the upload in the sum.
+
+    Raises:
+      InputError: the client keeps something of another form than before.
+    """
+    value, own = client_update(setup, start, client).final(local)
+    check_client_state(setup.algorithm.name, own, before)
+    own = as_received(client.rank_mask, own, before)
+    return Upload(value, weight, client, start.template, own)

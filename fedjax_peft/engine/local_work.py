@@ -1,0 +1,375 @@
+"""The loop over time steps, in which the clients of a round work in lanes.
+
+Each time step works on all lanes, and a lane trains one client at a time: where a client begins,
+its lane is set up (:func:`_begin`); every busy lane takes one local step (:func:`_step`); where a
+client ends, its upload passes the stages and is added to the sum (:func:`_end`).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.contracts import Key, Metrics, Params, Participant, PyTree, Stage, Total, Upload
+from fedjax_peft.engine.client import client_update, first_upload
+from fedjax_peft.engine.lengths import token_columns
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.setup import Setup
+from fedjax_peft.engine.stages import passed
+from fedjax_peft.engine.start import RoundStart
+from fedjax_peft.engine.uploads import no_measurements
+from fedjax_peft.engine.work import PREDICTIONS
+from fedjax_peft.numerics import summation, tree
+from fedjax_peft.numerics.random import client_key, upload_key
+
+__all__ = ["Ended", "Loop", "RoundOptions", "Rows", "Worked", "run_clients", "run_time_loop"]
+
+Loop: TypeAlias = Callable[[jax.Array, Callable[[jax.Array, Any], Any], Any], Any]
+"""(number of time steps, (time step, carry) -> carry, first carry) -> last carry."""
+
+
+def run_time_loop(steps: jax.Array, body: Callable[[jax.Array, Any], Any], start: Any) -> Any:
+    """Returns the carry after ``steps`` time steps, a number that is known at run time only.
+
+    Such a loop has no derivative in reverse mode (:mod:`fedjax_peft.engine.differentiable` has
+    another).
+    """
+    return jax.lax.fori_loop(0, steps, body, start)
+
+
+class RoundOptions(NamedTuple):
+    """The form of a round program; it changes no result."""
+
+    padded: tuple[int, ...] = ()
+    """The padded lengths that ``Plan.bucket`` chooses from; empty if there are no tokens."""
+    gathered: bool = False
+    """Whether the state holds what the clients of the plan's slots keep, ``[slots, ...]``, instead
+    of what all clients keep."""
+    across: Callable[[jax.Array], jax.Array] = lambda x: x
+    """Returns the largest value over all replicas, where several rounds run as one."""
+    loop: Loop = run_time_loop
+    """Runs the time steps."""
+
+
+class Rows(NamedTuple):
+    """What the clients of a round bring along, each ``[slots, ...]``."""
+
+    rank_mask: Params
+    """The entries of leaves that they have."""
+    client_state: PyTree
+    """What they kept from their last round."""
+    memory: PyTree
+    """What their upload transforms kept."""
+
+
+class Ended(NamedTuple):
+    """What the clients that have ended leave behind; by slot, except for the sum."""
+
+    total: Total
+    """The sum of the accepted uploads."""
+    client_state: PyTree
+    memory: PyTree
+    measured: PyTree
+    """``Encoded.measured``."""
+    finite: jax.Array
+    norms: jax.Array
+    shares: dict[str, jax.Array]
+
+
+class Worked(NamedTuple):
+    """The state of the loop, and after it what the clients' work gave."""
+
+    lanes: PyTree
+    """The local states of the clients that the lanes train, ``[lanes, ...]``."""
+    sums: dict[str, tuple[jax.Array, jax.Array]]
+    """Metric -> (sum, count), each float32 ``[slots]``."""
+    predictions: dict[str, jax.Array]
+    """Outputs of all steps, ``[time steps, lanes, batch, ...]``."""
+    ended: Ended
+
+
+class _Lanes(NamedTuple):
+    """What the clients in the lanes need for their work."""
+
+    setup: Setup
+    start: RoundStart
+    rows: Rows
+    stages: tuple[Stage, ...]
+    options: RoundOptions
+    keys: Key
+    """The key of each slot's client, ``[slots]``."""
+
+    @property
+    def plan(self) -> Plan:
+        return self.start.plan
+
+    @property
+    def slots(self) -> int:
+        """The number of clients that fit into the round."""
+        return len(self.plan.client)
+
+    @property
+    def width(self) -> int:
+        """The number of lanes."""
+        return self.plan.slot.shape[1]
+
+    def split(self, x: PyTree) -> PyTree:
+        """Returns a tree of arrays ``[lanes, ...]``, split over the devices."""
+        return self.setup.layout.split_lanes(x, self.setup.splits)
+
+    def step_keys(self, slot: jax.Array, step: jax.Array) -> Key:
+        """Returns the keys of a local step; key 0 is for the client's initialisation."""
+        return jax.vmap(jax.random.fold_in)(tree.take(self.keys, slot), step)
+
+    def over(self, function: Callable[..., Any], slot: jax.Array, *arguments: Any) -> Any:
+        """Returns ``function(client, *arguments)`` of the clients in all lanes, stacked.
+
+        Args:
+          function: written for a single client.
+          slot: of the clients, int32 ``[lanes]``.
+          *arguments: each ``[lanes, ...]``.
+        """
+
+        def one(who: tuple, *own: Any) -> Any:
+            return function(self.start.participant(*who), *own)
+
+        number, mask = tree.take((self.plan.client, self.rows.rank_mask), slot)
+        return _lane_map(self.width)(one)((number, mask, self.start.sources(slot)), *arguments)
+
+
+def run_clients(
+    setup: Setup,
+    start: RoundStart,
+    rows: Rows,
+    stages: tuple[Stage, ...],
+    options: RoundOptions,
+) -> Worked:
+    """Returns the results of the clients' work.
+
+    Args:
+      setup: the algorithm, the model and the task.
+      start: of the round.
+      rows: what the clients bring along.
+      stages: what their uploads pass before they are added.
+      options: the form of the program.
+    """
+    plan = start.plan
+    sources = start.sources(jnp.arange(len(plan.client)))
+    keys = jax.vmap(
+        lambda number, source: client_key(
+            start.client_key, (source or start.present).round_index, number
+        )
+    )(plan.client, sources)
+    lanes = _Lanes(setup, start, rows, stages, options, keys)
+    steps, first = _steps_and_first(lanes)
+    body = partial(_time_step, lanes, steps)
+    return options.loop(options.across(jnp.asarray(plan.steps)), body, first)
+
+
+def _time_step(lanes: _Lanes, steps: list[Callable], t: jax.Array, carry: Worked) -> Worked:
+    """Returns the state of the loop after a time step.
+
+    Args:
+      lanes: the clients' work.
+      steps: a local step for each padded length.
+      t: the time step.
+      carry: the state of the loop.
+    """
+    plan, slots, across = lanes.plan, lanes.slots, lanes.options.across
+    slot, local = plan.slot[t], plan.local[t]
+    live = slot < slots
+    first = live & (local == 0)
+    last = live & (local + 1 == jnp.take(plan.length, slot, mode="clip"))
+
+    def anyone(which: jax.Array) -> jax.Array:
+        # Over all replicas: a condition that differs between replicas would compute both branches.
+        return across(jnp.any(which).astype(jnp.int32)) > 0
+
+    state = jax.lax.cond(
+        anyone(first), lambda s: tree.where(first, _begin(lanes, t), s), lambda s: s, carry.lanes
+    )
+    if len(steps) > 1:
+        stepped, metrics, predictions = jax.lax.switch(across(plan.bucket[t]), steps, state, t)
+    else:
+        stepped, metrics, predictions = steps[0](state, t)
+    state = lanes.split(tree.where(live, stepped, state))
+    where = jnp.where(live, slot, slots)
+    return Worked(
+        state,
+        jax.tree.map(lambda s, m: s.at[where].add(m, mode="drop"), carry.sums, metrics),
+        jax.tree.map(lambda x, y: x.at[t].set(y), carry.predictions, predictions),
+        jax.lax.cond(
+            anyone(last), lambda e: _end(lanes, state, slot, last, e), lambda e: e, carry.ended
+        ),
+    )
+
+
+def _begin(lanes: _Lanes, t: jax.Array) -> PyTree:
+    """Returns the local states of clients that begin, for all lanes."""
+    slot = lanes.plan.slot[t]
+    keys = lanes.step_keys(slot, jnp.zeros(lanes.width, jnp.int32))
+
+    def init(client: Participant, own: PyTree, key: Key) -> PyTree:
+        update = client_update(lanes.setup, lanes.start, client)
+        return update.init(client.source.broadcast, own, key)
+
+    return lanes.split(lanes.over(init, slot, tree.take(lanes.rows.client_state, slot), keys))
+
+
+def _step(
+    lanes: _Lanes, length: int | None, state: PyTree, t: jax.Array
+) -> tuple[PyTree, Metrics, Params]:
+    """Returns the local states after a step of all lanes, its metrics and its predictions."""
+    plan = lanes.plan
+    keys = lanes.step_keys(plan.slot[t], plan.local[t] + 1)
+
+    def step(client: Participant, local: PyTree, batch: Params, key: Key) -> tuple[PyTree, Metrics]:
+        return client_update(lanes.setup, lanes.start, client).step(local, batch, key)
+
+    batch = lanes.split(_batch(lanes, length, t))
+    state, metrics = lanes.over(step, plan.slot[t], state, batch, keys)
+    metrics = dict(metrics)
+    return state, metrics, metrics.pop(PREDICTIONS, {})
+
+
+def _batch(lanes: _Lanes, length: int | None, t: jax.Array) -> Params:
+    """Returns the batches of all lanes; ``length`` cuts texts, None keeps them whole."""
+    plan, columns = lanes.plan, lanes.start.constants.columns
+    tokens, examples = token_columns(columns), plan.examples[t]
+    # Padding repeats the batch's first example, which belongs to the client. A masked row still
+    # enters the gradient as 0 * its derivative, which could overflow for another client's data.
+    # A Poisson-sampled batch may have no example at all.
+    rows = jnp.where(examples < 0, examples[:, :1], examples)
+
+    def column(name: str, x: jax.Array) -> jax.Array:
+        if length is None or name not in tokens:
+            return jnp.take(x, rows, axis=0, mode="clip")
+        return x.at[rows, :length].get(mode="clip")
+
+    batch = {name: column(name, x) for name, x in columns.items()}
+    steps = jnp.take(plan.length, plan.slot[t], mode="clip")
+    return {**batch, "mask": examples >= 0, "step": plan.local[t], "steps": steps}
+
+
+def _end(lanes: _Lanes, state: PyTree, slot: jax.Array, last: jax.Array, ended: Ended) -> Ended:
+    """Returns what is left behind after the clients of some lanes have ended.
+
+    Args:
+      lanes: the clients' work.
+      state: the local states after their last step.
+      slot: of the clients, ``[lanes]``.
+      last: which of them end, bool ``[lanes]``.
+      ended: what those that ended before have left.
+    """
+    plan, slots, aggregator = lanes.plan, lanes.slots, lanes.start.aggregator
+    noisy = aggregator.randomise is not None
+    silent: Any = jnp.zeros_like(last)
+    if not isinstance(plan.silent, tuple):
+        silent = jnp.take(plan.silent, slot, mode="clip")
+    weight = jnp.where(last, jnp.take(plan.weight, slot, mode="clip"), 0.0)
+    before, memory = tree.take((lanes.rows.client_state, ended.memory), slot)
+    uploads = lanes.over(
+        partial(_uploaded, lanes), slot, state, before, memory, weight, last & ~silent
+    )
+    where = jnp.where(uploads.accepted, slot, slots)
+    place, finite = where, uploads.accepted
+    inputs: tuple = (lanes.start.template, lanes.start.constants.fixed)
+    if noisy:
+        place = jnp.where(last, slot, slots)
+        finite = uploads.finite | silent
+        keys = lanes.over(partial(_noise_key, lanes.start), slot)
+        inputs += (keys, lanes.start.present.round_index)
+    return Ended(
+        summation.add(aggregator, ended.total, uploads.value, uploads.weight, place, *inputs),
+        tree.put(ended.client_state, where, uploads.client_state),
+        tree.put(ended.memory, where, uploads.memory),
+        tree.put(ended.measured, where, uploads.measured),
+        ended.finite.at[jnp.where(last, slot, slots)].set(finite, mode="drop"),
+        ended.norms.at[where].set(uploads.norm, mode="drop"),
+        tree.put(ended.shares, where, uploads.shares),
+    )
+
+
+def _uploaded(
+    lanes: _Lanes,
+    client: Participant,
+    local: PyTree,
+    before: PyTree,
+    memory: PyTree,
+    weight: jax.Array,
+    sends: jax.Array,
+) -> Upload:
+    """Returns a client's upload after all stages, without what all lanes share."""
+    upload = first_upload(lanes.setup, lanes.start, client, local, before, weight)
+    upload = passed(lanes.stages, upload._replace(memory=memory, accepted=sends))
+    nothing: Any = ()
+    return upload._replace(client=nothing, template=nothing)
+
+
+def _noise_key(start: RoundStart, client: Participant) -> Key:
+    """Returns a client's key for ``Aggregator.randomise``."""
+    return upload_key(start.noise_key, client.source.round_index, client.number)
+
+
+def _steps_and_first(lanes: _Lanes) -> tuple[list[Callable], Worked]:
+    """Returns a local step for each padded length, and the first state of the loop."""
+    shapes = jax.eval_shape(partial(_begin, lanes), 0)
+    whole = partial(_step, lanes, None)
+    # Predictions of shorter steps are padded to these shapes, which have the data's full length.
+    _, metrics, predictions = jax.eval_shape(whole, shapes, 0)
+
+    def step_of(length: int, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
+        stepped, measured, found = _step(lanes, length, state, t)
+        return stepped, measured, jax.tree.map(_padded, found, predictions)
+
+    first = Worked(
+        lanes=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
+        sums=jax.tree.map(lambda _: jnp.zeros(lanes.slots, jnp.float32), metrics),
+        predictions=jax.tree.map(
+            lambda x: jnp.zeros((len(lanes.plan.slot), *x.shape), x.dtype), predictions
+        ),
+        ended=_nobody(lanes),
+    )
+    return [partial(step_of, length) for length in lanes.options.padded] or [whole], first
+
+
+def _nobody(lanes: _Lanes) -> Ended:
+    """Returns what is left behind before any client has ended."""
+    setup, start, slots = lanes.setup, lanes.start, lanes.slots
+    shares = jax.eval_shape(setup.algorithm.traffic.sent_shares, start.template, start.template)
+    return Ended(
+        total=summation.empty(start.aggregator, start.template, start.constants.fixed, slots),
+        client_state=lanes.rows.client_state,
+        memory=lanes.rows.memory,
+        measured=no_measurements(
+            setup.transform, setup.algorithm, start.template, start.received, slots
+        ),
+        finite=jnp.ones(slots, bool),
+        norms=jnp.zeros(slots, jnp.float32),
+        shares={name: jnp.ones(slots, jnp.float32) for name in shares},
+    )
+
+
+def _padded(x: jax.Array, template: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns the array, padded with zeros to the shape of ``template``."""
+    return jnp.pad(x, [(0, more - n) for n, more in zip(x.shape, template.shape, strict=True)])
+
+
+def _lane_map(lanes: int) -> Callable[[Callable], Callable]:
+    """Returns ``vmap``, or a plain call if there is one lane.
+
+    A batch axis of size 1 slows matrix products on a CPU.
+    """
+    if lanes > 1:
+        return jax.vmap
+
+    def one(function: Callable) -> Callable:
+        def call(*arguments: Any) -> Any:
+            squeezed = jax.tree.map(lambda x: x[0], arguments)
+            return jax.tree.map(lambda x: x[None], function(*squeezed))
+
+        return call
+
+    return one
