@@ -89,14 +89,15 @@ def learn(session) -> float:
 
 def run_the_engine() -> float:
     from fedjax_peft import algorithms
-    from fedjax_peft.engine.program import Setup
+    from fedjax_peft.engine.computation import Computation
     from fedjax_peft.engine.schedule import Schedule
     from fedjax_peft.engine.session import Session
+    from fedjax_peft.engine.setup import Setup
 
     algorithm = algorithms.fedavg(optax.sgd(0.1))
     setup = Setup(algorithm, apply, Regression(), FROZEN, {}, len(CLIENTS))
     schedule = Schedule(CLIENTS, 3, 2, epochs=2, local_steps=None, seed=0)
-    return learn(Session(setup, (UPDATE, {}), schedule, columns(), lanes=1))
+    return learn(Session(setup, (UPDATE, {}), schedule, columns(), Computation(lanes=1)))
 
 
 def run_a_session() -> float:

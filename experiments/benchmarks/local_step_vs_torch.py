@@ -29,7 +29,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification
 
-from fedjax_peft.cli.bench import Bench
+from fedjax_peft.cli.bench import Bench, Shape
 
 CLASSES = 20
 
@@ -114,17 +114,8 @@ class TorchLoop:
 
 def compare(a: argparse.Namespace, dropout: float) -> dict:
     """Returns the two speeds and their ratio for one dropout rate."""
-    shape = {k: getattr(a, k) for k in ("layers", "hidden", "heads", "ffn", "vocab", "length")}
-    ours = Bench(
-        **shape,
-        batch=a.batch,
-        clients=a.clients,
-        steps=a.steps,
-        rank=a.rank,
-        dropout=dropout,
-        dtype=a.dtype,
-        lanes=a.lanes,
-    )
+    sizes = {name: getattr(a, name) for name in Shape._fields if name != "dropout"}
+    ours = Bench(Shape(**sizes, dropout=dropout))
     theirs = TorchLoop(a, dropout)
     assert ours.plan.useful == theirs.useful
     ours.round(), theirs.round()  # warm-up

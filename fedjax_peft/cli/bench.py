@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -23,57 +23,60 @@ from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import require
 
-__all__ = ["Bench", "bench"]
+__all__ = ["Bench", "Shape", "bench"]
+
+
+class Shape(NamedTuple):
+    """The sizes of the model and of a round; the default model is that of MiniLM-L6."""
+
+    layers: int = 6
+    hidden: int = 384
+    heads: int = 12
+    """Attention heads."""
+    ffn: int = 1536
+    """Width of the feed-forward layers."""
+    vocab: int = 30522
+    length: int = 64
+    """Tokens per example."""
+    batch: int = 16
+    """Examples per local step."""
+    clients: int = 4
+    """Clients per round."""
+    steps: int = 4
+    """Local steps per client."""
+    rank: int = 8
+    """Rank of LoRA on query and value."""
+    dropout: float = 0.1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute dtype."""
+    lanes: int | Literal["auto"] = "auto"
+    """Clients that train side by side."""
+    repeats: int = 5
+    """Number of timed rounds."""
 
 
 class Bench:
     """A compiled round on random data; :meth:`round` runs it and returns its seconds."""
 
-    def __init__(
-        self,
-        *,
-        layers: int,
-        hidden: int,
-        heads: int,
-        ffn: int,
-        vocab: int,
-        length: int,
-        batch: int,
-        clients: int,
-        steps: int,
-        rank: int,
-        dropout: float,
-        dtype: Literal["float32", "bfloat16"],
-        lanes: int | Literal["auto"],
-    ):
+    def __init__(self, shape: Shape):
         config = {
             "model_type": "bert",
-            "vocab_size": vocab,
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "intermediate_size": ffn,
-            "max_position_embeddings": max(length, 512),
+            "vocab_size": shape.vocab,
+            "hidden_size": shape.hidden,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "intermediate_size": shape.ffn,
+            "max_position_embeddings": max(shape.length, 512),
         }
         head = classification(20)
-        model = attach(random_model(config, head=head, dtype=dtype, dropout=dropout), lora(rank))
-        algorithm = algorithms.fedavg(optax.adamw(1e-3))
-        rng = host_rng(0, "bench")
-        n = clients * steps * batch
-        require(9 * n * length, f"A benchmark on {n:,} examples", "Choose smaller sizes.")
-        columns = {
-            "input_ids": rng.integers(0, vocab, (n, length)).astype(np.int32),
-            "attention_mask": np.ones((n, length), bool),
-            "labels": rng.integers(0, head.classes, n).astype(np.int32),
-        }
-        rows = np.arange(n, dtype=np.int32).reshape(clients, -1)
-        names = tuple(str(label) for label in range(head.classes))
+        bare = random_model(config, head=head, dtype=shape.dtype, dropout=shape.dropout)
+        model = attach(bare, lora(shape.rank))
         self._session = session(
             model,
-            algorithm,
-            Clients(Dataset(columns, names), tuple(rows)),
-            batch_size=batch,
-            placement=Placement(lanes=lanes, length_buckets=0),
+            algorithms.fedavg(optax.adamw(1e-3)),
+            _random_clients(shape, head.classes),
+            batch_size=shape.batch,
+            placement=Placement(lanes=shape.lanes, length_buckets=0),
             rounds=1,
         )
         self.plan = self._session.plan(1)
@@ -99,64 +102,37 @@ class Bench:
         return self._session.peak_bytes
 
 
-def bench(
-    *,
-    layers: int = 6,
-    hidden: int = 384,
-    heads: int = 12,
-    ffn: int = 1536,
-    vocab: int = 30522,
-    length: int = 64,
-    batch: int = 16,
-    clients: int = 4,
-    steps: int = 4,
-    rank: int = 8,
-    dropout: float = 0.1,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    lanes: int | Literal["auto"] = "auto",
-    repeats: int = 5,
-    on_phase: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """Returns the speed of the local-update engine: medians over ``repeats`` rounds.
+def _random_clients(shape: Shape, classes: int) -> Clients:
+    """Returns clients whose examples are random tokens and labels."""
+    rng = host_rng(0, "bench")
+    n = shape.clients * shape.steps * shape.batch
+    require(9 * n * shape.length, f"A benchmark on {n:,} examples", "Choose smaller sizes.")
+    columns = {
+        "input_ids": rng.integers(0, shape.vocab, (n, shape.length)).astype(np.int32),
+        "attention_mask": np.ones((n, shape.length), bool),
+        "labels": rng.integers(0, classes, n).astype(np.int32),
+    }
+    rows = np.arange(n, dtype=np.int32).reshape(shape.clients, -1)
+    return Clients(Dataset(columns, tuple(map(str, range(classes)))), tuple(rows))
+
+
+def bench(shape: Shape, on_phase: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Returns the speed of the local-update engine: medians over the timed rounds.
 
     Args:
-      layers: layers of the BERT backbone; the default shape is that of MiniLM-L6.
-      hidden: width of the backbone.
-      heads: attention heads.
-      ffn: width of the feed-forward layers.
-      vocab: size of the vocabulary.
-      length: tokens per example.
-      batch: examples per local step.
-      clients: clients per round.
-      steps: local steps per client.
-      rank: rank of LoRA on query and value.
-      dropout: dropout rate everywhere in the model.
-      dtype: compute dtype.
-      lanes: clients that train side by side.
-      repeats: number of timed rounds.
+      shape: the sizes.
       on_phase: called with a description of each phase when it starts.
+
+    Raises:
+      InputError: a size is not positive.
     """
-    shape: dict[str, Any] = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "ffn": ffn,
-        "vocab": vocab,
-        "length": length,
-        "batch": batch,
-        "clients": clients,
-        "steps": steps,
-        "rank": rank,
-        "dropout": dropout,
-        "dtype": dtype,
-        "lanes": lanes,
-    }
-    for name, value in {**shape, "repeats": repeats}.items():
+    sizes = shape._asdict()
+    for name, value in sizes.items():
         if type(value) is int and not 1 <= value < 2**31:
             raise InputError(f"{name} = {show(value)} must be from 1 to {2**31 - 1:,}.")
     on_phase("compiling a round, and running it once")
-    run = Bench(**shape)
-    seconds = []
+    run = Bench(shape)
+    repeats, seconds = sizes.pop("repeats"), []
     for number in range(repeats):
         on_phase(f"timing round {number + 1} of {repeats}")
         seconds.append(run.round())
@@ -168,7 +144,7 @@ def bench(
         "lanes": run.plan.lanes,
         "slot_utilisation": run.plan.slot_utilisation,
         "peak_memory_mb": peak / 1e6,
-        "model_tflops": 4 * run.parameters * batch * length * rate / 1e12,
+        "model_tflops": 4 * run.parameters * shape.batch * shape.length * rate / 1e12,
         "device": device_name(),
-        "shape": shape,
+        "shape": sizes,
     }

@@ -30,10 +30,9 @@ def report(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from fedjax_peft.report import page as pages
-    from fedjax_peft.report import tables
-    from fedjax_peft.report.methods import Options, methods_of
-    from fedjax_peft.report.records import distinct
+    from fedjax_peft.report.methods import Options, compare
     from fedjax_peft.report.study import read_study
+    from fedjax_peft.report.targets import target_table
 
     study = read_study(*options.runs)
     asked = Options(options.metric, options.at, options.choose_by, options.baseline)
@@ -49,10 +48,7 @@ def report(options: argparse.Namespace) -> None:
     )
     if options.target is not None:
         console = Console()
-        methods = methods_of(study, asked)
-        runs = distinct(study.records)
-        rows = methods.rows if methods else {run.name: [run] for run in runs}
-        reached = tables.target_table(rows, options.target, console.width)
+        reached = target_table(compare(study, asked).rows, options.target, console.width)
         console.print("", reached, sep="\n")
     print(page)
 
@@ -68,23 +64,20 @@ def print_study(study: "Study", options: "Options | None" = None) -> None:
     """Prints runs with one seed each as rows; otherwise methods over their seeds."""
     from rich.console import Console
 
-    from fedjax_peft.report import tables
-    from fedjax_peft.report.methods import methods_of
+    from fedjax_peft.report.comparison import explanations
+    from fedjax_peft.report.methods import compare
     from fedjax_peft.simulation.summaries import privacy_in_words
 
-    console = Console()
-    methods = methods_of(study, options)
-    if methods is None:
-        runs = study.records
-        shown, text = [tables.table(runs, console.width)], tables.conclusion(runs)
-        texts = [text] if len(runs) > 1 else []
-        texts += [f"{run.name}: {words}" for run in runs if (words := privacy_in_words(run.rows))]
-    else:
-        shown = methods.terminal_tables(console.width)
-        texts = [methods.lead, *(f"Note: {warning}" for warning in methods.warnings)]
+    console, shown = Console(), compare(study, options)
+    tables = shown.terminal_tables(console.width)
+    texts = [shown.lead] if shown.over_seeds or len(shown.names) > 1 else []
+    texts += [f"Note: {warning}" for warning in shown.warnings]
+    if not shown.over_seeds:
+        words = {run.name: privacy_in_words(run.rows) for run in shown.runs}
+        texts += [f"{name}: {text}" for name, text in words.items() if text]
     if console.is_terminal:  # other outputs are read by programs too
-        texts += tables.explanations(shown)
-    for i, table in enumerate(shown):
+        texts += explanations(tables)
+    for i, table in enumerate(tables):
         console.print(*[""] * bool(i), table, sep="\n")
     if texts:
         console.print("", *texts, sep="\n", markup=False, highlight=False)

@@ -57,6 +57,7 @@ def partition(options: argparse.Namespace) -> None:
 
     from fedjax_peft.config import config as configs
     from fedjax_peft.report import partition as reports
+    from fedjax_peft.report import partition_files
 
     out = options.out or Path("runs") / f"{options.config.stem}-partition"
     raw = configs.methods(configs.load(options.config), options.overrides)
@@ -72,7 +73,7 @@ def partition(options: argparse.Namespace) -> None:
             base=math.e if options.base == "e" else float(options.base),
         )
         Console().print(reports.size_table(report), "", reports.class_table(report), sep="\n")
-        for path in reports.write(report, out / name if len(distinct) > 1 else out):
+        for path in partition_files.write(report, out / name if len(distinct) > 1 else out):
             print(path)
 
 
@@ -110,9 +111,9 @@ def bench(options: argparse.Namespace) -> None:
     given: dict[str, Any] = {}
     for text in options.overrides:
         given = configs.override(given, text)
-    arguments = configs.check_arguments(benching.bench, given)
+    shape = benching.Shape(**configs.check_arguments(benching.Shape, given))
     with console.progress_lines("bench") as on_phase:
-        result = benching.bench(**arguments, on_phase=on_phase)
+        result = benching.bench(shape, on_phase)
     if options.json:
         print(json.dumps(result))
         return

@@ -14,7 +14,6 @@ and in their markers. A script draws a figure like this::
 Figures are created without pyplot, so there is no global state and no figure to close.
 """
 
-import csv
 import functools
 import io
 import math
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedjax_peft.report.table_files import csv_text
 from fedjax_peft.support.files import replace_file
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
@@ -39,9 +39,7 @@ __all__ = [
     "bands",
     "dash",
     "drawable",
-    "dress",
     "figure_class",
-    "lettering",
     "line_look",
     "mean_band",
     "render",
@@ -89,6 +87,7 @@ def style() -> "AbstractContextManager[None]":
         {
             "axes.axisbelow": True,
             "axes.edgecolor": MUTED,
+            "axes.facecolor": PAPER,
             "axes.grid": True,
             "axes.labelcolor": INK,
             "axes.labelsize": 9,
@@ -136,7 +135,7 @@ def subplots(
         **options: For ``Figure.subplots``, such as ``sharey=True``.
     """
     with style():
-        fig = figure_class()(figsize=size, layout="constrained", facecolor=PAPER)
+        fig = figure_class()(figsize=size)
         return fig, fig.subplots(rows, columns, **options)
 
 
@@ -246,11 +245,7 @@ def table_csv(data: Iterable[Mapping[str, Any]]) -> str:
     """
     rows = list(data)
     header = list(dict.fromkeys(key for row in rows for key in row))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_cell(row.get(key)) for key in header] for row in rows)
-    return out.getvalue()
+    return csv_text([header, *([_cell(row.get(key)) for key in header] for row in rows)])
 
 
 def svg(file: bytes, prefix: str = "") -> str:
@@ -343,7 +338,8 @@ def figure_class() -> "type[Figure]":
             for text in self.findobj(Text):
                 text.set_parse_math(False)
                 text.set_text(drawable(text.get_text()))
-            super().draw(renderer)
+            with style():  # ticks are made now
+                super().draw(renderer)
 
         def _repr_png_(self) -> bytes:
             return render(self, "png", 150)
@@ -361,23 +357,6 @@ def drawable(text: str) -> str:
     return "".join(
         c if c == "\n" or font.get_char_index(ord(c)) else "\N{WHITE SQUARE}" for c in text
     )
-
-
-def lettering(size: float = 9, color: str = INK) -> dict[str, Any]:
-    """Returns the font of a text, as matplotlib's arguments."""
-    return {"family": FONT, "fontsize": size, "color": color}
-
-
-def dress(ax: "Axes") -> None:
-    """Removes frame lines and ticks, and sets the colours."""
-    ax.set_facecolor(PAPER)
-    ax.set_axisbelow(True)
-    ax.margins(x=0.02)
-    ax.grid(True, which="major", color=GRID, linewidth=0.6, linestyle="solid")
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.spines["bottom"].set(color=MUTED, linewidth=0.8)
-    ax.tick_params(which="both", length=0, labelsize=8.5, labelcolor=MUTED, labelfontfamily=FONT)
-    ax.tick_params(axis="x", which="major", length=3, color=MUTED)
 
 
 def _number(axes: "Axes", name: Hashable) -> int:

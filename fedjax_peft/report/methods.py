@@ -4,50 +4,30 @@ Each method is shown with the setting that was chosen for it; a second table has
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
-from fedjax_peft.report import plots, separation
-from fedjax_peft.report.intervals import FEWEST_RESAMPLED
-from fedjax_peft.report.records import RunRecord, unique
-from fedjax_peft.report.separation import TESTED, Comparison, Group, Measurement
-from fedjax_peft.report.study import (
-    At,
-    Cell,
-    Choice,
-    Study,
-    Summary,
-    is_test,
-    summarise,
-    value_text,
-)
-from fedjax_peft.report.table_files import TextTable
-from fedjax_peft.report.tables import (
-    MISSING,
+from fedjax_peft.report import separation
+from fedjax_peft.report.cells import At, Cell, Choice, Study, is_test, value_text
+from fedjax_peft.report.columns import (
+    CLIENTS,
     Column,
-    Part,
     cost_columns,
-    terminal_table,
-    text_table,
+    difference_columns,
+    mean_column,
 )
-from fedjax_peft.report.verdict import (
-    Judgement,
-    capital,
-    gap_text,
-    listing,
-    obstacle,
-    sampling_variance,
-    score_text,
-    word,
-)
+from fedjax_peft.report.comparison import Comparison
+from fedjax_peft.report.intervals import FEWEST_RESAMPLED, summarise
+from fedjax_peft.report.judgement import Judgement, obstacle, sampling_variance
+from fedjax_peft.report.records import unique
+from fedjax_peft.report.runs import compare_runs
+from fedjax_peft.report.separation import TESTED, Group, Measurement
+from fedjax_peft.report.wording import MISSING, capital, is_share, listing, plural, word
 from fedjax_peft.simulation.summaries import summary
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["Methods", "Options", "compare_methods", "mean_text", "methods_of"]
+__all__ = ["Options", "compare", "compare_methods"]
 
 FEW = 3
 """Fewer seeds than this are warned of."""
@@ -66,117 +46,21 @@ class Options(NamedTuple):
     """The method that the others are compared with; by default the sweep's, else the first."""
 
 
-class Methods(NamedTuple):
-    """The comparison of methods over seeds."""
+def compare(study: Study, options: Options | None = None) -> Comparison:
+    """Returns the comparison of a study: of its methods, or of its runs.
 
-    study: Study
-    choice: Choice
-    cells: list[Cell]
-    """One for each row."""
-    names: list[str]
-    """The names of the rows."""
-    metric: str
-    what: str
-    """The compared score in words."""
-    judged: Judgement | None
-    baseline: str | None
-    columns: list[Column]
-    settings: tuple[list[str], list[Column]] | None
-    """Names and columns of the table of all settings; None if no method has several."""
-
-    @property
-    def lead(self) -> str:
-        """Sentences about the result, the intervals, and what the settings were chosen on."""
-        basis = self.choice.notes[:1]
-        if self.choice.on_test:
-            basis = (f"The settings were chosen on test data ({self.choice.metric}).",)
-        return " ".join([_verdict(self), *basis])
-
-    @property
-    def warnings(self) -> list[str]:
-        """What a reader must know before comparing the numbers."""
-        notes = self.choice.notes if self.choice.on_test else self.choice.notes[1:]
-        return [*notes, *_few_seeds(self), *_unpaired(self), *self.study.notes]
-
-    @property
-    def paired(self) -> str:
-        """Sentences on the columns of the differences; empty without them."""
-        found = [one.difference for one in self.judged.ranking.comparisons] if self.judged else []
-        if not found:
-            return ""
-        t_only = any(1 < one.n < FEWEST_RESAMPLED for one in found)
-        return " ".join(_about_differences(self, t_only=t_only))
-
-    @property
-    def captions(self) -> list[str]:
-        """Sentences that explain the columns."""
-        found = ["Values are means ± standard deviations (n − 1) over seeds."]
-        titles = [column.title for column in self.columns]
-        if is_test(self.metric) and any(title.startswith("Best ") for title in titles):
-            found.append(_BEST)
-        return found
-
-    @property
-    def rows(self) -> dict[str, list[RunRecord]]:
-        """Name of a row -> its runs."""
-        runs = (list(cell.runs.values()) for cell in self.cells)
-        return dict(zip(self.names, runs, strict=True))
-
-    @property
-    def runs(self) -> list[RunRecord]:
-        """The runs of all rows, with names that tell their seeds."""
-        return [
-            run._replace(name=f"{name}, seed {seed}")
-            for name, cell in zip(self.names, self.cells, strict=True)
-            for seed, run in cell.runs.items()
-        ]
-
-    @property
-    def finals(self) -> list[str]:
-        """The name and the mean of each row."""
-        means = {g.name: g.mean for g in self.judged.ranking.groups} if self.judged else {}
-        text = self.judged.text if self.judged else str
-        return [f"{name} {text(means[name]) if name in means else MISSING}" for name in self.names]
-
-    def terminal_tables(self, width: int) -> list[Table]:
-        """Returns the results, the differences and all settings for a terminal.
-
-        Args:
-          width: characters of the terminal.
-        """
-        parts = [[column for column in self.columns if column.part == "results"]]
-        parts.append([column for column in self.columns if column.part == "difference"])
-        found = [terminal_table("\nMethod", self.names, one, width) for one in parts if one]
-        if self.settings is not None:
-            found.append(terminal_table("\nMethod", *self.settings, width))
-        return found
-
-    def tables(self) -> dict[str, TextTable]:
-        """Returns stem of the files -> table: ``table``, and ``settings`` if there are several."""
-        shown = [column for column in self.columns if column.part != "costs"]
-        found = text_table(capital(self.what), "Method", self.names, shown)
-        notes = [self.lead, *self.captions, *filter(None, [self.paired]), *self.warnings]
-        out = {"table": found._replace(notes=notes)}
-        if self.settings is not None:
-            out["settings"] = text_table("All settings", "Method", *self.settings)
-        return out
-
-
-def methods_of(study: Study, options: Options | None = None) -> Methods | None:
-    """Returns the comparison of methods; None if each run is to be a row of its own.
-
-    That is the case for runs with one seed and one setting each, without options.
+    Each run is a row if there is one seed and one setting of each method, and no option.
 
     Raises:
       InputError: see :func:`compare_methods`.
     """
     asked = options is not None and options != Options()
-    if not study.cells or not (study.has_groups or asked):
-        return None
-    return compare_methods(study, options)
+    if study.cells and (study.has_groups or asked):
+        return compare_methods(study, options)
+    return compare_runs(study.records)
 
 
-def compare_methods(study: Study, options: Options | None = None) -> Methods:
+def compare_methods(study: Study, options: Options | None = None) -> Comparison:
     """Returns the comparison of the methods of a study.
 
     A sweep's methods are shown with their chosen settings. Of runs without a sweep, all settings
@@ -186,72 +70,51 @@ def compare_methods(study: Study, options: Options | None = None) -> Methods:
       InputError: no run has recorded a metric, or the baseline is unknown.
     """
     options = options or Options()
-    metric = options.metric and study.require(options.metric)
-    if metric is None:
-        usual = (f"test_{study.headline}", f"client_{study.headline}_mean")
-        metric = next((one for one in usual if one in study.metrics), usual[0])
+    metric, at = _metric(study, options), options.at
+    choice, cells = Choice(None, {}, False, ()), study.cells
     if study.keys or options.choose_by is not None:
-        choice = study.choice(options.choose_by, options.at)
-        cells = list(choice.cells.values()) or study.cells
-    else:
-        choice, cells = Choice(None, {}, False, ()), study.cells
-    names = _row_names(cells)
+        choice = study.choice(options.choose_by, at)
+        cells = list(choice.cells.values()) or cells
+    rows = dict(zip(_row_names(cells), cells, strict=True))
     baseline = options.baseline if options.baseline is not None else study.baseline
-    if baseline is not None and baseline not in names:
+    if baseline is not None and baseline not in rows:
         raise InputError(
-            f"There is no method {baseline!r} to compare with. {nearest(baseline, names)}"
+            f"There is no method {baseline!r} to compare with. {nearest(baseline, list(rows))}"
         )
-    judged = _judge(cells, names, metric, options.at, study, baseline)
-    several = [name for name, found in study.methods.items() if len(found) > 1]
-    return Methods(
-        study=study,
-        choice=choice,
-        cells=cells,
-        names=names,
-        metric=metric,
-        what=_words(metric, options.at),
+    judged = _judge(rows, metric, at, study, baseline)
+    columns = _columns(rows, metric, at, choice, judged)
+    what = _words(metric, at)
+    several = any(len(found) > 1 for found in study.methods.values())
+    basis = choice.notes[:1]
+    if choice.on_test:
+        basis = (f"The settings were chosen on test data ({choice.metric}).",)
+    notes = choice.notes if choice.on_test else choice.notes[1:]
+    names = list(rows)
+    return Comparison(
+        head="Method",
+        title=f"Method {names[0]}" if len(names) == 1 else f"Comparison of {len(names)} methods",
+        caption=capital(what),
+        rows={name: cell.runs for name, cell in rows.items()},
+        columns=columns,
         judged=judged,
-        baseline=baseline or (names[0] if names else None),
-        columns=_columns(cells, names, metric, options.at, choice, judged),
-        settings=_settings(study, metric, options.at, choice) if several and choice.cells else None,
+        lead=" ".join([_lead(what, judged), *basis]),
+        finals=_finals(names, judged),
+        curve=word(metric),
+        stem=re.sub(r"\W+", "_", metric),  # a nested metric has dots in its name
+        metric=metric,
+        captions=_captions(metric, columns),
+        paired=_paired(judged),
+        warnings=[*notes, *_few_seeds(rows), *_unpaired(judged), *study.notes],
+        settings=_settings(study, metric, at, choice) if several and choice.cells else None,
     )
 
 
-def _judge(
-    cells: Sequence[Cell],
-    names: Sequence[str],
-    metric: str,
-    at: At,
-    study: Study,
-    baseline: str | None,
-) -> Judgement | None:
-    """Returns the comparison of the rows; None if no row has the metric."""
-    groups, rows = [], {}
-    for i, (name, cell) in enumerate(zip(names, cells, strict=True)):
-        if values := cell.values(metric, at):
-            runs = {
-                seed: Measurement(x, sampling_variance(cell.runs[seed], metric, x))
-                for seed, x in values.items()
-            }
-            groups.append(Group(name, runs))
-            rows[name] = i
-    if not groups or (baseline is not None and baseline not in rows):
-        return None
-    share = plots.is_share(metric)
-    return Judgement(
-        what=_words(metric, at),
-        text=score_text(share),
-        gap=gap_text(share),
-        on_test=is_test(metric),
-        rows=rows,
-        ranking=separation.rank(
-            groups,
-            lower_is_better=study.lower_is_better(metric),
-            obstacle=obstacle([run for i in rows.values() for run in cells[i].runs.values()]),
-            baseline=baseline,
-            over_seeds=True,
-        ),
-    )
+def _metric(study: Study, options: Options) -> str:
+    """Returns the metric to compare by."""
+    if options.metric is not None:
+        return study.require(options.metric)
+    usual = (f"test_{study.headline}", f"client_{study.headline}_mean")
+    return next((one for one in usual if one in study.metrics), usual[0])
 
 
 def _row_names(cells: Sequence[Cell]) -> list[str]:
@@ -264,11 +127,40 @@ def _row_names(cells: Sequence[Cell]) -> list[str]:
     return names
 
 
+def _judge(
+    cells: Mapping[str, Cell], metric: str, at: At, study: Study, baseline: str | None
+) -> Judgement | None:
+    """Returns the comparison of the rows; None if no row, or not the baseline, has the metric."""
+    groups, rows = [], {}
+    for i, (name, cell) in enumerate(cells.items()):
+        if values := cell.values(metric, at):
+            runs = {
+                seed: Measurement(x, sampling_variance(cell.runs[seed], metric, x))
+                for seed, x in values.items()
+            }
+            groups.append(Group(name, runs))
+            rows[name] = i
+    if not groups or (baseline is not None and baseline not in rows):
+        return None
+    return Judgement(
+        what=_words(metric, at),
+        share=is_share(metric),
+        on_test=is_test(metric),
+        rows=rows,
+        ranking=separation.rank(
+            groups,
+            lower_is_better=study.lower_is_better(metric),
+            obstacle=obstacle([run for name in rows for run in cells[name].runs.values()]),
+            baseline=baseline,
+            over_seeds=True,
+        ),
+    )
+
+
 def _words(metric: str, at: At) -> str:
     """Returns a metric and which of its values in words, such as ``final test accuracy``."""
     found = re.fullmatch(r"client_(\w+)_mean", metric)
     text = f"mean of the clients’ {word(found[1])}" if found else word(metric)
-    text = re.sub(r"\bf1\b", "F1", text)
     return f"{text} in round {at}" if isinstance(at, int) else f"{at} {text}"
 
 
@@ -276,225 +168,117 @@ def _words(metric: str, at: At) -> str:
 
 
 def _columns(
-    cells: Sequence[Cell],
-    names: Sequence[str],
-    metric: str,
-    at: At,
-    choice: Choice,
-    judged: Judgement | None,
+    rows: Mapping[str, Cell], metric: str, at: At, choice: Choice, judged: Judgement | None
 ) -> list[Column]:
     """Returns the columns of the rows, without those that are empty in all of them."""
+    cells = list(rows.values())
     facts = [[summary(run.rows) for run in cell.runs.values()] for cell in cells]
-    of = partial(_of_facts, facts)
-    best = judged.best if judged else set()
     score = facts[0][0]["headline"] if facts else "accuracy"
-    settings = [cell.label or MISSING for cell in cells]
     out = [
-        Column(
+        _text_column(
             "Setting" if choice.metric is None else "Chosen setting",
-            "\nSetting",
-            settings,
-            set(),
+            [cell.label or MISSING for cell in cells],
+            short="Setting",
             is_text=True,
         ),
-        Column("Seeds", "\nSeeds", [str(len(cell.runs)) for cell in cells], set()),
+        _seeds(cells),
     ]
     if choice.metric is not None and choice.metric != metric:
-        values = [summarise(cell.values(choice.metric, at)) for cell in cells]
-        out.append(_mean_column(choice.metric, values, title=_words(choice.metric, at)))
-    main = [summarise(cell.values(metric, at)) for cell in cells]
-    out.append(_mean_column(metric, main, title=_words(metric, at), best=best))
+        out.append(_score_column(cells, choice.metric, at))
+    out.append(_score_column(cells, metric, at, best=judged.best if judged else set()))
     if metric == f"test_{score}" and at == "final":
-        values = [summarise(cell.values(metric, "best")) for cell in cells]
-        title = _words(metric, "best")
-        out.append(_mean_column(metric, values, title=title, prefix="best_"))
-    for key, title in _CLIENTS.items():
+        out.append(_score_column(cells, metric, "best", prefix="best_"))
+    for key, title in CLIENTS.items():
         field = f"client_{score}_{key}"
         if field != metric:
-            out.append(_mean_column(field, of(f"client_{key}"), title=title, part="clients"))
-    out += _difference_columns(names, judged, metric)
-    means = [{key: _mean(fact[key] for fact in one) for key in one[0]} for one in facts]
+            values = [summarise(_known(one, f"client_{key}")) for one in facts]
+            found = mean_column(field, values, title, part="clients")
+            out.append(found._replace(short=""))
+    out += difference_columns(list(rows), judged)
+    means = [{key: _mean(_known(one, key)) for key in one[0]} for one in facts]
     out += [column._replace(part="costs", short="") for column in cost_columns(means)]
-    return [column for column in out if set(column.cells) != {MISSING}]
+    return [column for column in out if not column.is_empty]
 
 
-_CLIENTS = {
-    "mean": "Clients’ mean",
-    "weighted": "Weighted by test size",
-    "worst_tenth": "Worst 10 % of clients",
-    "worst": "Worst client",
-}
-"""Figure of the clients' tests -> heading."""
+def _text_column(title: str, cells: list[str], *, short: str, is_text: bool = False) -> Column:
+    return Column(title, f"\n{short}", cells, set(), is_text=is_text)
 
 
-def _of_facts(facts: Sequence[Sequence[dict[str, Any]]], key: str) -> list[Summary]:
-    return [summarise(fact[key] for fact in one if fact[key] is not None) for one in facts]
+def _seeds(cells: Sequence[Cell]) -> Column:
+    return _text_column("Seeds", [str(len(cell.runs)) for cell in cells], short="Seeds")
 
 
-def _mean(values: Iterator[Any]) -> float | None:
-    known = [value for value in values if isinstance(value, int | float)]
-    return sum(known) / len(known) if known else None
+def _score_column(cells: Sequence[Cell], metric: str, at: At, **options: Any) -> Column:
+    """Returns the means of a metric over seeds; see :func:`mean_column` for the options."""
+    values = [summarise(cell.values(metric, at)) for cell in cells]
+    return mean_column(metric, values, _words(metric, at), **options)
 
 
-def _mean_column(
-    field: str,
-    values: Sequence[Summary],
-    *,
-    title: str,
-    best: set[int] | None = None,
-    part: Part = "results",
-    prefix: str = "",
-) -> Column:
-    """Returns a column of means and standard deviations; fractions are in percent."""
-    share = plots.is_share(field)
-    heading = f"{capital(title)} (%)" if share else capital(title)
-    # Two lines on a terminal: everything but the last word in the first.
-    first, _, last = heading.removesuffix(" (%)").rpartition(" ")
-    short = f"{first}\n{_SHORT.get(last, last)}{' %' if share else ''}"
-    name = f"{prefix}{field}"
-    data: dict[str, Sequence[object]] = {name: [one.mean for one in values]}
-    data |= {f"{name}_sd": [one.sd for one in values], f"{name}_n": [one.n for one in values]}
-    data |= {f"{name}_low": [v.low for v in values], f"{name}_high": [v.high for v in values]}
-    cells = [mean_text(field, one) for one in values]
-    return Column(heading, short, cells, best or set(), part, data)
+def _known(facts: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """Returns the numbers of a figure of the runs of a row."""
+    return [x for fact in facts if isinstance(x := fact[key], int | float)]
 
 
-_SHORT = {"accuracy": "acc."}
-
-
-def mean_text(field: str, values: Summary) -> str:
-    """Returns text such as ``81.2 ± 0.4``; fractions are in percent, without the sign."""
-    if plots.is_share(field) or values.mean is None:
-        return values.text(100)
-    return f"{values.mean:.4g}" + ("" if values.sd is None else f" ± {values.sd:.2g}")
-
-
-def _difference_columns(
-    names: Sequence[str], judged: Judgement | None, metric: str
-) -> list[Column]:
-    """Returns the columns of the paired differences; none for a single row."""
-    if judged is None or len(judged.ranking.groups) < 2:
-        return []
-    reference = judged.ranking.comparisons[0].reference
-    found = {one.name: one for one in judged.ranking.comparisons}
-    rows = [found.get(name) for name in names]
-    share = plots.is_share(metric)
-
-    def number(x: float) -> str:
-        return (f"{100 * x:+.1f}" if share else f"{x:+.3g}").replace("-", "−")
-
-    unit = " (points)" if share else ""
-
-    def column(
-        title: str, short: str, text: Callable[[Comparison], str], **data: Sequence[object]
-    ) -> Column:
-        cells = [
-            "baseline" if name == reference and title.startswith("Diff") else MISSING
-            if one is None else text(one)
-            for name, one in zip(names, rows, strict=True)
-        ]  # fmt: skip
-        return Column(title, short, cells, set(), "difference", data, title == "Result")
-
-    def interval(low: float | None, high: float | None) -> str:
-        return MISSING if low is None or high is None else f"{number(low)} to {number(high)}"
-
-    def data(key: str) -> list[Any]:
-        return [None if one is None else getattr(one.difference, key) for one in rows]
-
-    def mean(one: Comparison) -> str:
-        return MISSING if one.difference.mean is None else number(one.difference.mean)
-
-    columns = [
-        column(
-            f"Difference to {reference}{unit}",
-            f"Difference to\n{plots.shorten(reference, 16)}{' (pts)' if share else ''}",
-            mean,
-            difference=data("mean"),
-            difference_n=data("n"),
-        ),
-        column(
-            "95 % interval (t)",
-            "95 % interval\nt",
-            lambda one: interval(one.difference.low, one.difference.high),
-            t_low=data("low"),
-            t_high=data("high"),
-        ),
-        column(
-            "95 % interval (bootstrap)",
-            "95 % interval\nbootstrap",
-            lambda one: interval(one.difference.boot_low, one.difference.boot_high),
-            bootstrap_low=data("boot_low"),
-            bootstrap_high=data("boot_high"),
-        ),
-        column("Result", "\nResult", _result, result=[r and _result(r) for r in rows]),
-    ]
-    return columns
-
-
-def _result(one: Comparison) -> str:
-    if one.separated:
-        return "separated"
-    return "not separated" if one.margin is not None else f"not known: {one.basis}"
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _settings(study: Study, metric: str, at: At, choice: Choice) -> tuple[list[str], list[Column]]:
     """Returns names and columns of the table of all settings of all methods."""
     cells = [cell for found in study.methods.values() for cell in found]
-    chosen = [id(cell) for cell in choice.cells.values()]
-    keys = dict.fromkeys(key for cell in cells for key in cell.settings)
+    chosen = {id(cell) for cell in choice.cells.values()}
     columns = []
-    for key in keys:
+    for key in dict.fromkeys(key for cell in cells for key in cell.settings):
+        title = one_line(key)
         texts = [
             value_text(cell.settings[key]) if key in cell.settings else MISSING for cell in cells
         ]
-        title = one_line(key)
-        columns.append(Column(title, f"\n{title.rpartition('.')[2]}", texts, set()))
-    columns.append(Column("Seeds", "\nSeeds", [str(len(cell.runs)) for cell in cells], set()))
+        columns.append(_text_column(title, texts, short=title.rpartition(".")[2]))
+    columns.append(_seeds(cells))
     fields = dict.fromkeys(filter(None, (choice.metric, metric)))
-    for field in fields:
-        values = [summarise(cell.values(field, at)) for cell in cells]
-        columns.append(_mean_column(field, values, title=_words(field, at)))
+    columns += [_score_column(cells, field, at) for field in fields]
     marks = ["chosen" if id(cell) in chosen else MISSING for cell in cells]
-    columns.append(Column("Choice", "\nChoice", marks, set(), is_text=True))
+    columns.append(_text_column("Choice", marks, short="Choice", is_text=True))
     return [cell.name for cell in cells], columns
 
 
 # Sentences.
 
 
-def _verdict(methods: Methods) -> str:
+def _lead(what: str, judged: Judgement | None) -> str:
     """Returns sentences on what the comparison shows."""
-    judged = methods.judged
     if judged is None:
-        return f"No {methods.what} has been recorded."
+        return f"No {what} has been recorded."
     ranking = judged.ranking
     first = ranking.groups[0]
     score = f"{judged.text(first.mean)}{_spread(judged, first)}"
-    if len(ranking.groups) == 1:
-        return f"{capital(judged.what)} of {first.name}: {score}."
+    if not ranking.comparisons:
+        return f"{capital(what)} of {first.name}: {score}."
     reference = ranking.comparisons[0].reference
-    known = [one for one in ranking.comparisons if one.margin is not None]
-    if not known:
+    if all(one.margin is None for one in ranking.comparisons):
         why = ", ".join(sorted({one.basis for one in ranking.comparisons}))
         return (
-            f"{capital(judged.what)}: no method is separated from {reference}, because there are no"
+            f"{capital(what)}: no method is separated from {reference}, because there are no"
             f" intervals ({why})."
         )
     separated = [one for one in ranking.comparisons if one.separated]
     if not separated:
         return (
-            f"No method is separated from {reference} in {judged.what}: no difference, paired by"
+            f"No method is separated from {reference} in {what}: no difference, paired by"
             " seed, has its 95 % intervals on one side of 0."
         )
-    best = ""
+    best, where = "", f" in {what}"
     if ranking.winner:
-        best = f"{first.name} has the best {judged.what}, separated from every other: {score}. "
+        best = f"{first.name} has the best {what}, separated from every other: {score}. "
+        where = ""
     texts = [f"{one.name} ({_signed(judged, one.difference.mean)})" for one in separated]
     rest = [one.name for one in ranking.comparisons if not one.separated]
-    others = f"; {listing(rest)} {'is' if len(rest) == 1 else 'are'} not" if rest else ""
-    verb = "is" if len(texts) == 1 else "are"
-    what = "" if best else f" in {judged.what}"
-    return f"{best}{listing(texts)} {verb} separated from {reference}{what}{others}."
+    others = f"; {listing(rest)} {_are(rest)} not" if rest else ""
+    return f"{best}{listing(texts)} {_are(texts)} separated from {reference}{where}{others}."
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _signed(judged: Judgement, difference: float | None) -> str:
@@ -509,60 +293,72 @@ def _spread(judged: Judgement, group: Group) -> str:
     return f" (mean of {found.n} seeds, standard deviation {judged.gap(found.sd)})"
 
 
-def _few_seeds(methods: Methods) -> Iterator[str]:
+def _finals(names: Sequence[str], judged: Judgement | None) -> list[str]:
+    """Returns the name and the mean of each row."""
+    groups = judged.ranking.groups if judged else []
+    means = {group.name: judged.text(group.mean) for group in groups if judged}
+    return [f"{name} {means.get(name, MISSING)}" for name in names]
+
+
+def _captions(metric: str, columns: Sequence[Column]) -> list[str]:
+    """Returns sentences that explain the columns."""
+    found = ["Values are means ± standard deviations (n − 1) over seeds."]
+    if is_test(metric) and any(column.title.startswith("Best ") for column in columns):
+        found.append(
+            "The best value over all rounds is chosen on the test set, so it is optimistic."
+        )
+    return found
+
+
+def _few_seeds(rows: Mapping[str, Cell]) -> Iterator[str]:
     few: dict[int, list[str]] = {}
-    for name, cell in zip(methods.names, methods.cells, strict=True):
+    for name, cell in rows.items():
         if len(cell.runs) < FEW:
             few.setdefault(len(cell.runs), []).append(name)
     for n, names in few.items():
-        have = "has" if len(names) == 1 else "have"
+        who = f"{listing(names)} {'has' if len(names) == 1 else 'have'}"
         if n == 1:
-            yield f"{listing(names)} {have} one seed: no standard deviation and no interval."
+            yield f"{who} one seed: no standard deviation and no interval."
         else:
             yield (
-                f"{listing(names)} {have} {n} seeds. Use at least {FEW}: intervals of fewer are so"
-                " wide that they separate next to nothing."
+                f"{who} {n} seeds. Use at least {FEW}: intervals of fewer are so wide that they"
+                " separate next to nothing."
             )
 
 
-def _unpaired(methods: Methods) -> Iterator[str]:
-    for one in methods.judged.ranking.comparisons if methods.judged else ():
+def _unpaired(judged: Judgement | None) -> Iterator[str]:
+    for one in judged.ranking.comparisons if judged else ():
         if seeds := one.difference.unpaired:
             yield (
                 f"{one.name} and {one.reference} do not have the same seeds: the difference leaves"
-                f" out seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}."
+                f" out {plural('seed', len(seeds))} {', '.join(map(str, seeds))}."
             )
 
 
-def _about_differences(methods: Methods, *, t_only: bool) -> Iterator[str]:
-    """Yields what the intervals of the differences contain, and what separated means.
-
-    Args:
-      methods: the comparison.
-      t_only: whether a difference has too few seeds for the bootstrap.
-    """
-    yield (
+def _paired(judged: Judgement | None) -> str:
+    """Returns what the intervals of the differences contain, and what separated means."""
+    comparisons = judged.ranking.comparisons if judged else []
+    if not comparisons:
+        return ""
+    texts = [
         "Differences are paired by seed. Separated: the 95 % intervals, by Student’s t and by the"
         " bootstrap, exclude 0."
-    )
-    if t_only:
-        yield f"With fewer than {FEWEST_RESAMPLED} seeds, only Student’s t has an interval."
-    comparisons = methods.judged.ranking.comparisons if methods.judged else ()
+    ]
+    if any(1 < one.difference.n < FEWEST_RESAMPLED for one in comparisons):
+        texts.append(f"With fewer than {FEWEST_RESAMPLED} seeds, only Student’s t has an interval.")
     if any(one.basis.endswith(TESTED) for one in comparisons):
-        yield (
+        texts.append(
             "The intervals contain the chance of the seeds and of the test examples: the binomial"
             " variances of both scores, as if the methods were tested on different examples."
         )
     else:
-        yield (
+        texts.append(
             "The intervals are about the seeds only, on these test examples, because the metric is"
             " no share of a known number of examples. Without a spread over seeds there is none."
         )
-    yield (
+    texts.append(
         "Each comparison has 95 % confidence by itself. The best mean is bold only if it is"
         " separated from every other method with 95 % confidence over all pairs together"
         " (Bonferroni)."
     )
-
-
-_BEST = "The best value over all rounds is chosen on the test set, so it is optimistic."
+    return " ".join(texts)

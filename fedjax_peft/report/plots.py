@@ -1,94 +1,58 @@
 """Curves of runs as matplotlib figures, for notebooks, papers and the report."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from fedjax_peft.report.drawing import Rows, Runs, key, legend_below, panels, plain_log, styled
 from fedjax_peft.report.figure_files import (
     INK,
     MUTED,
     PAPER,
     bands,
     dash,
-    dress,
-    figure_class,
-    lettering,
     line_look,
     rolling,
     styles,
 )
+from fedjax_peft.report.wording import (
+    byte_unit,
+    capital,
+    common,
+    is_share,
+    shorten,
+    time_unit,
+    word,
+)
 from fedjax_peft.simulation.rows import field_is_lower_better, headline, headline_is_lower_better
 from fedjax_peft.simulation.summaries import series
-from fedjax_peft.support.display import one_line
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Unit",
-    "amount",
-    "byte_unit",
-    "common",
-    "curve_data",
-    "curves",
-    "digits",
-    "is_share",
-    "mean_curve_data",
-    "mean_curves",
-    "one_line",
-    "shorten",
-    "time_unit",
-]
+__all__ = ["curve_data", "curves", "mean_curve_data", "mean_curves"]
 
-NAME_LENGTH = 30
-"""Most characters of a run's name beside its curve."""
 LOG_FROM = 30
 """A cost axis is logarithmic if the runs' totals differ at least by this factor."""
 
 
-class Unit(NamedTuple):
-    """A unit for bytes or seconds."""
+class _Line(NamedTuple):
+    """The points of a curve."""
 
-    size: float
-    """Bytes or seconds in one unit."""
-    symbol: str
-    name: str
+    xs: list[float]
+    by_seed: dict[Any, list[float]]
+    """Seed -> one value for each of ``xs``."""
 
-
-_BYTES = [Unit(1, "B", "bytes"), Unit(1e3, "kB", "kB"), Unit(1e6, "MB", "MB")]
-_BYTES += [Unit(1e9, "GB", "GB"), Unit(1e12, "TB", "TB")]
-_SECONDS = [Unit(1, "s", "seconds"), Unit(60, "min", "minutes"), Unit(3600, "h", "hours")]
-
-
-def byte_unit(largest: float) -> Unit:
-    """Returns the decimal unit (kB, MB ...) for amounts up to ``largest`` bytes."""
-    return _unit(_BYTES, largest)
-
-
-def time_unit(largest: float) -> Unit:
-    """Returns the unit (seconds, minutes, hours) for durations up to ``largest`` seconds."""
-    return _unit(_SECONDS, largest / 2)  # below two minutes, print seconds
-
-
-def amount(value: float, unit: Unit) -> str:
-    """Returns bytes or seconds as a number and its unit."""
-    return f"{digits(value / unit.size)} {unit.symbol}"
-
-
-def digits(value: float) -> str:
-    """Returns a number with about three significant digits, without an exponent."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    if value >= 10:
-        return f"{value:.1f}"
-    if value >= 0.1:
-        return f"{value:.2f}"
-    return "0" if value == 0 else f"{value:.3f}" if value >= 0.001 else "<0.001"
+    @property
+    def end(self) -> float:
+        """The last value, a mean over seeds."""
+        return sum(ys[-1] for ys in self.by_seed.values()) / len(self.by_seed)
 
 
 def curves(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    runs: Mapping[str, Rows],
     x: str,
     metric: str | None = None,
     *,
@@ -101,7 +65,8 @@ def curves(
     them are visible.
 
     Args:
-        runs: Name -> rows, in the order of the labels. The styles are those of :func:`styles`.
+        runs: Name -> rows, in the order of the labels. The styles are those of
+            :func:`fedjax_peft.report.figure_files.styles`.
         x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"``; the latter two are accumulated. A
             cost axis is logarithmic if the runs' totals differ much.
         metric: A numeric field of the rows; by default the headline metric on the test set.
@@ -113,34 +78,45 @@ def curves(
         InputError: ``x`` is another word.
     """
     fields = {name: metric or f"test_{headline(rows)}" for name, rows in runs.items()}
-    lines = {}
-    for name, rows in runs.items():
-        xs, ys = _points(rows, x, fields[name])
-        lines[name] = (xs, rolling(ys, smooth))
-    fig, ax = _begin(len(runs), narrow)
-    unit = _x_axis(ax, x, [xs for xs, _ in lines.values()])
-    style = styles(runs)
-    ends, drawn = {}, []
-    for name in sorted(lines, key=lambda name: dash(style[name])):  # densest line first
-        shown = [(a / unit, b) for a, b in zip(*lines[name], strict=True) if a or not _is_log(ax)]
-        if shown:
-            drawn.append((name, shown))
-            ends[name] = shown[-1][1]
-    for i, (name, shown) in enumerate(drawn):
-        _draw(ax, shown, style[name], above=sum(shown == other for _, other in drawn[i + 1 :]))
+    lines = {
+        name: _points({None: rows}, x, fields[name], smooth=smooth) for name, rows in runs.items()
+    }
     lower = all(map(headline_is_lower_better, runs.values())) and metric is None and bool(runs)
-    _y_axis(ax, common(fields.values(), "test_score"), lower=lower)
-    labels = {name: _label_text(name, name in ends) for name in lines}
-    _finish(fig, labels, ends, style, narrow)
-    return fig
+    shown = common(fields.values(), "test_score")
+    return _figure(lines, x, shown, means=False, lower=lower, narrow=narrow)
+
+
+def mean_curves(
+    runs: Runs,
+    x: str,
+    metric: str,
+    *,
+    narrow: bool = False,
+    smooth: int = 1,
+) -> "Figure":
+    """Returns a figure of the mean of a metric over seeds, with a band of one standard deviation.
+
+    The points are the rounds that all seeds of a method have evaluated. On a cost axis, a point is
+    at the mean cost of the seeds. The other arguments are those of :func:`curves`.
+
+    Args:
+        runs: Name -> seed -> rows, in the order of the labels.
+        x: As in :func:`curves`.
+        metric: A numeric field of the rows.
+        narrow: As in :func:`curves`.
+        smooth: As in :func:`curves`; each seed is smoothed.
+
+    Raises:
+        InputError: ``x`` is another word.
+    """
+    lines = {name: _points(by_seed, x, metric, smooth=smooth) for name, by_seed in runs.items()}
+    every = [rows for by_seed in runs.values() for rows in by_seed.values()]
+    lower = bool(every) and all(field_is_lower_better(rows, metric) for rows in every)
+    return _figure(lines, x, metric, means=True, lower=lower, narrow=narrow)
 
 
 def curve_data(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
-    x: str,
-    metric: str | None = None,
-    *,
-    smooth: int = 1,
+    runs: Mapping[str, Rows], x: str, metric: str | None = None, *, smooth: int = 1
 ) -> list[dict[str, Any]]:
     """Returns the points of :func:`curves`, a row for each point: ``name``, ``x`` and the metric.
 
@@ -154,83 +130,7 @@ def curve_data(
     ]
 
 
-def _data(
-    rows: Sequence[Mapping[str, Any]], x: str, metric: str, smooth: int
-) -> list[dict[str, Any]]:
-    xs, ys = series(rows, x, metric)
-    points = [{x: a, metric: b} for a, b in zip(xs, ys, strict=True)]
-    if smooth > 1:
-        column = f"rolling_mean_{smooth}"
-        points = [
-            {**point, column: y} for point, y in zip(points, rolling(ys, smooth), strict=True)
-        ]
-    return points
-
-
-def mean_curves(
-    runs: Mapping[str, Mapping[Any, Sequence[Mapping[str, Any]]]],
-    x: str,
-    metric: str,
-    *,
-    narrow: bool = False,
-    smooth: int = 1,
-) -> "Figure":
-    """Returns a figure of the mean of a metric over seeds, with a band of one standard deviation.
-
-    The points are the rounds that all seeds of a method have evaluated. On a cost axis, a point is
-    at the mean cost of the seeds.
-
-    Args:
-        runs: Name -> seed -> rows, in the order of the labels.
-        x: As in :func:`curves`.
-        metric: A numeric field of the rows. Fractions are drawn in percent.
-        narrow: As in :func:`curves`.
-        smooth: As in :func:`curves`; each seed is smoothed.
-
-    Raises:
-        InputError: ``x`` is another word.
-    """
-    fig, ax = _begin(len(runs), narrow)
-    lines = {
-        name: _common_points(list(by_seed.values()), x, metric, smooth)
-        for name, by_seed in runs.items()
-    }
-    unit = _x_axis(ax, x, [xs for xs, _ in lines.values()])
-    style, ends = styles(runs), {}
-    for name, (xs, columns) in lines.items():
-        start = 1 if _is_log(ax) and xs and not xs[0] else 0
-        if xs[start:]:
-            values = dict(zip(runs[name], (ys[start:] for ys in columns), strict=True))
-            bands(ax, name, [a / unit for a in xs[start:]], values, number=style[name])
-            ends[name] = sum(ys[-1] for ys in columns) / len(columns)
-    every = [rows for by_seed in runs.values() for rows in by_seed.values()]
-    _y_axis(ax, metric, lower=bool(every) and all(field_is_lower_better(r, metric) for r in every))
-    labels = {name: _label_text(name, name in ends, len(runs[name])) for name in lines}
-    _finish(fig, labels, ends, style, narrow)
-    return fig
-
-
-def _common_points(
-    runs: Sequence[Sequence[Mapping[str, Any]]], x: str, metric: str, smooth: int
-) -> tuple[list[float], list[list[float]]]:
-    """Returns the mean x coordinates, and the values of each run, at the rounds of all runs."""
-    found: list[dict[float, tuple[float, float]]] = []
-    for rows in runs:
-        rounds, _ = series(rows, "round", metric)
-        xs, ys = _points(rows, x, metric)
-        found.append(dict(zip(rounds, zip(xs, rolling(ys, smooth), strict=True), strict=False)))
-    rounds = sorted(set.intersection(*map(set, found))) if found else []
-    xs = [sum(one[r][0] for one in found) / len(found) for r in rounds]
-    return xs, [[one[r][1] for r in rounds] for one in found]
-
-
-def mean_curve_data(
-    runs: Mapping[str, Mapping[Any, Sequence[Mapping[str, Any]]]],
-    x: str,
-    metric: str,
-    *,
-    smooth: int = 1,
-) -> list[dict[str, Any]]:
+def mean_curve_data(runs: Runs, x: str, metric: str, *, smooth: int = 1) -> list[dict[str, Any]]:
     """Returns the points behind :func:`mean_curves`: a row for each point of each seed."""
     return [
         {"name": name, "seed": seed, **point}
@@ -240,110 +140,120 @@ def mean_curve_data(
     ]
 
 
-def common(names: Iterable[str], otherwise: str) -> str:
-    """Returns the name if all names are equal, otherwise ``otherwise``."""
-    found = set(names)
-    return found.pop() if len(found) == 1 else otherwise
-
-
-def _begin(curves: int, narrow: bool) -> tuple["Figure", "Axes"]:
-    """Returns an empty figure for a number of curves, and its axes."""
-    width, height = (3.7, 2.7 + 0.2 * curves) if narrow else (7.2, 0.8 + 0.2 * curves)
-    fig = figure_class()(
-        figsize=(width, height if narrow else max(4.0, height)),
-        layout="constrained",
-        facecolor=PAPER,
-    )
-    ax = fig.add_subplot()
-    dress(ax)
-    return fig, ax
-
-
-def _finish(
-    fig: "Figure",
-    labels: "Mapping[str, _Label]",
-    ends: Mapping[str, float],
-    style: Mapping[str, int],
-    narrow: bool,
-) -> None:
-    """Writes the labels of the curves, which are given by name."""
-    (ax,) = fig.axes
-    if narrow:
-        _legend(fig, labels, ends, style)
-    else:
-        _label(ax, labels, ends, style)
-    if not ends:
-        ax.set(xticks=[], yticks=[])
-        ax.text(0.5, 0.5, "Nothing recorded", ha="center", transform=ax.transAxes, **lettering())
-
-
-def _unit(units: Sequence[Unit], largest: float) -> Unit:
-    return next((unit for unit in reversed(units) if unit.size <= largest), units[0])
-
-
-def _points(
-    rows: Sequence[Mapping[str, Any]], x: str, metric: str
-) -> tuple[list[float], list[float]]:
-    """Returns the points of a curve; none if the run has no costs on this axis (not simulated)."""
+def _data(rows: Rows, x: str, metric: str, smooth: int) -> list[dict[str, Any]]:
     xs, ys = series(rows, x, metric)
-    if len(xs) > 1 and xs[-1] == 0:
-        return [], []
-    return xs, [100 * y for y in ys] if is_share(metric) else ys
+    columns = {x: xs, metric: ys}
+    if smooth > 1:
+        columns[f"rolling_mean_{smooth}"] = rolling(ys, smooth)
+    return [dict(zip(columns, point, strict=True)) for point in zip(*columns.values(), strict=True)]
 
 
-def is_share(metric: str) -> bool:
-    """Returns whether a metric is a fraction that is printed in percent."""
-    return any(word in metric for word in ("accuracy", "f1", "exact_match", "score"))
+def _points(by_seed: Mapping[Any, Rows], x: str, metric: str, *, smooth: int) -> _Line:
+    """Returns the mean x coordinates and the values at the rounds of all seeds.
+
+    A seed without costs on this axis (not simulated) has no points.
+    """
+    found: dict[Any, dict[float, tuple[float, float]]] = {}
+    for seed, rows in by_seed.items():
+        rounds, _ = series(rows, "round", metric)
+        xs, ys = series(rows, x, metric)
+        if len(xs) > 1 and xs[-1] == 0:
+            xs, ys = [], []
+        ys = rolling([100 * y for y in ys] if is_share(metric) else ys, smooth)
+        found[seed] = dict(zip(rounds, zip(xs, ys, strict=True), strict=False))
+    rounds = sorted(set.intersection(*map(set, found.values()))) if found else []
+    means = [sum(one[r][0] for one in found.values()) / len(found) for r in rounds]
+    return _Line(means, {seed: [one[r][1] for r in rounds] for seed, one in found.items()})
 
 
-def _is_log(ax: "Axes") -> bool:
-    return ax.get_xscale() == "log"
+@styled
+def _figure(
+    lines: Mapping[str, _Line], x: str, metric: str, *, means: bool, lower: bool, narrow: bool
+) -> "Figure":
+    """Returns a figure of curves.
+
+    Args:
+        lines: Name -> curve, in the order of the labels.
+        x: As in :func:`curves`.
+        metric: The metric that names the y axis.
+        means: Whether the curves are means over seeds, with bands.
+        lower: Whether lower values are better.
+        narrow: As in :func:`curves`.
+    """
+    height = 2.7 + 0.2 * len(lines) if narrow else max(4.0, 0.8 + 0.2 * len(lines))
+    fig, (ax,) = panels(1, narrow, height=height)
+    unit = _x_axis(ax, x, [line.xs for line in lines.values()])
+    if ax.get_xscale() == "log":
+        lines = {name: _positive(line) for name, line in lines.items()}
+    style = styles(lines)
+    drawn = {name: line for name, line in lines.items() if line.xs}
+    if means:
+        for name, line in drawn.items():
+            bands(ax, name, [a / unit for a in line.xs], line.by_seed, number=style[name])
+    else:
+        order = sorted(drawn, key=lambda name: dash(style[name]))  # densest line first
+        for i, name in enumerate(order):
+            above = sum(drawn[name] == drawn[other] for other in order[i + 1 :])
+            _draw(ax, drawn[name], unit, style[name], above=above)
+    _y_axis(ax, metric, lower=lower)
+    labels = {name: _label(name, line, means=means) for name, line in lines.items()}
+    ends = {name: line.end for name, line in drawn.items()}
+    (_name_below if narrow else _name_beside)(ax, labels, ends, style)
+    if not drawn:
+        ax.set(xticks=[], yticks=[])
+        ax.text(0.5, 0.5, "Nothing recorded", ha="center", transform=ax.transAxes)
+    return fig
+
+
+def _positive(line: _Line) -> _Line:
+    """Returns the points that a logarithmic axis can show."""
+    kept = [i for i, x in enumerate(line.xs) if x]
+    by_seed = {seed: [ys[i] for i in kept] for seed, ys in line.by_seed.items()}
+    return _Line([line.xs[i] for i in kept], by_seed)
 
 
 def _x_axis(ax: "Axes", x: str, columns: Sequence[Sequence[float]]) -> float:
     """Sets up the x axis; returns the number of bytes, seconds or rounds in one of its units."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     totals = [xs[-1] for xs in columns if xs]
     largest = max(totals, default=0.0)
-    positive = [total for total in totals if total > 0]
+    unit, name = 1.0, "Communication round"
     if x == "round":
-        unit, title = 1.0, "Communication round"
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     else:
         choice = byte_unit(largest) if x == "bytes" else time_unit(largest)
         unit = choice.size
-        title = "Communication, up and down" if x == "bytes" else "Simulated time"
-        title += f" ({choice.name})"
+        name = "Communication, up and down" if x == "bytes" else "Simulated time"
+        name += f" ({choice.name})"
+        positive = [total for total in totals if total > 0]
         if positive and largest >= LOG_FROM * min(positive):
             ax.set_xscale("log")
             ax.xaxis.set_major_locator(LogLocator(subs=(1.0,)))
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             ax.xaxis.minorticks_off()
-            title += ", logarithmic"
+            plain_log(ax.xaxis)
+            name += ", logarithmic"
     if totals and not largest:  # only round 0: avoid an axis of tiny and negative numbers
         ax.set(xlim=(-0.02, 1.0), xticks=[0])
-    ax.set_xlabel(title, labelpad=6, **lettering())
+    ax.set_xlabel(name, labelpad=6)
     return unit
 
 
 def _y_axis(ax: "Axes", metric: str, *, lower: bool) -> None:
-    title = one_line(metric.replace("_", " ")).capitalize().replace("f1", "F1")
+    name = capital(word(metric))
     if is_share(metric):
         low, high = ax.get_ylim()
         ax.set_ylim(max(low, -1.0), min(high, 101.0))  # one percent more, for the line width
-        title += " (%)"
-    if lower:
-        title += ", lower is better"
-    ax.set_ylabel(title, labelpad=6, **lettering())
+        name += " (%)"
+    ax.set_ylabel(f"{name}, lower is better" if lower else name, labelpad=6)
 
 
-def _draw(ax: "Axes", points: Sequence[tuple[float, float]], style: int, *, above: int) -> None:
+def _draw(ax: "Axes", line: _Line, unit: float, style: int, *, above: int) -> None:
     """Draws a curve; its line is wider if ``above`` equal curves are drawn on top of it."""
     look = line_look(style)
     marker = look.pop("marker")
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    ax.plot(xs, ys, linewidth=1.8 + 2 * above, solid_capstyle="round", **look)
+    xs, (ys,) = [x / unit for x in line.xs], line.by_seed.values()
+    ax.plot(xs, ys, linewidth=1.8 + 2 * above, marker="", solid_capstyle="round", **look)
     dots: dict[str, Any] = {"marker": marker, "linestyle": "none", "color": look["color"]}
     if len(xs) <= 30:  # more dots would overlap
         ax.plot(xs, ys, markersize=3.5 + 2.5 * above, markeredgewidth=0, **dots)
@@ -351,11 +261,23 @@ def _draw(ax: "Axes", points: Sequence[tuple[float, float]], style: int, *, abov
     ax.plot(xs[-1:], ys[-1:], **ends)
 
 
-def _label(
-    ax: "Axes",
-    labels: "Mapping[str, _Label]",
-    ends: Mapping[str, float],
-    style: Mapping[str, int],
+# Names of curves.
+
+
+class _Label(NamedTuple):
+    text: str
+    color: str
+
+
+def _label(name: str, line: _Line, *, means: bool) -> _Label:
+    """Returns the label of a curve, with the number of seeds of a mean."""
+    if not line.xs:
+        return _Label(f"{shorten(name)} (no points)", MUTED)
+    return _Label(f"{shorten(name)} (n = {len(line.by_seed)})" if means else shorten(name), INK)
+
+
+def _name_beside(
+    ax: "Axes", labels: Mapping[str, _Label], ends: Mapping[str, float], style: Mapping[str, int]
 ) -> None:
     """Writes the names at the right, as close to the ends of the curves as space allows.
 
@@ -365,54 +287,25 @@ def _label(
     heights = [(ends[name] - low) / (high - low) if name in ends else 0.0 for name in labels]
     # Height of a line of text, as a fraction of the axes' height (85 % of the figure's height).
     gap = 13 / (0.85 * 72 * ax.figure.get_figheight())  # type: ignore[union-attr]
-    for name, y in zip(labels, _separate(heights, gap), strict=True):
+    for (name, label), y in zip(labels.items(), _separate(heights, gap), strict=True):
         place: dict[str, Any] = {"transform": ax.transAxes}
         if name in ends:
             look = {**line_look(style[name]), "marker": "", "linewidth": 1.8, "clip_on": False}
             ax.plot([1.015, 1.085], [y, y], **look, **place)
-        text, color = labels[name]
-        ax.text(1.1, y, text, va="center_baseline", **place, **lettering(color=color))
+        ax.text(1.1, y, label.text, va="center_baseline", color=label.color, **place)
 
 
-def _legend(
-    fig: "Figure",
-    labels: "Mapping[str, _Label]",
-    ends: Mapping[str, float],
-    style: Mapping[str, int],
+def _name_below(
+    ax: "Axes", labels: Mapping[str, _Label], ends: Mapping[str, float], style: Mapping[str, int]
 ) -> None:
-    """Writes the names of the curves below the axes."""
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], linewidth=1.8, markersize=4, **line_look(style[name]))
-        if name in ends
-        else Line2D([], [], linestyle="none")
-        for name in labels
-    ]
-    if not handles:
+    """Writes the names below the axes."""
+    if not labels:
         return
-    legend = fig.legend(
-        handles,
-        ["-"] * len(labels),  # replaced below, because matplotlib omits labels with a leading _
-        loc="outside lower left",
-        frameon=False,
-        handlelength=3.2,
-        labelspacing=0.3,
-    )
-    for (words, color), text in zip(labels.values(), legend.get_texts(), strict=True):
-        text.set(text=words, **lettering(color=color))
-
-
-class _Label(NamedTuple):
-    text: str
-    color: str
-
-
-def _label_text(name: str, has_points: bool, seeds: int | None = None) -> _Label:
-    """Returns the label of a curve, with the number of seeds of a mean."""
-    if not has_points:
-        return _Label(f"{shorten(name)} (no points)", MUTED)
-    return _Label(shorten(name) if seeds is None else f"{shorten(name)} (n = {seeds})", INK)
+    keys = [key(style[name] if name in ends else None) for name in labels]
+    texts = [label.text for label in labels.values()]
+    legend = legend_below(ax.figure, keys, texts, size=9)  # type: ignore[arg-type]
+    for label, text in zip(labels.values(), legend.get_texts(), strict=True):
+        text.set_color(label.color)
 
 
 def _separate(heights: Sequence[float], gap: float) -> list[float]:
@@ -421,27 +314,19 @@ def _separate(heights: Sequence[float], gap: float) -> list[float]:
     Each height is the mean of its values when all are pushed up and when all are pushed down, so
     that groups stay centred.
     """
-    order = sorted(range(len(heights)), key=heights.__getitem__)
-    ys = [heights[i] for i in order]
-    up, down = _push(ys, gap), [-y for y in _push([-y for y in ys[::-1]], gap)[::-1]]
-    ys = [(a + b) / 2 for a, b in zip(up, down, strict=True)]
-    ys = _push([max(y, 0.0) for y in ys], gap)
-    ys = [-y for y in _push([-min(y, 1.0) for y in ys[::-1]], gap)[::-1]]
-    return [y for _, y in sorted(zip(order, ys, strict=True))]
+    order = np.argsort(heights, kind="stable")
+    ys = np.asarray(heights, float)[order]
+    ys = (_push_up(ys, gap) + _push_down(ys, gap)) / 2
+    ys = _push_down(np.minimum(_push_up(np.maximum(ys, 0.0), gap), 1.0), gap)
+    return ys[np.argsort(order)].tolist()
 
 
-def _push(ys: Sequence[float], gap: float) -> list[float]:
+def _push_up(ys: np.ndarray, gap: float) -> np.ndarray:
     """Returns ascending heights, each raised to at least ``gap`` above the one before."""
-    out: list[float] = []
-    for y in ys:
-        out.append(max(y, out[-1] + gap) if out else y)
-    return out
+    steps = gap * np.arange(len(ys))
+    return np.maximum.accumulate(ys - steps) + steps
 
 
-def shorten(name: str, length: int = NAME_LENGTH) -> str:
-    """Returns a name with at most ``length`` characters; the start and the end are kept."""
-    name = one_line(name)
-    if len(name) <= length:
-        return name
-    half = (length - 1) / 2  # names in a sweep often differ in their last characters
-    return f"{name[: math.ceil(half)]}…{name[-math.floor(half) :]}"
+def _push_down(ys: np.ndarray, gap: float) -> np.ndarray:
+    """Returns ascending heights, each lowered to at least ``gap`` below the next one."""
+    return -_push_up(-ys[::-1], gap)[::-1]

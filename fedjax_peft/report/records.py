@@ -21,6 +21,7 @@ __all__ = [
     "distinct",
     "find_runs",
     "load_run",
+    "load_table",
     "unique",
     "unstarted",
 ]
@@ -58,12 +59,12 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
         raise InputError(
             f"{path} is not a run: it has no {' and no '.join(missing)}. {_advice(path)}"
         )
-    config = upgrade(_load(path / "config.toml", read_toml))
+    config = upgrade(load_table(path / "config.toml"))
     return RunRecord(
         name=one_line(str(config.get("name") or path.resolve().name)),
         path=path,
         config=config,
-        environment=_load(path / "environment.json", _read_json),
+        environment=load_table(path / "environment.json", _read_json),
         rows=read_metrics(path / "metrics.jsonl"),
     )
 
@@ -119,8 +120,12 @@ def _read_json(path: Path) -> Any:
     return json.loads(read_text(path))
 
 
-def _load(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
-    """Returns the table in a file; an empty one if the file does not exist."""
+def load_table(path: Path, read: Callable[[Path], Any] = read_toml) -> dict[str, Any]:
+    """Returns the table in a file; an empty one if the file does not exist.
+
+    Raises:
+        InputError: the file is damaged.
+    """
     if not path.is_file():
         return {}
     try:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from fedjax_peft.report.intervals import LEVEL, Difference, Summary, paired, student, summarise
 
-__all__ = ["TESTED", "Comparison", "Group", "Measurement", "Ranking", "binomial", "rank"]
+__all__ = ["TESTED", "Group", "Measurement", "PairComparison", "Ranking", "binomial", "rank"]
 
 
 TESTED = "test examples"
@@ -66,7 +66,7 @@ class Group(NamedTuple):
         return statistics.fmean(self.values.values())
 
 
-class Comparison(NamedTuple):
+class PairComparison(NamedTuple):
     """The comparison of a group with the reference."""
 
     name: str
@@ -93,7 +93,7 @@ class Ranking(NamedTuple):
 
     groups: list[Group]
     """The groups, the one with the best mean first."""
-    comparisons: list[Comparison]
+    comparisons: list[PairComparison]
     """Every other group compared with the reference, in the order of ``groups``."""
     winner: Group | None
     """The first group if it is separated from all others (Bonferroni), otherwise None."""
@@ -153,18 +153,18 @@ def binomial(share: float, examples: int) -> float:
 
 def _compare(
     group: Group, reference: Group, level: float, obstacle: str | None, over_seeds: bool
-) -> Comparison:
+) -> PairComparison:
     variance = _tested_variance(group, reference)
     difference = paired(group.values, reference.values, level=level, variance=variance)
 
-    def result(basis: str, margin: float | None = None) -> Comparison:
+    def result(basis: str, margin: float | None = None) -> PairComparison:
         found = difference._replace(separated=False)
         if difference.n == 0:  # the means of different seeds, for orientation
             found = found._replace(mean=group.mean - reference.mean)
         if margin is not None and found.mean is not None:
             low, high = found.mean - margin, found.mean + margin
             found = found._replace(low=low, high=high, separated=abs(found.mean) > margin)
-        return Comparison(group.name, reference.name, found, basis)
+        return PairComparison(group.name, reference.name, found, basis)
 
     if obstacle is not None:
         return result(obstacle)
@@ -173,7 +173,7 @@ def _compare(
         if difference.low is None:
             seeds = "the same difference with every seed"
         basis = seeds if variance is None else f"{seeds}, and {TESTED}"
-        return Comparison(group.name, reference.name, difference, basis)
+        return PairComparison(group.name, reference.name, difference, basis)
     if difference.n == 0:
         return result("no common seed")
     if over_seeds:

@@ -1,7 +1,6 @@
 """A study: runs of several methods, settings and seeds.
 
-A *cell* is what one table row shows: a method with one choice of the swept settings, and its runs,
-which differ in their seeds only. Runs are assigned to cells by their configs, never by the names of
+Runs are assigned to cells (:mod:`fedjax_peft.report.cells`) by their configs, never by the names of
 their folders.
 
     study = read_study("runs/lr")
@@ -12,20 +11,26 @@ their folders.
 import itertools
 import json
 import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any
 
+from fedjax_peft.report.cells import At, Cell, Choice, Seed, Study
 from fedjax_peft.report.intervals import Difference, Summary, paired, seed_order, summarise
-from fedjax_peft.report.records import SEED, RunRecord, find_runs, load_run, unique, unstarted
+from fedjax_peft.report.records import (
+    SEED,
+    RunRecord,
+    find_runs,
+    load_run,
+    load_table,
+    unique,
+    unstarted,
+)
 from fedjax_peft.simulation.earlier import new_key
-from fedjax_peft.simulation.rows import field_is_lower_better, fields, has_field, headline, number
-from fedjax_peft.simulation.summaries import privacy_together, series
-from fedjax_peft.support.display import one_line, printable, shorten
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.simulation.summaries import privacy_together
+from fedjax_peft.support.display import one_line, printable
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten
-from fedjax_peft.support.toml import read_toml
 
 __all__ = [
     "At",
@@ -40,189 +45,9 @@ __all__ = [
     "summarise",
 ]
 
-Seed: TypeAlias = int | str
-At: TypeAlias = Literal["final", "best"] | int
-"""Which value of a run: the last one, the best one over all rounds, or that of a round."""
 SWEEP = "sweep.toml"
 _NO_SETTINGS = ("name", "preset_changes", "runtime", "validation", "values")
 """Top-level keys of a config that are names, or that the program derives from the other keys."""
-
-
-class Cell(NamedTuple):
-    """A method with one choice of the swept settings, and its finished runs by seed."""
-
-    name: str
-    """Name of the method."""
-    settings: dict[str, Any]
-    """Swept dotted key, without seeds -> value; a key that the config lacks is missing."""
-    runs: dict[Seed, RunRecord]
-
-    @property
-    def label(self) -> str:
-        """The settings in words, such as ``learning_rate=0.001, rank=8``."""
-        parts = (f"{key}={value_text(value)}" for key, value in _short(self.settings).items())
-        return ", ".join(map(one_line, parts))
-
-    def values(self, metric: str, at: At = "final") -> dict[Seed, float]:
-        """Returns seed -> value of a metric; seeds without a finite value are missing.
-
-        Args:
-          metric: a field of the rows, such as ``test_accuracy`` or ``time.train_s``.
-          at: ``"final"`` (the last evaluation), ``"best"`` (the best over all rounds, which is an
-            optimistic figure on the test set), or the index of a round.
-        """
-        found = {seed: _value(run, metric, at) for seed, run in self.runs.items()}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def series(self, metric: str, x: str = "round") -> dict[Seed, tuple[list[float], list[float]]]:
-        """Returns seed -> the x and y coordinates of the metric's curve.
-
-        Args:
-          metric: see :meth:`values`.
-          x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"``
-          (:func:`fedjax_peft.simulation.summaries.series`).
-        """
-        return {seed: series(run.rows, x, metric) for seed, run in self.runs.items()}
-
-
-class Choice(NamedTuple):
-    """The choice of one setting for each method."""
-
-    metric: str | None
-    """The metric whose mean over seeds chose; None if no method has several settings."""
-    cells: dict[str, Cell]
-    """Method -> its chosen setting."""
-    on_test: bool
-    """Whether a test metric chose, which makes the test scores of the choice optimistic."""
-    notes: tuple[str, ...]
-    """Sentences on what the choice was made on, and on settings that could not be chosen."""
-
-
-class Study(NamedTuple):
-    """Cells of several methods, with how their settings are chosen and compared."""
-
-    cells: list[Cell]
-    """Methods in the order of the runs, settings by size."""
-    choose_by: str | None
-    """The metric that ``sweep.toml`` names; None without such a file or name."""
-    baseline: str | None
-    """The method that ``sweep.toml`` names for comparison."""
-    keys: tuple[str, ...]
-    """Swept dotted keys, including seeds; empty for runs that are not from a sweep."""
-    notes: tuple[str, ...] = ()
-    """Sentences on runs that are left out."""
-    records: tuple[RunRecord, ...] = ()
-    """All runs that were read, also those that are left out."""
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether a cell has several seeds, or a sweep has several settings of a method."""
-        several = any(len(cells) > 1 for cells in self.methods.values())
-        return any(len(cell.runs) > 1 for cell in self.cells) or (bool(self.keys) and several)
-
-    @property
-    def methods(self) -> dict[str, list[Cell]]:
-        """Name of a method -> its cells."""
-        found: dict[str, list[Cell]] = {}
-        for cell in self.cells:
-            found.setdefault(cell.name, []).append(cell)
-        return found
-
-    @property
-    def headline(self) -> str:
-        """The metric that the runs' task is judged by, such as ``accuracy``."""
-        found = [run.rows for cell in self.cells for run in cell.runs.values() if run.rows]
-        return headline(found[0]) if found else "accuracy"
-
-    @property
-    def metrics(self) -> list[str]:
-        """Names of all numeric fields of the rows; a dot separates nested names."""
-        found: dict[str, None] = {}
-        for cell in self.cells:
-            for run in cell.runs.values():
-                found |= dict.fromkeys(name for row in run.rows for name in fields(row))
-        return list(found)
-
-    def require(self, metric: str) -> str:
-        """Returns a metric that some run has recorded.
-
-        Raises:
-          InputError: no run has it; the message names the nearest ones.
-        """
-        if metric not in (known := self.metrics):
-            raise InputError(f"No run has recorded {metric!r}. {nearest(metric, known)}")
-        return metric
-
-    def lower_is_better(self, metric: str) -> bool:
-        """Returns whether lower values of a metric are better."""
-        rows = next((run.rows for cell in self.cells for run in cell.runs.values()), [])
-        return field_is_lower_better(rows, metric)
-
-    def chosen(self, choose_by: str | None = None, at: At = "final") -> dict[str, Cell]:
-        """Returns method -> its best setting; :meth:`choice` also says how it was chosen."""
-        return self.choice(choose_by, at).cells
-
-    def choice(self, choose_by: str | None = None, at: At = "final") -> Choice:
-        """Returns the best setting of each method, by the mean of a metric over seeds.
-
-        Cells that lack a seed of another cell of the same method (a run is missing, unfinished, or
-        its metric is not finite) are not chosen, because means over different seeds do not compare.
-        Of equal means, the first counts.
-
-        Args:
-          choose_by: a metric of the rows; by default that of ``sweep.toml``, else the validation
-            metric of the task, and without one the test metric.
-          at: see :meth:`Cell.values`.
-
-        Raises:
-          InputError: no run has recorded ``choose_by``.
-        """
-        methods = self.methods
-        if all(len(cells) == 1 for cells in methods.values()):
-            return Choice(None, {name: cells[0] for name, cells in methods.items()}, False, ())
-        metric, notes = self._criterion(choose_by)
-        if metric is None:
-            return Choice(None, {}, False, (*notes, "No run has a metric to choose by."))
-        chosen = {}
-        for name, cells in methods.items():
-            best, left_out = self._best(cells, metric, at)
-            if best is not None:
-                chosen[name] = best
-            notes += left_out
-        return Choice(metric, chosen, is_test(metric), tuple(notes))
-
-    def _criterion(self, choose_by: str | None) -> tuple[str | None, list[str]]:
-        """Returns the metric to choose by and sentences about it."""
-        if choose_by is not None:
-            return self.require(choose_by), _about_choice(choose_by, self.cells)
-        known, score = set(self.metrics), self.headline
-        names = [f"validation_{score}", f"client_validation_{score}_mean", "validation_loss"]
-        names += [f"test_{score}", f"client_{score}_mean", "test_loss"]
-        notes = []
-        if self.choose_by is not None:
-            if self.choose_by in known:
-                return self.choose_by, _about_choice(self.choose_by, self.cells)
-            notes = [f"No run has recorded {self.choose_by}, by which the sweep was to choose."]
-        metric = next((name for name in names if name in known), None)
-        return metric, [*(_about_choice(metric, self.cells) if metric else []), *notes]
-
-    def _best(self, cells: Sequence[Cell], metric: str, at: At) -> tuple[Cell | None, list[str]]:
-        """Returns the best cell of a method, and sentences about cells that cannot be chosen."""
-        if len(cells) == 1:
-            return cells[0], []
-        values = [cell.values(metric, at) for cell in cells]
-        seeds = set().union(*values)
-        notes, candidates = [], []
-        for cell, found in zip(cells, values, strict=True):
-            if missing := sorted(seeds - found.keys(), key=seed_order):
-                of = f" for seed {', '.join(map(str, missing))}"
-                notes.append(f"{cell.name} with {cell.label} has no {metric}{of}: not chosen.")
-            elif found:
-                candidates.append((statistics.fmean(found.values()), cell))
-        if not candidates:
-            return None, notes
-        better = min if self.lower_is_better(metric) else max
-        return better(candidates, key=lambda one: one[0])[1], notes
 
 
 def read_study(*paths: str | os.PathLike[str], unfinished: bool = False) -> Study:
@@ -328,10 +153,7 @@ def _by_size(setting: tuple[str, Any]) -> tuple[str, bool, Any, str]:
 
 
 def _read_sweep(path: Path) -> dict[str, Any]:
-    try:
-        found = read_toml(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}.") from error
+    found = load_table(path)
     keys = found.get("keys", [])
     texts = [found.get(key, "") for key in ("choose_by", "baseline")]
     if not isinstance(keys, list) or not all(isinstance(one, str) for one in [*keys, *texts]):
@@ -401,54 +223,6 @@ def _differing(runs: Sequence[RunRecord]) -> list[str]:
         for key in dict.fromkeys(itertools.chain(*configs))
         if _is_setting(key) and len({_text({key: config.get(key)}) for config in configs}) > 1
     ]
-
-
-def _value(run: RunRecord, metric: str, at: At) -> float | None:
-    """Returns the value of a run's metric; see :meth:`Cell.values`."""
-    rounds, values = series(run.rows, "round", metric)
-    if not values:
-        return None
-    if at == "best":
-        return (min if field_is_lower_better(run.rows, metric) else max)(values)
-    if at == "final":
-        # A last evaluation that is not finite is no value: an earlier one would hide it.
-        last = next(row for row in reversed(run.rows) if has_field(row, metric))
-        return number(last, metric)
-    return dict(zip(rounds, values, strict=True)).get(float(at))
-
-
-def is_test(metric: str) -> bool:
-    """Returns whether a metric is measured on test data, of the server or of the clients."""
-    words = metric.replace(".", "_").split("_")
-    return "test" in words or ("client" in words and "validation" not in words)
-
-
-def _about_choice(metric: str, cells: Sequence[Cell]) -> list[str]:
-    """Returns sentences about the metric that chose the settings."""
-    if is_test(metric):
-        return [
-            f"The settings were chosen on test data ({metric}), so the test scores of the choice"
-            " are optimistic. Log a validation metric to choose by."
-        ]
-    configs = [run.config for cell in cells for run in cell.runs.values()]
-    kinds = sorted({str(config.get("validation") or "") for config in configs} - {""})
-    on = f" (validation examples: {', '.join(kinds)})" if kinds and "validation" in metric else ""
-    return [f"The settings were chosen by the mean of {metric}{on} over seeds."]
-
-
-def value_text(value: Any) -> str:
-    """Returns the value of a setting as a short text on one line."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return shorten(one_line(text), 60)
-
-
-def _short(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings by the last parts of their keys where these are unique."""
-    last = [key.rpartition(".")[2] for key in settings]
-    return {
-        (end if last.count(end) == 1 else key): value
-        for end, (key, value) in zip(last, settings.items(), strict=True)
-    }
 
 
 def _named(paths: Sequence[Path], shown: int = 3) -> str:

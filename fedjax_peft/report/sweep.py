@@ -95,8 +95,8 @@ class Sweep(NamedTuple):
         Raises:
           InputError: no run has recorded a metric.
         """
-        from fedjax_peft.report.methods import mean_text
-        from fedjax_peft.report.plots import is_share
+        from fedjax_peft.report.columns import mean_text
+        from fedjax_peft.report.wording import is_share
 
         score = self.study.headline
         usual = [f"{part}_{score}" for part in ("validation", "test")]

@@ -3,7 +3,7 @@
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from unicodedata import name
@@ -11,7 +11,7 @@ from unicodedata import name
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.files import replace_file
 
-__all__ = ["Bold", "TextTable"]
+__all__ = ["Bold", "TextTable", "csv_text"]
 
 
 class Bold(str):
@@ -44,12 +44,10 @@ class TextTable(NamedTuple):
 
     def csv(self) -> str:
         """Returns header and rows as CSV (RFC 4180)."""
-        out = io.StringIO()
         header, rows = [*self.header], [*map(tuple, self.rows)]
         if self.data is not None:
             header, rows = [*self.data], [*zip(*self.data.values(), strict=True)]
-        csv.writer(out, lineterminator="\n").writerows([header, *rows])
-        return out.getvalue()
+        return csv_text([header, *rows])
 
     def latex(self) -> str:
         r"""Returns a ``table`` environment with the rules of booktabs (``\usepackage{booktabs}``).
@@ -90,6 +88,13 @@ class TextTable(NamedTuple):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, text.encode(errors="replace"))
         return paths
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Returns rows as CSV (RFC 4180)."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

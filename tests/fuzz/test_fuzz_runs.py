@@ -14,8 +14,8 @@ from fedjax_peft import testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import loading
 from fedjax_peft.report import page as report
-from fedjax_peft.report import tables
 from fedjax_peft.report.methods import compare_methods
+from fedjax_peft.report.runs import compare_runs
 from fedjax_peft.report.study import read_study
 from fedjax_peft.simulation import record
 
@@ -74,10 +74,10 @@ def show(place, *, page=False, **files):
         runs = study.records
         text = io.StringIO()
         console = Console(file=text, width=100, color_system=None)
-        console.print(tables.table(runs))
+        console.print(*compare_runs(runs).terminal_tables(100))
         methods = compare_methods(study)
         console.print(*methods.terminal_tables(100), methods.lead, *methods.warnings, markup=False)
-        assert "\x1b" not in methods.tables()["table"].markdown()
+        assert "\x1b" not in methods.files()["table"].markdown()
         assert "\x1b" not in text.getvalue()
         if page:
             report.write_report(runs, place / "page")

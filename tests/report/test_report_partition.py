@@ -15,7 +15,8 @@ from fedjax_peft.cli import main as cli
 from fedjax_peft.data import Clients, Dataset, partition
 from fedjax_peft.data.heterogeneity import js_divergence
 from fedjax_peft.report import partition as partition_report
-from fedjax_peft.report.plots import PAPER
+from fedjax_peft.report import partition_files
+from fedjax_peft.report.figure_files import PAPER
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +80,7 @@ def test_measures(measure, base, words, limit):
     report = partition_report.inspect(federation(clients=12), measure=measure, base=base)
     assert report.measure == words
     assert report.limit == approx(limit)
-    image = partition_report.heat_map(report).axes[0].images[0]
+    image = partition_files.heat_map(report).axes[0].images[0]
     totals = np.asarray(image.get_array()).sum(axis=1)
     assert np.all(np.diff(totals) <= 0), "the most distant come first"
     assert image.get_clim()[1] == approx(limit or report.divergence.max())
@@ -116,7 +117,7 @@ def test_clients_without_examples_have_no_distance():
 def test_data_without_classes_have_sizes(tmp_path):
     clients = partition.iid(Dataset({"x": np.zeros((9, 2))}), 2)
     report = partition_report.inspect(clients)
-    assert [path.name for path in partition_report.write(report, tmp_path)] == ["partition.json"]
+    assert [path.name for path in partition_files.write(report, tmp_path)] == ["partition.json"]
     lines = printed(partition_report.size_table(report))
     assert lines[2] == "Per client 4 to 5, mean 4.5"
     assert not any(line.startswith("Classes") for line in lines)
@@ -125,8 +126,8 @@ def test_data_without_classes_have_sizes(tmp_path):
 @pytest.mark.parametrize("clients", [20, 31])
 def test_figures_label_clients_by_name_if_there_are_few(clients):
     report = partition_report.inspect(federation(3, clients, 600), "toy")
-    below = partition_report.composition(report).axes[1]
-    square = partition_report.heat_map(report).axes[0]
+    below = partition_files.composition(report).axes[1]
+    square = partition_files.heat_map(report).axes[0]
     for axis in (below.xaxis, square.xaxis, square.yaxis):
         written = [label.get_text() for label in axis.get_ticklabels()]
         assert sorted(written, key=int) == (list(map(str, range(20))) if clients == 20 else [])
@@ -136,19 +137,19 @@ def test_figures_label_clients_by_name_if_there_are_few(clients):
 @pytest.mark.sample("3-4", "22-1100")
 def test_figures_are_legible(classes, clients, tmp_path):
     report = partition_report.inspect(federation(classes, clients, 6000), "toy: dirichlet")
-    fig = partition_report.composition(report)
+    fig = partition_files.composition(report)
     above, below = fig.axes
     layers = below.collections[: min(classes, 20)]
     colors = {tuple(layer.get_facecolor()[0]) for layer in layers}
     assert len(colors) == len(layers), "no two classes of one colour"
     names = [text.get_text() for text in fig.legends[0].get_texts()]
     assert names[0] == (f"{classes - 19} others" if classes > 20 else f"kind {classes - 1}")
-    assert below.get_xlim()[1] == min(clients, partition_report.BARS) - 0.5
+    assert below.get_xlim()[1] == min(clients, partition_files.BARS) - 0.5
     assert above.get_ylabel() == "Examples"
-    heat = partition_report.heat_map(report)
+    heat = partition_files.heat_map(report)
     few = f", 1,000 of {clients:,} clients" if clients > 1000 else ""
     assert heat.axes[0].get_xlabel() == f"Clients by their mean distance{few}"
-    for path in partition_report.write(report, tmp_path / "made")[1:]:
+    for path in partition_files.write(report, tmp_path / "made")[1:]:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.with_suffix(".svg").exists()
         assert path.with_suffix(".pdf").exists()
@@ -182,7 +183,7 @@ def test_names_with_special_characters_are_drawn(name, tmp_path):
     data = Dataset({"labels": labels}, (name, f"{name}!"), "toy", meta={name: labels})
     parts = (np.arange(20), np.arange(20, 40))
     report = partition_report.inspect(Clients(data, parts, (name, f"{name}?")), name)
-    assert len(partition_report.write(report, tmp_path)) == 3
+    assert len(partition_files.write(report, tmp_path)) == 3
     text = io.StringIO()
     for table in (partition_report.size_table(report), partition_report.class_table(report)):
         Console(file=text, width=80).print(table)
@@ -193,8 +194,8 @@ def test_names_with_special_characters_are_drawn(name, tmp_path):
 def test_a_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     report = partition_report.inspect(federation())
-    with pytest.raises(partition_report.InputError, match="cannot be created"):
-        partition_report.write(report, tmp_path / "file" / "inside")
+    with pytest.raises(partition_files.InputError, match="cannot be created"):
+        partition_files.write(report, tmp_path / "file" / "inside")
 
 
 def test_the_command_needs_no_weights(tmp_path, capsys):

@@ -10,15 +10,9 @@ import pytest
 from closeness import approx
 
 from fedjax_peft.report.figure_files import PALETTE, render, styles, svg
-from fedjax_peft.report.plots import (
-    byte_unit,
-    curve_data,
-    curves,
-    mean_curve_data,
-    mean_curves,
-    one_line,
-    time_unit,
-)
+from fedjax_peft.report.plots import curve_data, curves, mean_curve_data, mean_curves
+from fedjax_peft.report.wording import byte_unit, time_unit
+from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -9,7 +9,7 @@ import toy
 from options import run_options
 
 from fedjax_peft import algorithms, peft, testing
-from fedjax_peft.cli.bench import bench
+from fedjax_peft.cli.bench import Shape, bench
 from fedjax_peft.config import optimizers
 from fedjax_peft.data import Clients, tokenize
 from fedjax_peft.engine.plan import no_larger
@@ -134,7 +134,7 @@ def test_a_fused_projection_needs_a_part():
 @pytest.mark.parametrize("shape", [{"layers": 0}, {"layers": 10**8}, {"clients": 10**9}])
 def test_benchmarks_of_impossible_shapes_are_refused(shape):
     with pytest.raises(InputError, match=r"must be|needs at least"):
-        bench(**{"layers": 1, "hidden": 8, "heads": 1, "ffn": 8, "vocab": 8, **shape})
+        bench(Shape(**{"layers": 1, "hidden": 8, "heads": 1, "ffn": 8, "vocab": 8, **shape}))
 
 
 def test_settings_that_fit_into_memory_are_accepted(monkeypatch):

@@ -1,0 +1,69 @@
+"""What a reader must know before comparing runs."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from fedjax_peft.report.records import SEED, RunRecord
+from fedjax_peft.report.settings import compare_settings, printed
+from fedjax_peft.report.wording import numbered, plural
+
+__all__ = ["cautions"]
+
+_TEST_SET = re.compile(r"(^|\.|_)(test|dataset)($|\.|_)|^data(\.(name|path|source|split|subset))?$")
+_UPLOADS = {
+    "dropped": "not finite and excluded",
+    "failed": "missing because clients dropped out",
+    "late": "too late and excluded",
+    "partial": "of partial work, because of the deadline",
+}
+"""Field of a row -> why the uploads of the clients in it were not aggregated, or incomplete."""
+_ROUNDS = re.compile(r"(^|\.)rounds$")
+
+
+def cautions(runs: Sequence[RunRecord], *, over_seeds: bool = False) -> list[str]:
+    """Returns facts about single runs, and differences of their lengths, seeds and test sets.
+
+    Args:
+      runs: runs with different names.
+      over_seeds: whether the runs differ in seeds on purpose.
+    """
+    out = [f"{run.name}: {fact}" for run in runs for fact in _of_run(run)]
+    lengths = sorted({run.rows[-1]["round"] for run in runs if run.rows})
+    if len(lengths) > 1:
+        out.append(f"The runs have different lengths: {lengths[0]} to {lengths[-1]} rounds.")
+    for key, values in compare_settings([run.config for run in runs]).differing:
+        difference = f"{key} is {', '.join(dict.fromkeys(values))}"
+        if SEED.search(key):
+            if not over_seeds:
+                out.append(
+                    f"The runs have different seeds, so differences are partly chance:"
+                    f" {difference}."
+                )
+        elif _TEST_SET.search(key):
+            out.append(f"The runs may have different test sets: {difference}.")
+    return out
+
+
+def _of_run(run: RunRecord) -> Iterator[str]:
+    for field, reason in _UPLOADS.items():
+        found = [
+            (row["round"], client)
+            for row in run.rows
+            if isinstance(row.get(field), list)
+            for client in row[field]
+        ]
+        if found:
+            rounds, clients = (set(column) for column in zip(*found, strict=True))
+            yield (
+                f"{len(found)} {plural('upload', len(found))} {reason}:"
+                f" {numbered('client', clients)} in {numbered('round', rounds)}."
+            )
+    if empty := [row["round"] for row in run.rows if row.get("clients") == []]:
+        yield f"no client took part in {numbered('round', empty)}."
+    for key in dict.fromkeys(key for row in run.rows for key in row):
+        if nulls := [row["round"] for row in run.rows if key in row and row[key] is None]:
+            yield f"{key} was not finite in {numbered('round', nulls)}."
+    planned = {value for key, value in printed(run.config).items() if _ROUNDS.search(key)}
+    done = str(run.rows[-1]["round"] if run.rows else 0)
+    if len(planned) == 1 and done not in planned:
+        yield f"unfinished or stopped early, after {done} of {planned.pop()} rounds."

@@ -1,0 +1,163 @@
+"""Parts that the figures of reports share: panels, names of axes, legends and colour bars."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
+
+from fedjax_peft.report.figure_files import MUTED, line_look, style, subplots
+
+if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Detail",
+    "Rows",
+    "Runs",
+    "bare",
+    "colour_bar",
+    "key",
+    "legend_below",
+    "name_axes",
+    "panels",
+    "plain_log",
+    "styled",
+    "title",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+Runs: TypeAlias = Mapping[str, Mapping[Any, Rows]]
+"""Name of a method or run -> seed -> rows."""
+
+
+class Detail(NamedTuple):
+    """A figure, its data and its caption."""
+
+    stem: str
+    """Name of its files, without the suffix."""
+    title: str
+    caption: str
+    draw: Callable[[bool], "Figure"]
+    """Whether the figure is for a narrow screen -> figure."""
+    data: list[dict[str, Any]]
+
+
+def styled(draw: Callable[P, T]) -> Callable[P, T]:
+    """Returns a function that draws in the style of all figures."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
+        with style():
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def panels(
+    count: int, narrow: bool, *, height: float, legend: int = 0, sharey: bool = False
+) -> tuple["Figure", list["Axes"]]:
+    """Returns a figure of ``count`` axes in up to three columns, and the axes row by row.
+
+    Args:
+        count: Number of axes.
+        narrow: Whether the figure is for a narrow screen, with the axes in one column.
+        height: Height of a row in inches.
+        legend: Number of entries of the legend below the axes.
+        sharey: Whether all axes have the same y scale.
+    """
+    columns = 1 if narrow else min(3, count)
+    rows = math.ceil(count / columns)
+    below = 0.22 * math.ceil(legend / (1 if narrow else 3))
+    size = (3.7 if narrow else 7.2, rows * height + below)
+    fig, axes = subplots(rows, columns, size=size, squeeze=False, sharey=sharey)
+    for ax in axes.flat:
+        ax.tick_params(which="both", length=0)
+        ax.tick_params(axis="x", which="major", length=3)
+    for ax in axes.flat[count:]:
+        ax.set_axis_off()
+    return fig, list(axes.flat[:count])
+
+
+def bare(ax: "Axes") -> None:
+    """Removes the grid, the frame and the ticks, which would cover an image."""
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+
+
+def name_axes(axes: Sequence["Axes"], x: str, y: str) -> None:
+    """Writes the names of the axes of panels below each column and at the left of each row."""
+    from matplotlib.ticker import MaxNLocator
+
+    columns = axes[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+    x = x.replace("Communication round", "Round") if columns > 2 else x
+    for i, ax in enumerate(axes):
+        if i + columns >= len(axes):
+            ax.set_xlabel(x)
+        if i % columns == 0:
+            ax.set_ylabel(y)
+        if not ax.images:
+            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+
+
+def plain_log(axis: Any) -> None:
+    """Writes the powers of ten of a logarithmic axis as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def title(ax: "Axes", text: str, size: float = 9) -> None:
+    """Writes the title of a panel at the left."""
+    ax.set_title(text, fontsize=size)
+
+
+def key(style: int | None) -> Any:
+    """Returns the line of a style for a legend; an invisible one for None."""
+    from matplotlib.lines import Line2D
+
+    look = {"linestyle": "none"} if style is None else line_look(style)
+    return Line2D([], [], linewidth=1.8, markersize=4, **look)
+
+
+def legend_below(
+    fig: "Figure", handles: Sequence[Any], labels: Sequence[str], *, size: float = 8.5
+) -> Any:
+    """Returns the legend that it adds below all axes; it has up to three columns in a wide figure.
+
+    Args:
+        fig: The figure.
+        handles: The lines.
+        labels: A name for each line.
+        size: Size of the names.
+    """
+    legend = fig.legend(
+        handles,
+        ["-"] * len(labels),  # replaced below, because matplotlib omits labels with a leading _
+        loc="outside lower left",
+        ncols=1 if fig.get_figwidth() < 5 else min(3, len(labels)),
+        fontsize=10,  # of the handles
+        handlelength=3.2,
+        labelspacing=0.3,
+    )
+    for label, text in zip(labels, legend.get_texts(), strict=True):
+        text.set(text=label, fontsize=size)
+    return legend
+
+
+def colour_bar(image: Any, axes: Any, **place: Any) -> Any:
+    """Returns the scale of an image's colours that it adds beside axes.
+
+    Args:
+        image: The image.
+        axes: The axes that give room.
+        **place: Place of the scale, for ``Figure.colorbar``.
+    """
+    bar = image.figure.colorbar(image, ax=axes, **place)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, labelcolor=MUTED)
+    return bar

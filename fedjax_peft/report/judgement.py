@@ -1,0 +1,89 @@
+"""The scores by which the rows of a table are ranked, and whether they can be compared."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_peft.report import separation
+from fedjax_peft.report.records import RunRecord
+from fedjax_peft.report.separation import Ranking
+from fedjax_peft.report.wording import score_text
+from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
+
+__all__ = ["Judgement", "obstacle", "sampling_variance"]
+
+_SHARE_OF_EXAMPLES = re.compile(r"(\w+)_(accuracy|exact_match)(_mean|_weighted)?")
+"""Fields that are means of values between 0 and 1 over examples. The binomial variance is an upper
+bound of their variance. Other scores, such as the F1 of entities, are not means over examples. A
+field that ends in ``_mean`` or ``_weighted`` is about the examples of all clients' tests."""
+
+
+class Judgement(NamedTuple):
+    """The scores by which the rows of a table, each a group of runs, are ranked."""
+
+    what: str
+    """The score in words, such as ``final test accuracy``."""
+    share: bool
+    """Whether the score is a fraction, which is printed in percent."""
+    on_test: bool
+    """Whether the score is on the test set; otherwise it is the mean over clients' tests."""
+    rows: Mapping[str, int]
+    """Group -> index of its row."""
+    ranking: Ranking
+
+    @property
+    def best(self) -> set[int]:
+        """The row to mark as the best: it is separated from all others. Empty if there is none."""
+        return {self.rows[self.ranking.winner.name]} if self.ranking.winner else set()
+
+    def text(self, score: float) -> str:
+        """Returns a score with its unit."""
+        return score_text(self.share)(score)
+
+    def gap(self, difference: float) -> str:
+        """Returns the difference of two scores with its unit: points for a fraction."""
+        return f"{100 * difference:.1f} points" if self.share else f"{difference:.3g}"
+
+
+def obstacle(runs: Sequence[RunRecord]) -> str | None:
+    """Returns the reason why the scores of runs cannot be compared; None if they can."""
+    metrics = {(headline(run.rows), headline_is_lower_better(run.rows)) for run in runs}
+    if len(metrics) > 1:
+        return "different metrics"
+    if len({json.dumps(_source(run.config)) for run in runs}) > 1:
+        return "different data"
+    return None
+
+
+def _source(config: Mapping[str, Any]) -> list[Any]:
+    """Returns the name and source of the data set from which the test set was sampled."""
+    data = config.get("data")
+    return [data.get("name"), data.get("source")] if isinstance(data, dict) else [data]
+
+
+def sampling_variance(run: RunRecord, field: str, value: float) -> float | None:
+    """Returns the variance of a run's score over samples of test examples; None if unknown.
+
+    A mean over clients counts as a mean over all their examples.
+
+    Args:
+      run: a run.
+      field: a field of its rows, such as ``test_accuracy``.
+      value: the value of the field in some round.
+    """
+    found = _SHARE_OF_EXAMPLES.fullmatch(field)
+    if found is None or not 0 <= value <= 1:
+        return None
+    sizes = (number(row, f"{found[1]}_examples") for row in reversed(run.rows))
+    examples = next((size for size in sizes if size), None)
+    if examples is None and found[1] == "test":
+        examples = _configured_size(run.config)
+    return separation.binomial(value, int(examples)) if examples else None
+
+
+def _configured_size(config: Mapping[str, Any]) -> int | None:
+    """Returns the config's number of test examples, which rows of older versions do not contain."""
+    data = config.get("data")
+    size = data.get("test_examples") if isinstance(data, dict) else None
+    return size if type(size) is int and size > 0 else None

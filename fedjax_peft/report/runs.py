@@ -1,0 +1,177 @@
+"""The comparison of runs with one seed each: one row a run, ranked by its score."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_peft.report import separation
+from fedjax_peft.report.columns import cost_columns, score_columns
+from fedjax_peft.report.comparison import Comparison
+from fedjax_peft.report.judgement import Judgement, obstacle, sampling_variance
+from fedjax_peft.report.records import SEED, RunRecord, distinct
+from fedjax_peft.report.separation import Group, Measurement
+from fedjax_peft.report.settings import printed
+from fedjax_peft.report.wording import (
+    MISSING,
+    amount,
+    byte_unit,
+    capital,
+    common,
+    is_share,
+    listing,
+    plural,
+    score_text,
+    time_unit,
+    word,
+)
+from fedjax_peft.simulation.rows import headline_is_lower_better
+from fedjax_peft.simulation.summaries import series, summary
+
+__all__ = ["compare_runs"]
+
+
+def compare_runs(runs: Sequence[RunRecord]) -> Comparison:
+    """Returns the comparison of runs; equal names are extended by what tells them apart."""
+    runs = distinct(runs)
+    facts = [summary(run.rows) for run in runs]
+    judged = _judge(runs, facts)
+    score = common((fact["headline"] for fact in facts), "score")
+    text = score_text(all(is_share(fact["headline"]) for fact in facts))
+    finals = [MISSING if (x := fact["final_score"]) is None else text(x) for fact in facts]
+    title = f"Run {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
+    columns = [*score_columns(facts, judged), *cost_columns(facts)]
+    return Comparison(
+        head="Run",
+        title=title,
+        caption=title,
+        rows={run.name: {None: run} for run in runs},
+        columns=[column for column in columns if not column.is_empty],
+        judged=judged,
+        lead=_lead(runs, facts, judged),
+        finals=[f"{run.name} {final}" for run, final in zip(runs, finals, strict=True)],
+        curve=f"test {word(score)}",
+        stem=score,
+    )
+
+
+# Scores.
+
+
+def _judge(runs: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Judgement | None:
+    """Returns the ranking of runs with different names and one seed each; None without a score.
+
+    A run with the config and the seed of an earlier one is not compared.
+    """
+    on_test = any(fact["final_score"] is not None for fact in facts)
+    metric = word(common((fact["headline"] for fact in facts), "score"))
+    groups, rows, known = [], {}, set()
+    for i, (run, fact) in enumerate(zip(runs, facts, strict=True)):
+        config = json.dumps(printed({**run.config, "name": ""}), sort_keys=True)
+        same = config if "model" in run.config else i  # Python's runs record not all settings
+        score = (_on_test if on_test else _on_clients)(run, fact)
+        if score is not None and same not in known:
+            known.add(same)
+            groups.append(Group(run.name, {_seed(run.config): score}))
+            rows[run.name] = i
+    if not groups:
+        return None
+    used = [runs[i] for i in rows.values()]
+    lower = all(headline_is_lower_better(run.rows) for run in used)
+    return Judgement(
+        what=f"final test {metric}" if on_test else f"mean of the clients’ {metric}",
+        share=all(is_share(fact["headline"]) for fact in facts),
+        on_test=on_test,
+        rows=rows,
+        ranking=separation.rank(groups, lower_is_better=lower, obstacle=obstacle(used)),
+    )
+
+
+def _on_test(run: RunRecord, fact: Mapping[str, Any]) -> Measurement | None:
+    """Returns the last score on the test set after training."""
+    value = fact["final_score"]
+    if value is None or not fact["final_round"]:
+        return None
+    variance = sampling_variance(run, f"test_{fact['headline']}", value)
+    if variance is None:
+        return Measurement(value)
+    deviation, count = fact["test_std"], fact["test_count"]
+    if deviation is None or not count:
+        return Measurement(value, variance)
+    if count < 2:
+        return Measurement(value)
+    # The score is a mean over clients' models, and these clients are a sample too.
+    return Measurement(value, variance + deviation**2 / (count - 1), count - 1)
+
+
+def _on_clients(run: RunRecord, fact: Mapping[str, Any]) -> Measurement | None:
+    """Returns the last mean over the clients' tests after training."""
+    value, deviation, count = (fact[f"client_{kind}"] for kind in ("mean", "std", "count"))
+    if value is None or not fact["rounds"]:
+        return None
+    if deviation is None or not count or count < 2:
+        return Measurement(value)
+    return Measurement(value, deviation**2 / (count - 1), count - 1)
+
+
+def _seed(config: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in printed(config).items() if SEED.search(key))
+
+
+# Sentences.
+
+
+def _lead(
+    runs: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]], judged: Judgement | None
+) -> str:
+    """Returns one or two sentences; a winner is named only if it is separated from all others."""
+    if judged is None:
+        score = common((word(fact["headline"]) for fact in facts), "score")
+        after = " after training" if any(fact["final_round"] == 0 for fact in facts) else ""
+        return f"No test {score} has been recorded{after} yet."
+    ranking = judged.ranking
+    first, level = ranking.groups[0], ranking.level
+    if ranking.winner or len(ranking.groups) == 1:
+        score = f"{judged.text(first.mean)}{_error(judged, first, runs)}"
+        if not ranking.winner:
+            return f"{capital(judged.what)}: {score}."
+        return (
+            f"{first.name} has the best {judged.what}: {score}. The difference to every other run"
+            " is larger than the margin of error. Each run has one seed only; other seeds may give"
+            " another ranking."
+        )
+    why = "their differences are within the margin of error"
+    if unknown := {one.basis for one in ranking.comparisons if one.margin is None}:
+        why = f"the margin of error is not known ({', '.join(sorted(unknown))})"
+    behind = len(ranking.groups) - len(level)
+    others = "One other run is" if behind == 1 else f"{behind} other runs are"
+    rest = f" {others} worse by more than the margin." if behind else ""
+    named = listing([f"{group.name} {judged.text(group.mean)}" for group in level])
+    return f"{capital(judged.what)}: {named} are not separated; {why}.{rest}"
+
+
+def _error(judged: Judgement, group: Group, runs: Sequence[RunRecord]) -> str:
+    """Returns the standard error of a score, and the cost of the run."""
+    (one,) = group.by_seed.values()
+    error = ""
+    if one.variance is not None:
+        error = f" (standard error {judged.gap(math.sqrt(one.variance))})"
+    return f"{error} {_after(runs[judged.rows[group.name]], on_test=judged.on_test)}"
+
+
+def _after(run: RunRecord, *, on_test: bool) -> str:
+    """Returns the cost of a run up to its last test, in words."""
+    name = summary(run.rows)["headline"]
+    field = f"test_{name}" if on_test else f"client_{name}_mean"
+
+    def spent(x: str) -> float:
+        xs, _ = series(run.rows, x, field)
+        return xs[-1] if xs else 0.0
+
+    rounds = int(spent("round"))
+    words = [f"{rounds} {plural('round', rounds)}"]
+    if moved := spent("bytes"):
+        words.append(f"{amount(moved, byte_unit(moved))} of communication")
+    if seconds := spent("simulated_seconds"):
+        words.append(f"{amount(seconds, time_unit(seconds))} of simulated time")
+    return f"after {listing(words)}"

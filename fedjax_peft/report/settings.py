@@ -1,0 +1,41 @@
+"""Settings of several runs side by side."""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_peft.report.wording import MISSING
+from fedjax_peft.support.nested import flatten
+
+__all__ = ["Settings", "compare_settings", "printed"]
+
+
+class Settings(NamedTuple):
+    """Settings of several runs, by dotted key."""
+
+    differing: list[tuple[str, list[str]]]
+    """Key and one value for each run."""
+    shared: list[tuple[str, str]]
+    """Key and the common value."""
+
+
+def compare_settings(settings: Sequence[Mapping[str, Any]]) -> Settings:
+    """Returns the settings that differ between runs, and those that all runs share."""
+    flat = [printed(one) for one in settings]
+    out = Settings([], [])
+    for key in dict.fromkeys(itertools.chain(*flat)):
+        values = [one.get(key, MISSING) for one in flat]
+        if len(set(values)) == 1:
+            out.shared.append((key, values[0]))
+        else:
+            out.differing.append((key, values))
+    return out
+
+
+def printed(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns dotted key -> printed value."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for key, value in flatten(settings).items()
+    }

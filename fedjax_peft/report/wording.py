@@ -1,0 +1,136 @@
+"""Numbers, units and names as reports write them."""
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from fedjax_peft.support.display import one_line
+
+__all__ = [
+    "MISSING",
+    "NAME_LENGTH",
+    "Unit",
+    "amount",
+    "byte_unit",
+    "capital",
+    "common",
+    "digits",
+    "is_share",
+    "listing",
+    "numbered",
+    "percent",
+    "plural",
+    "score_text",
+    "shorten",
+    "time_unit",
+    "word",
+]
+
+MISSING = "-"
+"""The text of a cell without a value."""
+NAME_LENGTH = 30
+"""Most characters of a name in a figure."""
+
+
+class Unit(NamedTuple):
+    """A unit for bytes or seconds."""
+
+    size: float
+    """Bytes or seconds in one unit."""
+    symbol: str
+    name: str
+
+
+_BYTES = [Unit(1, "B", "bytes"), Unit(1e3, "kB", "kB"), Unit(1e6, "MB", "MB")]
+_BYTES += [Unit(1e9, "GB", "GB"), Unit(1e12, "TB", "TB")]
+_SECONDS = [Unit(1, "s", "seconds"), Unit(60, "min", "minutes"), Unit(3600, "h", "hours")]
+
+
+def byte_unit(largest: float) -> Unit:
+    """Returns the decimal unit (kB, MB ...) for amounts up to ``largest`` bytes."""
+    return _unit(_BYTES, largest)
+
+
+def time_unit(largest: float) -> Unit:
+    """Returns the unit (seconds, minutes, hours) for durations up to ``largest`` seconds."""
+    return _unit(_SECONDS, largest / 2)  # below two minutes, print seconds
+
+
+def _unit(units: Sequence[Unit], largest: float) -> Unit:
+    return next((unit for unit in reversed(units) if unit.size <= largest), units[0])
+
+
+def amount(value: float, unit: Unit) -> str:
+    """Returns bytes or seconds as a number and its unit."""
+    return f"{digits(value / unit.size)} {unit.symbol}"
+
+
+def digits(value: float) -> str:
+    """Returns a number with about three significant digits, without an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    if value >= 0.1:
+        return f"{value:.2f}"
+    return "0" if value == 0 else f"{value:.3f}" if value >= 0.001 else "<0.001"
+
+
+def is_share(metric: str) -> bool:
+    """Returns whether a metric is a fraction that is printed in percent."""
+    return any(word in metric for word in ("accuracy", "f1", "exact_match", "score"))
+
+
+def percent(share: float) -> str:
+    """Returns a fraction in percent, without the sign."""
+    return f"{100 * share:.1f}"
+
+
+def score_text(share: bool) -> Callable[[float], str]:
+    """Returns the function that prints a score with its unit; a ``share`` is printed in percent."""
+    return (lambda value: f"{100 * value:.1f} %") if share else "{:.4g}".format
+
+
+def word(metric: str) -> str:
+    """Returns a metric's name as it is written in a sentence."""
+    return re.sub(r"\bf1\b", "F1", one_line(metric.replace("_", " ")))
+
+
+def capital(text: str) -> str:
+    """Returns a text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def common(names: Iterable[str], otherwise: str) -> str:
+    """Returns the name if all names are equal, otherwise ``otherwise``."""
+    found = set(names)
+    return found.pop() if len(found) == 1 else otherwise
+
+
+def listing(items: Sequence[str], shown: int = 5) -> str:
+    """Returns text such as "a, b and c" or "a, b and 7 more"."""
+    if len(items) > shown:
+        items = [*items[: shown - 1], f"{len(items) - shown + 1} more"]
+    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]]))
+
+
+def numbered(noun: str, numbers: Collection[int], shown: int = 8) -> str:
+    """Returns text such as "round 3" or "rounds 3, 4 and 2 more"."""
+    more = f" and {len(numbers) - shown} more" if len(numbers) > shown else ""
+    first = ", ".join(map(str, sorted(numbers)[:shown]))
+    return f"{plural(noun, len(numbers))} {first}{more}"
+
+
+def plural(noun: str, count: int) -> str:
+    """Returns a noun as it is written after a number."""
+    return noun if count == 1 else f"{noun}s"
+
+
+def shorten(name: str, length: int = NAME_LENGTH) -> str:
+    """Returns a name with at most ``length`` characters; the start and the end are kept."""
+    name = one_line(name)
+    if len(name) <= length:
+        return name
+    half = (length - 1) / 2  # names in a sweep often differ in their last characters
+    return f"{name[: math.ceil(half)]}…{name[-math.floor(half) :]}"
