@@ -48,6 +48,7 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/centralised": ([PERSONAL, ALL], "centralised or baseline or kept"),
     "algorithms/checks": ([OPTIMISATION, PERSONAL, LORA, MCP], "range or refus or head or model"),
     "algorithms/common": ([OPTIMISATION, PERSONAL], "slow_reference and partial or fedprox"),
+    "algorithms/clustering": (["tests/test_clustering.py"], ""),
     "algorithms/ditto": ([PERSONAL, PRODUCT, ALL], "ditto or personal_models"),
     "algorithms/fedalt": (["tests/algorithms/test_algorithms_fedalt.py", ALL], "fedalt or world"),
     "algorithms/fedavg": ([PERSONAL, PRODUCT, "tests/engine/test_engine_round.py"], ""),
@@ -147,12 +148,12 @@ NAMED = [
     ),
     (
         "algorithms/fedmcp",
-        'passes["private" if private_rep == "private_only" else "dual"]',
-        'passes["private" if private_rep == "private_only" else "global"]',
+        'passes["private" if terms.private_rep == "private_only" else "dual"]',
+        'passes["private" if terms.private_rep == "private_only" else "global"]',
     ),
     *[
-        (f"algorithms/{name}", "aggregator or mean()", "mean()")
-        for name in ("scaffold", "fedprox", "moon", "ditto", "pfedme", "apfl", "fedrep")
+        (f"algorithms/{name}", "head_roles(head), aggregator)", "head_roles(head))")
+        for name in ("fedprox", "moon", "ditto", "pfedme", "apfl", "fedrep")
     ],
     # What a server optimizer over new factors must be told and do.
     ("algorithms/fedopt", "incompatible=incompatible", "incompatible={}"),

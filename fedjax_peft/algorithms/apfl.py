@@ -26,18 +26,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import at_least, checked
-from fedjax_peft.algorithms.common import (
-    Local,
-    init_local,
-    replace_server,
-    train,
-    with_client_state,
-)
-from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.algorithms.checks import at_least, checked, share
+from fedjax_peft.algorithms.common import Local, init_local, train, with_client_state
+from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-from fedjax_peft.support.errors import InputError
 
 __all__ = ["apfl"]
 
@@ -81,8 +73,7 @@ def apfl(
       InputError: an ``alpha`` outside of [0, 1], or a negative ``alpha_rate``.
     """
     at_least(0.0, alpha_rate=alpha_rate)
-    if not is_traced(alpha) and not 0 <= alpha <= 1:
-        raise InputError(f"alpha = {alpha!r} of apfl must be between 0 and 1.")
+    share(alpha=alpha)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> State:
@@ -117,12 +108,9 @@ def apfl(
         w = with_client_state(broadcast, client_state)
         return _mixture(client_state["alpha"], client_state["personal"], w)
 
-    return c.Algorithm(
-        "apfl",
-        head_roles(head),
-        client,
-        aggregator or mean(),
-        replace_server(),
+    algorithm = averaging("apfl", optimizer, head_roles(head), aggregator)
+    return algorithm._replace(
+        client=client,
         init_client_state=init_client_state,
         model=model,
         personal=True,

@@ -27,6 +27,7 @@ __all__ = [
     "model_with",
     "only_head",
     "positive",
+    "share",
     "whole",
     "with_factor",
 ]
@@ -58,6 +59,13 @@ def fraction(**options: float) -> None:
     for name, value in _known(options):
         if not 0 <= value < 1:
             raise InputError(f"{name} = {value!r} must be a number from 0 to below 1.")
+
+
+def share(**options: float) -> None:
+    """Raises InputError for an option that is not from 0 to 1."""
+    for name, value in _known(options):
+        if not 0 <= value <= 1:
+            raise InputError(f"{name} = {value!r} must be a number from 0 to 1.")
 
 
 def _known(options: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked
-from fedjax_peft.algorithms.common import Local, init_local, proximal, replace_server, train
+from fedjax_peft.algorithms.common import Local, init_local, proximal, train
+from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -86,12 +86,9 @@ def ditto(
 
         return c.ClientUpdate(init, step, final)
 
-    return c.Algorithm(
-        "ditto",
-        head_roles(head),
-        client,
-        aggregator or mean(),
-        replace_server(),
+    algorithm = averaging("ditto", optimizer, head_roles(head), aggregator)
+    return algorithm._replace(
+        client=client,
         init_client_state=lambda shared, private: {
             "model": private,
             "personal": {**shared, **private},

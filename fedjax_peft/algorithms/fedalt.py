@@ -40,7 +40,7 @@ from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, model_with
 from fedjax_peft.algorithms.common import Local, init_local, train
-from fedjax_peft.numerics.roles import HeadPolicy
+from fedjax_peft.numerics.roles import HeadPolicy, with_head
 
 __all__ = ["fedalt"]
 
@@ -105,7 +105,11 @@ def fedalt(
 
     return c.Algorithm(
         "fedalt",
-        _roles(head),
+        with_head(
+            head,
+            shared=r"^adapter:.*\.rest_of_world\.lora_[ab]$",
+            private=r"^adapter:.*\.(individual\.lora_[ab]|mixer)$",
+        ),
         client,
         mean(error=False),
         _server(),
@@ -163,12 +167,3 @@ def _server() -> c.ServerUpdate:
 def _same_start(shared: c.Params, private: c.Params) -> c.Params:
     """Returns the private leaves, with the individual LoRA equal to the initial C."""
     return {**private, **{_own(n): x for n, x in shared.items() if _REST in n}}
-
-
-def _roles(head: HeadPolicy) -> c.Roles:
-    rules = {
-        "shared": (r"^adapter:.*\.rest_of_world\.lora_[ab]$",),
-        "private": (r"^adapter:.*\.(individual\.lora_[ab]|mixer)$",),
-    }
-    policy = "fixed" if head == "frozen" else head
-    return c.Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})

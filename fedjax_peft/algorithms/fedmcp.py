@@ -39,9 +39,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked, dual_adapters, fraction
-from fedjax_peft.algorithms.common import Local, init_local, replace_server, send_shared, train
+from fedjax_peft.algorithms.common import Local, init_local, send_shared, train
+from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.contracts.dual_modes import Mode, mode
 from fedjax_peft.measures.representation import (
     SIMILARITIES,
@@ -153,12 +153,9 @@ def fedmcp(
         return c.ClientUpdate(init, step, send_shared)
 
     couples = terms.contrasts and similarity != "cosine"
-    return c.Algorithm(
-        "fedmcp",
-        dual_roles(head),
-        client,
-        aggregator or mean(),
-        replace_server(),
+    algorithm = averaging("fedmcp", optimizer, dual_roles(head), aggregator)
+    return algorithm._replace(
+        client=client,
         weights=weights,
         incompatible={c.Feature.EXAMPLE_PRIVACY: _COUPLED} if couples else {},
         check=partial(_check, terms),

@@ -141,11 +141,10 @@ def _fedopt(
                 f" 'fra' or 'flexlora', not {base.name!r}. {advice}"
             )
         combine, moves, incompatible = product_changes(base), _on_products(server, base), {}
-    algorithm = averaging(
-        name, optimizer, head_roles(head), combine, weights=weights, incompatible=incompatible
-    )
+    algorithm = averaging(name, optimizer, head_roles(head), combine)
+    algorithm = algorithm._replace(server=moves, weights=weights, incompatible=incompatible)
     factor = server.schedule if isinstance(server, Scheduled) else None
-    return with_factor(algorithm._replace(server=moves), "server_learning_rate_factor", factor)
+    return with_factor(algorithm, "server_learning_rate_factor", factor)
 
 
 def _on_leaves(optimizer: optax.GradientTransformation) -> c.ServerUpdate:

@@ -19,16 +19,9 @@ expectation (``weights="uniform"`` averages without weights).
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked
-from fedjax_peft.algorithms.common import (
-    Local,
-    init_local,
-    proximal,
-    replace_server,
-    send_shared,
-    train,
-)
+from fedjax_peft.algorithms.common import Local, init_local, proximal, send_shared, train
+from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["fedprox"]
@@ -67,6 +60,5 @@ def fedprox(
 
         return c.ClientUpdate(init, step, send_shared)
 
-    return c.Algorithm(
-        "fedprox", head_roles(head), client, aggregator or mean(), replace_server(), weights=weights
-    )
+    algorithm = averaging("fedprox", optimizer, head_roles(head), aggregator)
+    return algorithm._replace(client=client, weights=weights)

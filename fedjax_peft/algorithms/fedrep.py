@@ -29,9 +29,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, only_head, whole
-from fedjax_peft.algorithms.common import optimizer_step, replace_server
+from fedjax_peft.algorithms.common import optimizer_step
+from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -124,10 +124,9 @@ def fedrep(
     def tuning(context: c.ClientContext) -> c.ClientUpdate:
         return c.ClientUpdate(init, partial(head_step, context), lambda state: ({}, state.head))
 
-    algorithm = c.Algorithm(
-        "fedrep", head_roles(head), client, aggregator or mean(), replace_server()
-    )
+    algorithm = averaging("fedrep", optimizer, head_roles(head), aggregator)
     return algorithm._replace(
+        client=client,
         weights=weights,
         tuning=c.Tuning(tuning, tune_epochs) if tune_epochs else None,
         gradients_per_step=2,  # of a client with a single step

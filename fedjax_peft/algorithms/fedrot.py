@@ -31,10 +31,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import Local, replace_server
-from fedjax_peft.algorithms.fedavg import client
+from fedjax_peft.algorithms.checks import checked, lora_model, share
+from fedjax_peft.algorithms.common import Local
+from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.linalg import svd
 from fedjax_peft.numerics.lowrank import matmul, pairs
@@ -66,8 +65,7 @@ def fedrot(
     Raises:
       InputError: a ``strength`` out of [0, 1], or ``keep_optimizer``; on use, a model without LoRA.
     """
-    if not is_traced(strength) and not 0 <= strength <= 1:
-        raise InputError(f"strength = {strength} must be a number from 0 to 1.")
+    share(strength=strength)
     if first not in ("A", "B"):
         raise InputError(f"first = {first!r} is not one of A, B.")
     even = first == "A"
@@ -86,12 +84,9 @@ def fedrot(
 
         return c.ClientUpdate(init, inner.step, final)
 
-    return c.Algorithm(
-        "fedrot",
-        head_roles(head),
-        bound,
-        aggregator or mean(),
-        replace_server(),
+    algorithm = averaging("fedrot", optimizer, head_roles(head), aggregator)
+    return algorithm._replace(
+        client=bound,
         weights=weights,
         check=lora_model("fedrot"),
         incompatible={

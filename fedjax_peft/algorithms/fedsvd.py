@@ -26,9 +26,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model, whole
 from fedjax_peft.algorithms.common import Local, init_local, send_shared, train
+from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.linalg import canonical, qr, svd
 from fedjax_peft.numerics.lowrank import matmul, pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -57,12 +57,10 @@ def fedsvd(
       InputError: ``keep_optimizer``, or a ``period`` below 1; on use, a model without LoRA.
     """
     whole(1, period=period)
-    return c.Algorithm(
-        "fedsvd",
-        head_roles(head),
-        lambda context: _client(optimizer, context),
-        aggregator or mean(),
-        _server(period),
+    algorithm = averaging("fedsvd", optimizer, head_roles(head), aggregator)
+    return algorithm._replace(
+        client=lambda context: _client(optimizer, context),
+        server=_server(period),
         local_model=lambda broadcast, upload, private: {**broadcast, **upload, **private},
         weights=weights,
         check=lora_model("fedsvd"),

@@ -62,7 +62,7 @@ from fedjax_peft.algorithms.common import (
 from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, scale
-from fedjax_peft.numerics.roles import HeadPolicy
+from fedjax_peft.numerics.roles import HeadPolicy, with_head
 from fedjax_peft.support.errors import InputError
 
 __all__ = ["hilora"]
@@ -130,7 +130,11 @@ def hilora(
     penalties = (root_penalty, cluster_penalty)
     return c.Algorithm(
         "hilora",
-        _roles(head),
+        with_head(
+            head,
+            shared=r"^adapter:.*\.(root|cluster)\.lora_[ab]$",
+            private=r"^adapter:.*\.leaf\.lora_[ab]$",
+        ),
         lambda context: _client(optimizer, penalties, head, context),
         _aggregator(),
         _server(clients, root_rounds, root_rounds + cluster_rounds, decay, clusters),
@@ -473,18 +477,6 @@ def _grouped(state: c.PyTree, fewest: int, most: int) -> c.PyTree:
 def _module(path: str) -> str:
     """Returns the path of the layer that has a root LoRA."""
     return path.removesuffix(".root")
-
-
-# ------------------------------------------------------------------------------ roles and refusals
-
-
-def _roles(head: HeadPolicy) -> c.Roles:
-    rules = {
-        "shared": (r"^adapter:.*\.(root|cluster)\.lora_[ab]$",),
-        "private": (r"^adapter:.*\.leaf\.lora_[ab]$",),
-    }
-    policy = "fixed" if head == "frozen" else head
-    return c.Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})
 
 
 def _check(kinds: Mapping[str, str], count: int, clients: int) -> None:

@@ -34,10 +34,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model, positive, whole
-from fedjax_peft.algorithms.common import Local, freeze_where, replace_server
-from fedjax_peft.algorithms.fedavg import client
+from fedjax_peft.algorithms.common import Local, freeze_where
+from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.algorithms.rolora import taking_turns
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import constants
@@ -98,12 +97,9 @@ def lora_a2(
         found = pairs(broadcast).values()
         return {a: ~odd for a, _ in found} | {b: odd for _, b in found}
 
-    return c.Algorithm(
-        "lora_a2",
-        head_roles(head),
-        bound,
-        aggregator or mean(),
-        replace_server(),
+    algorithm = averaging("lora_a2", optimizer, head_roles(head), aggregator)
+    return algorithm._replace(
+        client=bound,
         weights=weights,
         traffic=c.Traffic(sent_leaves, _shares),
         check=lora_model("lora_a2"),

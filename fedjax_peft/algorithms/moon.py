@@ -24,15 +24,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import at_least, checked, positive
-from fedjax_peft.algorithms.common import (
-    Local,
-    init_local,
-    replace_server,
-    train,
-    with_client_state,
-)
+from fedjax_peft.algorithms.common import Local, init_local, train, with_client_state
+from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.measures.representation import Pooling, check_pooling, cosines, pool
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -105,12 +99,9 @@ def moon(
 
         return c.ClientUpdate(init, step, final)
 
-    return c.Algorithm(
-        "moon",
-        head_roles(head),
-        client,
-        aggregator or mean(),
-        replace_server(),
+    algorithm = averaging("moon", optimizer, head_roles(head), aggregator)
+    return algorithm._replace(
+        client=client,
         init_client_state=lambda shared, private: {"model": private, "previous": shared},
         model=with_client_state,
         weights=weights,

@@ -21,9 +21,9 @@ import jax
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, positive, with_factor
 from fedjax_peft.algorithms.common import optimizer_step, proximal
+from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.support.errors import InputError
@@ -115,12 +115,10 @@ def pfedme(
 
     moves_partly = bool(server_schedule) or is_traced(beta) or beta != 1
     server = c.ServerUpdate(lambda shared: shared, update, lambda state: state)
-    algorithm = c.Algorithm(
-        "pfedme",
-        head_roles(head),
-        client,
-        aggregator or mean(),
-        server,
+    algorithm = averaging("pfedme", optimizer, head_roles(head), aggregator)
+    algorithm = algorithm._replace(
+        client=client,
+        server=server,
         init_client_state=lambda shared, private: {"personal": {**shared, **private}},
         model=lambda broadcast, client_state: client_state["personal"],
         personal=True,

@@ -22,10 +22,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, model_with
 from fedjax_peft.algorithms.common import Local
-from fedjax_peft.algorithms.fedavg import client
+from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["ravan"]
@@ -49,12 +48,10 @@ def ravan(
     Raises:
       InputError: ``keep_optimizer``; on use, a model without RAVAN's layers.
     """
-    return c.Algorithm(
-        "ravan",
-        head_roles(head),
-        lambda context: _client(optimizer, context),
-        aggregator or mean(),
-        _server(),
+    algorithm = averaging("ravan", optimizer, head_roles(head), aggregator)
+    return algorithm._replace(
+        client=lambda context: _client(optimizer, context),
+        server=_server(),
         model=lambda broadcast, private: {**_with_scales(broadcast), **private},
         weights=weights,
         check=model_with(

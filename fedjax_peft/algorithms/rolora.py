@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import freeze_where, replace_server
-from fedjax_peft.algorithms.fedavg import client
+from fedjax_peft.algorithms.common import freeze_where
+from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 __all__ = ["rolora", "taking_turns"]
@@ -52,12 +51,9 @@ def rolora(
         factors = [name for name in broadcast if name.endswith((".lora_a", ".lora_b"))]
         return {name: jnp.asarray(_turn(name, round_index)) for name in factors}
 
-    return c.Algorithm(
-        "rolora",
-        head_roles(head),
-        bound,
-        aggregator or mean(),
-        replace_server(),
+    algorithm = averaging("rolora", optimizer, head_roles(head), aggregator)
+    return algorithm._replace(
+        client=bound,
         weights=weights,
         traffic=c.Traffic(sent_leaves),
         check=lora_model("rolora"),

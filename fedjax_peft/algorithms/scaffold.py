@@ -41,15 +41,20 @@ from fedjax_peft.support.errors import InputError
 __all__ = ["scaffold"]
 
 
-class State(NamedTuple):
-    """A client during its local steps."""
+class Start(NamedTuple):
+    """What a client had at the start of the round."""
 
-    local: Local
     received: c.Params
     everyone: c.Params
     """The server's control variate."""
     own: c.Params
     """The client's control variate."""
+
+
+class State(NamedTuple):
+    """A client during its local steps."""
+
+    local: Local
     steps: jax.Array
 
 
@@ -93,61 +98,15 @@ def scaffold(
         names = assign_roles(kinds, rules)
         _check_steps(optimizer, learning_rate, [*names["shared"], *names["private"]])
 
-    def client(context: c.ClientContext) -> c.ClientUpdate:
-        def init(broadcast: c.PyTree, client_state: c.PyTree, key: c.Key) -> State:
-            del key
-            received, everyone = broadcast["model"], broadcast["control"]
-            local = init_local(optimizer, received, client_state["model"])
-            return State(
-                local, received, everyone, client_state["control"], jnp.zeros((), jnp.int32)
-            )
-
-        def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
-            drift = add_to_gradient(jax.tree.map(jnp.subtract, state.everyone, state.own))
-            local, metrics = train(optimizer, context, state.local, batch, key, drift)
-            return state._replace(local=local, steps=state.steps + 1), metrics
-
-        def final(state: State) -> tuple[c.PyTree, c.PyTree]:
-            way = jnp.float32(learning_rate) * jnp.maximum(state.steps, 1)
-
-            def changed(start: jax.Array, end: jax.Array, ours: jax.Array) -> jax.Array:
-                # In a round with rate 0 (a schedule) nothing is learned about the gradient.
-                return jnp.where(way > 0, (start - end) / jnp.where(way > 0, way, 1) - ours, 0)
-
-            received, everyone = state.received, state.everyone
-            change = jax.tree.map(changed, received, state.local.shared, everyone)
-            own = jax.tree.map(jnp.add, state.own, change)
-            upload = {"model": state.local.shared, "control": change}
-            return upload, {"model": state.local.private, "control": own}
-
-        return c.ClientUpdate(init, step, final)
-
-    def update(state: c.PyTree, new: c.PyTree, context: c.RoundContext) -> c.PyTree:
-        share = context.participants / context.total_clients
-        rate: Any = server_learning_rate
-        if server_schedule is not None:
-            rate = rate * server_schedule(context.round_index)
-        return {
-            "model": jax.tree.map(lambda x, y: x + rate * (y - x), state["model"], new["model"]),
-            "control": jax.tree.map(lambda x, d: x + share * d, state["control"], new["control"]),
-        }
-
-    server = c.ServerUpdate(
-        init=lambda shared: {"model": shared, "control": _zeros(shared)},
-        update=update,
-        broadcast=lambda state: state,
-        params=lambda state: state["model"],
-        template=lambda state: {"model": state["model"], "control": _zeros(state["model"])},
-    )
     control = mean(error=False)
     if aggregator is not None and aggregator.needs_all_uploads:
         control = aggregator
     algorithm = c.Algorithm(
         "scaffold",
         rules,
-        client,
+        lambda context: _client(optimizer, learning_rate, context),
         by_field(model=aggregator or mean(), control=control),
-        server,
+        _server(server_learning_rate, server_schedule),
         init_client_state=lambda shared, private: {"model": private, "control": _zeros(shared)},
         model=lambda broadcast, client_state: {**broadcast["model"], **client_state["model"]},
         weights=weights,
@@ -165,6 +124,58 @@ def scaffold(
         },
     )
     return with_factor(algorithm, "server_learning_rate_factor", server_schedule)
+
+
+def _client(
+    optimizer: optax.GradientTransformation, learning_rate: float, context: c.ClientContext
+) -> c.ClientUpdate:
+    def init(broadcast: c.PyTree, client_state: c.PyTree, key: c.Key) -> State:
+        del key
+        received, own = broadcast["model"], client_state["model"]
+        start = Start(received, broadcast["control"], client_state["control"])
+        local = init_local(optimizer, received, own, start)
+        return State(local, jnp.zeros((), jnp.int32))
+
+    def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
+        start = state.local.start
+        drift = add_to_gradient(jax.tree.map(jnp.subtract, start.everyone, start.own))
+        local, metrics = train(optimizer, context, state.local, batch, key, drift)
+        return State(local, state.steps + 1), metrics
+
+    def final(state: State) -> tuple[c.PyTree, c.PyTree]:
+        way = jnp.float32(learning_rate) * jnp.maximum(state.steps, 1)
+
+        def changed(start: jax.Array, end: jax.Array, everyone: jax.Array) -> jax.Array:
+            # In a round with rate 0 (a schedule) nothing is learned about the gradient.
+            return jnp.where(way > 0, (start - end) / jnp.where(way > 0, way, 1) - everyone, 0)
+
+        local, start = state.local, state.local.start
+        change = jax.tree.map(changed, start.received, local.shared, start.everyone)
+        own = jax.tree.map(jnp.add, start.own, change)
+        upload = {"model": local.shared, "control": change}
+        return upload, {"model": local.private, "control": own}
+
+    return c.ClientUpdate(init, step, final)
+
+
+def _server(learning_rate: float, schedule: c.RateSchedule | None) -> c.ServerUpdate:
+    def update(state: c.PyTree, new: c.PyTree, context: c.RoundContext) -> c.PyTree:
+        share = context.participants / context.total_clients
+        rate: Any = learning_rate
+        if schedule is not None:
+            rate = rate * schedule(context.round_index)
+        return {
+            "model": jax.tree.map(lambda x, y: x + rate * (y - x), state["model"], new["model"]),
+            "control": jax.tree.map(lambda x, d: x + share * d, state["control"], new["control"]),
+        }
+
+    return c.ServerUpdate(
+        init=lambda shared: {"model": shared, "control": _zeros(shared)},
+        update=update,
+        broadcast=lambda state: state,
+        params=lambda state: state["model"],
+        template=lambda state: {"model": state["model"], "control": _zeros(state["model"])},
+    )
 
 
 def _zeros(params: c.Params) -> c.Params:

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fra import truncated_products
 from fedjax_peft.algorithms.checks import checked, lora_model, model_with, whole
 from fedjax_peft.algorithms.common import (
@@ -37,6 +36,7 @@ from fedjax_peft.algorithms.common import (
     send_shared,
     train,
 )
+from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, scale
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -71,12 +71,10 @@ def slora(
         sent = {n: jnp.asarray(_moves(n, broadcast["primed"])) for n in broadcast["model"]}
         return {**sent, "primed": jnp.array(False)}  # the server knows
 
-    return c.Algorithm(
-        "slora",
-        head_roles(head),
-        lambda context: _client(optimizer, context),
-        aggregator or mean(),
-        _server(sparse_rounds),
+    algorithm = averaging("slora", optimizer, head_roles(head), aggregator)
+    return algorithm._replace(
+        client=lambda context: _client(optimizer, context),
+        server=_server(sparse_rounds),
         model=lambda broadcast, private: {**broadcast["model"], **private},
         local_model=lambda broadcast, upload, private: {**upload, **private},
         weights=weights,

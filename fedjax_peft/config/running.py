@@ -1,7 +1,6 @@
 """Running a resolved config."""
 
 import functools
-import inspect
 import json
 import operator
 from collections.abc import Callable
@@ -269,15 +268,16 @@ def with_noise(config: Config, clients: Clients) -> Config:
     table = config["privacy"]
     if table.get("epsilon") is None or table[NOISE] is not None:
         return config
-    flat = {**config, **config["system"], **config["placement"]}
-    names = [name for name in inspect.signature(schedule_of).parameters if name != "clients"]
-    schedule = schedule_of(clients, **{name: flat[name] for name in names})
+    made = build_records(config)
+    own = {"system": made["system"], "length_buckets": made["placement"].length_buckets}
+    names = [name for name in fields_of(schedule_of) if name not in own]
+    schedule = schedule_of(clients, **{name: config[name] for name in names}, **own)
     facts = federation_of(schedule, clients.data, build_algorithm(config))
 
     def epsilon_of(noise: float) -> float:
-        made = build_privacy({**config, "privacy": {**table, NOISE: noise}})
-        assert made is not None
-        return made.guarantee(facts, config["rounds"]).epsilon
+        mechanism = build_privacy({**config, "privacy": {**table, NOISE: noise}})
+        assert mechanism is not None
+        return mechanism.guarantee(facts, config["rounds"]).epsilon
 
     noise = smallest_noise(epsilon_of, table["epsilon"])
     return {**config, "privacy": {**table, NOISE: noise}}

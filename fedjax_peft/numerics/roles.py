@@ -11,7 +11,7 @@ from typing import Literal
 from fedjax_peft.contracts import Roles
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["HeadPolicy", "assign_roles", "dual_roles", "head_roles"]
+__all__ = ["HeadPolicy", "assign_roles", "dual_roles", "head_roles", "with_head"]
 
 HeadPolicy = Literal["shared", "private", "frozen"]
 """``shared``: trained and averaged. ``private``: trained, never sent. ``frozen``: not trained."""
@@ -35,10 +35,20 @@ def dual_roles(head: HeadPolicy) -> Roles:
     Args:
       head: policy of the head.
     """
-    rules = {
-        "shared": (r"^adapter:.*\.global_adapter\.",),
-        "private": (r"^adapter:.*\.private_adapter\.",),
-    }
+    return with_head(
+        head, shared=r"^adapter:.*\.global_adapter\.", private=r"^adapter:.*\.private_adapter\."
+    )
+
+
+def with_head(head: HeadPolicy, *, shared: str, private: str) -> Roles:
+    """Returns the rules for a head policy, with one rule for shared and one for private adapters.
+
+    Args:
+      head: policy of the head.
+      shared: the rule of shared adapters.
+      private: the rule of private adapters.
+    """
+    rules = {"shared": (shared,), "private": (private,)}
     policy = "fixed" if head == "frozen" else head
     return Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})
 

@@ -63,8 +63,8 @@ def test_the_epsilon_of_examples_is_that_of_a_run(capsys):
     words = ["--examples", 80, "--batch-size", 8, "--steps", 15, "--unit", "example"]
     words += ["--noise-multiplier", 1.1, "--delta", 1e-5, "--rounds", 10, "--sampling", "shuffled"]
     text = said(capsys, *words)
-    sizes = {"batch_size": 8, "epochs": 1, "local_steps": 15, "stragglers": 1.0}
-    options = {"clients_per_round": None, "sampling": "uniform", "failure_rate": 0.0, **sizes}
+    sizes = {"batch_size": 8, "epochs": 1, "local_steps": 15, "system": fp.System()}
+    options = {"clients_per_round": None, "sampling": "uniform", **sizes}
     clients = toy.clients((80,))
     schedule = schedule_of(clients, batch_sampling="shuffled", **options)
     facts = federation_of(schedule, clients.data, fp.algorithms.fedavg(optax.sgd(0.1)))
