@@ -15,15 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.aggregators.krum import ranks
+from fedjax_peft.aggregators.ranking import each_entry, middle_of_ranked, ranked
 from fedjax_peft.aggregators.robust import (
     Changes,
     Combined,
     Space,
-    each_entry,
     enough_clients,
-    middle_of_ranked,
     number_of_hostile,
-    ranked,
     robust,
     squared_distances,
     too_few,

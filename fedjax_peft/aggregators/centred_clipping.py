@@ -14,13 +14,13 @@ v is a weighted sum of the last centre and of the changes, so the steps only nee
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.aggregators.ranking import middle
 from fedjax_peft.aggregators.robust import (
     Changes,
     Combined,
     Space,
     distances_from,
     inner_products_around,
-    middle,
     robust,
     weighted_sum,
 )

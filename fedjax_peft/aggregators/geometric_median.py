@@ -15,6 +15,7 @@ uploads, so the steps only need their inner products.
 import jax
 import jax.numpy as jnp
 
+from fedjax_peft.aggregators.ranking import middle
 from fedjax_peft.aggregators.robust import (
     Changes,
     Combined,
@@ -22,7 +23,6 @@ from fedjax_peft.aggregators.robust import (
     around_one,
     distances_from,
     inner_products,
-    middle,
     robust,
     weighted_sum,
 )

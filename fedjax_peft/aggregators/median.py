@@ -6,7 +6,8 @@ Every entry lies between those of honest clients while fewer than n / 2 clients 
 breakdown point is 1/2. Of an even number of values the median is the mean of the two in the middle.
 """
 
-from fedjax_peft.aggregators.robust import Changes, Combined, Space, each_entry, middle, robust
+from fedjax_peft.aggregators.ranking import each_entry, middle
+from fedjax_peft.aggregators.robust import Changes, Combined, Space, robust
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 
 __all__ = ["median"]

@@ -9,11 +9,11 @@ once they are half of the clients.
 
 import jax.numpy as jnp
 
+from fedjax_peft.aggregators.ranking import middle
 from fedjax_peft.aggregators.robust import (
     Changes,
     Combined,
     Space,
-    middle,
     robust,
     squared_lengths,
     weighted_sum,

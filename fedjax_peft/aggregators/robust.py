@@ -25,7 +25,6 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from fedjax_peft.aggregators.fra import fra
 from fedjax_peft.aggregators.products import PRODUCT
@@ -52,14 +51,11 @@ __all__ = [
     "Space",
     "around_one",
     "distances_from",
-    "each_entry",
     "enough_clients",
     "inner_products",
     "inner_products_around",
-    "middle",
-    "middle_of_ranked",
     "number_of_hostile",
-    "ranked",
+    "one_by_one",
     "robust",
     "squared_distances",
     "squared_lengths",
@@ -279,7 +275,7 @@ def around_one(changes: Changes) -> tuple[Changes, jax.Array]:
     sums = jnp.sum(jnp.where(here[None], between, 0.0), axis=1)
     one = jnp.argmin(sums + changes.number * _rounding(changes))
     leaves = jax.tree.map(lambda x: x - x[one][None], changes.leaves)
-    products = _one_by_one(lambda x: _minus_one(x, one), changes.products)
+    products = one_by_one(lambda x: _minus_one(x, one), changes.products)
     zeros = jax.tree.map(jnp.zeros_like, (leaves, products))
     leaves, products = tree.where(here, (leaves, products), zeros)
     differences = changes._replace(leaves=leaves, products=products)
@@ -364,29 +360,10 @@ def weighted_sum(changes: Changes, weights: jax.Array) -> Params:
     return {**summed, **products}
 
 
-def each_entry(changes: Changes, rule: Callable[[jax.Array], jax.Array]) -> Params:
-    """Returns what a rule of single entries makes of the changes.
-
-    The products of all clients are formed, one matrix at a time.
-
-    Args:
-      changes: of the clients.
-      rule: ``[slots, n]`` -> ``[n]``.
-    """
-    slots = len(changes.here)
-    leaves = jax.tree.map(lambda x: x[0], changes.leaves)
-    flat, back = ravel_pytree(leaves)
-    rows = jax.vmap(lambda x: ravel_pytree(x)[0])(changes.leaves) if leaves else None
-    new = back(_in_pieces(rule, rows)) if rows is not None and flat.size else leaves
-
-    def one(factors: Factors) -> jax.Array:
-        rows = jnp.einsum("kir,kro->kio", *factors, precision="highest")
-        return _in_pieces(rule, rows.reshape(slots, -1)).reshape(rows.shape[1:])
-
-    return new | _one_by_one(one, changes.products)
+# -------------------------------------------------------------------- the number of hostile clients
 
 
-def _one_by_one(function: Callable[[Factors], PyTree], products: dict[str, Factors]) -> PyTree:
+def one_by_one(function: Callable[[Factors], PyTree], products: dict[str, Factors]) -> PyTree:
     """Returns path -> ``function(product)``, computed for one matrix of a shape at a time.
 
     That needs less memory, and concurrent batched LAPACK calls deadlock small CPU thread pools.
@@ -400,76 +377,6 @@ def _one_by_one(function: Callable[[Factors], PyTree], products: dict[str, Facto
         results = jax.lax.map(function, stacked)
         made |= {p: jax.tree.map(lambda x, i=i: x[i], results) for i, p in enumerate(paths)}
     return made
-
-
-def _in_pieces(rule: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
-    """Returns ``rule(rows)``, a few entries at a time, which stay in a processor's cache."""
-    slots, entries = rows.shape
-    if entries <= _PIECE:
-        return rule(rows)
-    pieces = -(-entries // _PIECE)
-    padded = jnp.pad(rows, ((0, 0), (0, pieces * _PIECE - entries)))
-    made = jax.lax.map(rule, padded.reshape(slots, pieces, _PIECE).swapaxes(0, 1))
-    return made.reshape(-1)[:entries]
-
-
-_PIECE = 4096
-"""Entries at a time."""
-
-
-def ranked(rows: jax.Array, here: jax.Array) -> jax.Array:
-    """Returns the rows sorted in each entry; those that are not here come last, as infinities.
-
-    It is Batcher's bitonic network: minima and maxima of whole halves. With 50 rows it is ten times
-    faster on a CPU than XLA's sort, which compares one pair of numbers at a time.
-
-    Args:
-      rows: ``[slots, ...]``.
-      here: bool ``[slots]``.
-    """
-    slots, *rest = rows.shape
-    size = 1 << (slots - 1).bit_length()
-    x = tree.where(here, rows, jnp.full_like(rows, jnp.inf))
-    x = jnp.concatenate([x, jnp.full((size - slots, *rest), jnp.inf, rows.dtype)])
-
-    def exchanged(x: jax.Array, block: int, *, mirrored: bool) -> jax.Array:
-        """Orders the pairs of the two halves of each block of rows."""
-        halves = x.reshape(size // block, 2, block // 2, *rest)
-        first, second = halves[:, 0], halves[:, 1]
-        if mirrored:
-            second = second[:, ::-1]
-        low, high = jnp.minimum(first, second), jnp.maximum(first, second)
-        return jnp.stack([low, high[:, ::-1] if mirrored else high], axis=1).reshape(x.shape)
-
-    block = 2
-    while block <= size:
-        x = exchanged(x, block, mirrored=True)
-        part = block // 2
-        while part >= 2:
-            x = exchanged(x, part, mirrored=False)
-            part //= 2
-        block *= 2
-    return x[:slots]
-
-
-def middle(rows: jax.Array, here: jax.Array) -> jax.Array:
-    """Returns the median over the rows that are here; of an even number, the mean of the two.
-
-    Args:
-      rows: ``[slots, ...]``.
-      here: bool ``[slots]``. If no row is here, the result is 0.
-    """
-    return middle_of_ranked(ranked(rows, here), jnp.sum(here, dtype=jnp.int32))
-
-
-def middle_of_ranked(rows: jax.Array, number: jax.Array) -> jax.Array:
-    """Returns :func:`middle` of the first ``number`` rows, which are sorted."""
-    low, high = (jnp.maximum(i, 0) for i in ((number - 1) // 2, number // 2))
-    value = (jnp.take(rows, low, axis=0) + jnp.take(rows, high, axis=0)) / 2
-    return jnp.where(number > 0, value, 0.0)
-
-
-# -------------------------------------------------------------------- the number of hostile clients
 
 
 def number_of_hostile(name: str, hostile: Any) -> Any:

@@ -9,7 +9,8 @@ clients are hostile: the breakdown point is the share β < 1/2.
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.aggregators.robust import Changes, Combined, Space, each_entry, ranked, robust
+from fedjax_peft.aggregators.ranking import each_entry, ranked
+from fedjax_peft.aggregators.robust import Changes, Combined, Space, robust
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import is_traced

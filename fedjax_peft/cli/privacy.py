@@ -5,7 +5,7 @@ import textwrap
 from typing import Any, Literal, NamedTuple
 
 from fedjax_peft.contracts import Federation
-from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import guarantees, statements
 from fedjax_peft.privacy.accounting import Accountant, Neighbours
 from fedjax_peft.support.errors import InputError, nearest
 
@@ -98,10 +98,10 @@ def _found(plan: Plan, accountant: Accountant) -> float | None:
     """Returns the answer of an accountant; None if it does not know this sampling."""
     facts = (plan.delta, plan.federation, plan.rounds)
     options: dict[str, Any] = {"accountant": accountant}
-    epsilon_of: Any = accounting.example_epsilon
-    noise_of: Any = accounting.example_noise_multiplier
+    epsilon_of: Any = guarantees.example_epsilon
+    noise_of: Any = guarantees.example_noise_multiplier
     if plan.unit == "client":
-        epsilon_of, noise_of = accounting.client_epsilon, accounting.client_noise_multiplier
+        epsilon_of, noise_of = guarantees.client_epsilon, guarantees.client_noise_multiplier
         options["neighbours"] = plan.neighbours
     try:
         if plan.epsilon is None:
@@ -117,7 +117,7 @@ def _meaning(plan: Plan, noise: float) -> list[str]:
     """Returns paragraphs on the noise, on the guarantee, and on a δ that is too large."""
     mean = f"{noise / plan.drawn:.4g} C"
     if plan.unit == "client":
-        words = accounting.composition_in_words(plan.federation, plan.neighbours)
+        words = statements.composition_in_words(plan.federation, plan.neighbours)
         where = (
             f"The server clips what a client sends to the norm C, and adds Gaussian noise of"
             f" standard deviation {noise:.4g} C to every entry of the sum of a round. On the mean"
@@ -134,7 +134,7 @@ def _meaning(plan: Plan, noise: float) -> list[str]:
             f' delta = {plan.delta:g}}}, batch_sampling = "{plan.sampling}" and batch_size ='
             f" {plan.drawn}."
         )
-        words = accounting.example_in_words(plan.federation)
+        words = statements.example_in_words(plan.federation)
     texts = [where, f"The guarantee is (epsilon, delta)-differential privacy. {words}"]
     texts.append(
         "RDP composes Rényi divergences: fast, and an upper bound. PLD composes privacy-loss"

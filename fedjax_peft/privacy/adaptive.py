@@ -38,14 +38,11 @@ from fedjax_peft.contracts import (
 )
 from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero, remembered
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.privacy.accounting import (
-    Accountant,
-    Neighbours,
-    client_guarantee,
-    composition_in_words,
-)
+from fedjax_peft.privacy.accounting import Accountant, Neighbours
 from fedjax_peft.privacy.central import TRUSTED
+from fedjax_peft.privacy.guarantees import client_guarantee
 from fedjax_peft.privacy.mechanism import check_delta, gaussian, private, protected, summing
+from fedjax_peft.privacy.statements import composition_in_words
 from fedjax_peft.support.errors import InputError
 
 __all__ = ["adaptive"]

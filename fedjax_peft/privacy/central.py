@@ -25,13 +25,10 @@ a secret seed and noise that is safe against attacks on floating-point numbers.
 from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
-from fedjax_peft.privacy.accounting import (
-    Accountant,
-    Neighbours,
-    client_guarantee,
-    composition_in_words,
-)
+from fedjax_peft.privacy.accounting import Accountant, Neighbours
+from fedjax_peft.privacy.guarantees import client_guarantee
 from fedjax_peft.privacy.mechanism import check_delta, gaussian, private, protected, summing
+from fedjax_peft.privacy.statements import composition_in_words
 
 __all__ = ["TRUSTED", "central"]
 
@@ -58,7 +55,7 @@ def central(
     :func:`fedjax_peft.privacy.mechanism.signal_to_noise`.
 
     With ``sampling="poisson"`` the guarantee uses the amplification by sampling; with any other
-    sampling see :func:`fedjax_peft.privacy.accounting.client_event`.
+    sampling see :func:`fedjax_peft.privacy.guarantees.client_event`.
 
     Args:
       clip: C, the largest norm of what a client sends, in the aggregator's space.
@@ -66,7 +63,7 @@ def central(
       delta: δ of the guarantee.
       accountant: ``rdp``, or ``pld``, which is slower and nearly exact.
       neighbours: the federations that the guarantee compares; by default those that suit the
-        sampling (:func:`fedjax_peft.privacy.accounting.client_neighbours`).
+        sampling (:func:`fedjax_peft.privacy.guarantees.client_neighbours`).
 
     Raises:
       InputError: an option out of its range; on use, an algorithm whose server passes uploads on,

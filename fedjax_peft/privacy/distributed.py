@@ -60,7 +60,7 @@ from fedjax_peft.contracts import (
 )
 from fedjax_peft.numerics.hyperparameters import remembered
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.local import check_sizes_are_not_used, clipped_and_dense
 from fedjax_peft.privacy.mechanism import (
@@ -128,7 +128,7 @@ def distributed(
         return protected(algorithm, _shared_noise(summing(algorithm), shape))
 
     def guarantee(federation: Federation, rounds: int) -> Guarantee:
-        turns = accounting.participations(federation, rounds)
+        turns = guarantees.participations(federation, rounds)
         event = accounting.concentrated_event(0.5 / noise_multiplier**2, _SLACK, turns)
         return Guarantee(accounting.epsilon(event, delta, "rdp", "replace_special"), delta)
 
@@ -138,7 +138,7 @@ def distributed(
             " compares federations in which one client sends zeros instead (zero-out). Secure"
             " aggregation is trusted to show the server nothing but the sum, and at least"
             f" {1 - dropouts:.0%} of a round's clients to add their noise."
-            f" {accounting.turns_in_words(federation)}"
+            f" {statements.turns_in_words(federation)}"
         )
 
     return Privacy("distributed", "client", protect, guarantee, statement)

@@ -65,7 +65,7 @@ from fedjax_peft.contracts import (
 )
 from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero, remembered
 from fedjax_peft.numerics.random import salted, stream
-from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.privacy.accounting import Accountant
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
@@ -140,9 +140,9 @@ def example(
 
     def guarantee(federation: Federation, rounds: int) -> Guarantee:
         settings = (noise_multiplier, delta, federation, rounds)
-        return Guarantee(accounting.example_epsilon(*settings, accountant=accountant), delta)
+        return Guarantee(guarantees.example_epsilon(*settings, accountant=accountant), delta)
 
-    return Privacy("example", "example", protect, guarantee, accounting.example_in_words)
+    return Privacy("example", "example", protect, guarantee, statements.example_in_words)
 
 
 def private_gradient(

@@ -38,7 +38,7 @@ from fedjax_peft.contracts import (
 )
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
-from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import Accountant
 from fedjax_peft.privacy.mechanism import (
@@ -85,7 +85,7 @@ def local(
         return protected(algorithm, _noised(summing(algorithm), clip, noise_multiplier))
 
     def guarantee(federation: Federation, rounds: int) -> Guarantee:
-        turns = accounting.participations(federation, rounds)
+        turns = guarantees.participations(federation, rounds)
         event = accounting.gaussian_event(noise_multiplier / 2, turns)
         return Guarantee(accounting.epsilon(event, delta, accountant, "replace_one"), delta)
 
@@ -93,7 +93,7 @@ def local(
         return (
             "Client-level local differential privacy of all that a client sends. It compares"
             " federations in which one client has other data (replace one). Nobody is trusted."
-            f" {accounting.turns_in_words(federation)}"
+            f" {statements.turns_in_words(federation)}"
         )
 
     return Privacy("local", "client", protect, guarantee, statement)

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import jax
@@ -119,12 +120,10 @@ def session(
     Raises:
       InputError: arguments contradict each other or the data.
     """
+    given = SimpleNamespace(**locals())
     plain, make_plain = parametrised(algorithm, values)
     uploads, make_uploads = parametrised(transforms, values)
-    check_objects(model, plain, clients, task)
-    counts = {"clients_per_round": 1 if clients_per_round is None else clients_per_round}
-    check_counts({**counts, "batch_size": batch_size, "rounds": rounds}, {})
-    check_data(model, clients, task)
+    _check(given, plain)
     schedule = schedule_of(
         clients,
         clients_per_round=clients_per_round,
@@ -136,9 +135,7 @@ def session(
         system=system,
         length_buckets=placement.length_buckets,
     )
-    time_model, availability, client_ranks = system.time, system.availability, system.client_ranks
-    check_availability(availability, time_model, privacy)
-    slowness = functools.cache(functools.partial(time_model.slowness, len(clients)))
+    slowness = functools.cache(functools.partial(system.time.slowness, len(clients)))
 
     def failure(seed: int, client: int) -> float:
         odds = (system.failure_rate, system.failure_exponent)
@@ -146,30 +143,23 @@ def session(
 
     def costs(seed: int) -> Costs:
         server = jax.eval_shape(chosen.server.init, shared)
-        ledger = Ledger(model, chosen, server, len(clients), client_ranks, transform)
-        return Costs(ledger, time_model, slowness(seed), None, preload_bytes(time_model, model))
+        parts = (len(clients), system.client_ranks, transform)
+        preload = preload_bytes(system.time, model)
+        ledger = Ledger(model, chosen, server, *parts)
+        return Costs(ledger, system.time, slowness(seed), None, preload)
 
     if system.failure_exponent:
         schedule = schedule._replace(failure=failure)
-    schedule = schedule._replace(intermittent=availability is not None)
+    schedule = schedule._replace(intermittent=system.availability is not None)
     if asynchronous is not None:
-        refused = {"sampling": sampling, "privacy": privacy}
-        check_asynchronous(asynchronous, clients, time_model, refused)
-        parts = (clients_per_round, costs, failure, availability)
+        parts = (clients_per_round, costs, failure, system.availability)
         schedule = asynchronous_schedule(schedule, asynchronous, *parts)
     federation = federation_of(schedule, clients.data, plain)
-    wrappers = [parametrised(wrapper, values) for wrapper in (attack, privacy)]
-    wrappers.append((asynchronous, None))
-    chosen, stages = wrapped(plain, [made for made, _ in wrappers], federation)
-    make: _Wrapped | None = None
-    if make_plain is not None or any(made is not None for made, _ in wrappers):
-        # A wrapped algorithm is a new object; functions of equal parts are equal, and sessions with
-        # equal ones share their programs.
-        functions = tuple(function or _Constant(made) for made, function in wrappers)
-        make = _Wrapped(make_plain or _Constant(plain), functions, federation)
+    made, make = _wrapped_at_values(given, plain, make_plain, federation)
+    chosen = made.algorithm
     # Clients that add noise themselves are not left out for reasons that lie in their data.
     schedule = schedule._replace(all_send=chosen.aggregator.randomise is not None)
-    check_method(model, chosen, len(clients), client_ranks, diagnostics)
+    check_method(model, chosen, len(clients), system.client_ranks, diagnostics)
     transform = check_transforms(uploads, chosen)
     names = assign_roles(model.kinds, chosen.roles)
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
@@ -184,50 +174,107 @@ def session(
         local_steps=schedule.local_steps,
         epochs=schedule.epochs,
     )
-    masks: Any = None if client_ranks is None else rank_masks(model, client_ranks, len(clients))
-    setup = Setup(
-        chosen,
+    setup = _setup(given, made, schedule, federation, names["fixed"])
+    maker = _maker(made, make, uploads, make_uploads)
+    place = (placement.engine, placement.client_state, placement.examples)
+    return Session(
+        setup._replace(transform=transform, maker=maker),
+        (shared, private),
+        schedule,
+        clients.data.columns,
+        Computation(placement.lanes, rounds, *place),
+        values=values,
+        salt=None if privacy is None else _salter(given, federation, schedule, setup.task),
+    )
+
+
+def _check(given: SimpleNamespace, algorithm: Algorithm) -> None:
+    """Raises InputError for arguments of ``session`` of a wrong type, or that contradict others."""
+    system, count = given.system, given.clients_per_round
+    check_objects(given.model, algorithm, given.clients, given.task)
+    counts = {"clients_per_round": 1 if count is None else count}
+    check_counts({**counts, "batch_size": given.batch_size, "rounds": given.rounds}, {})
+    check_data(given.model, given.clients, given.task)
+    check_availability(system.availability, system.time, given.privacy)
+    if given.asynchronous is not None:
+        refused = {"sampling": given.sampling, "privacy": given.privacy}
+        check_asynchronous(given.asynchronous, given.clients, system.time, refused)
+
+
+def _wrapped_at_values(
+    given: SimpleNamespace,
+    plain: Algorithm,
+    make_plain: Callable[[Values], Algorithm] | None,
+    federation: Federation,
+) -> tuple[Wrapped, "_Wrapped | None"]:
+    """Returns the wrapped algorithm, and it as a function of the run-time values (None: constant).
+
+    A wrapped algorithm is a new object; functions of equal parts are equal, and sessions with equal
+    ones share their programs.
+    """
+    wrappers = [parametrised(wrapper, given.values) for wrapper in (given.attack, given.privacy)]
+    wrappers.append((given.asynchronous, None))
+    found = wrapped(plain, [made for made, _ in wrappers], federation)
+    if make_plain is None and all(made is None for made, _ in wrappers):
+        return found, None
+    functions = tuple(function or _Constant(made) for made, function in wrappers)
+    return found, _Wrapped(make_plain or _Constant(plain), functions, federation)
+
+
+def _setup(
+    given: SimpleNamespace,
+    made: Wrapped,
+    schedule: Schedule,
+    federation: Federation,
+    fixed: Sequence[str],
+) -> Setup:
+    """Returns what training and evaluation share, without the transform."""
+    model, clients, placement = given.model, given.clients, given.placement
+    ranks = given.system.client_ranks
+    nonempty = int(np.count_nonzero(clients.sizes))
+    masks: Any = None if ranks is None else rank_masks(model, ranks, len(clients))
+    return Setup(
+        made.algorithm,
         model.apply,
-        task or tasks.for_data(clients.data),
+        given.task or tasks.for_data(clients.data),
         model.compute_frozen(),
-        tree.select(model.trainable, names["fixed"]),
+        tree.select(model.trainable, fixed),
         len(clients),
         layout_over(placement.devices, placement.model_parallel, placement.model_sharding),
         splits=model.splits,
         rank_mask=masks,
-        diagnosis=diagnosis(diagnostics),
-        probe=probe(diagnostics),
-        total_clients=len(clients) if schedule.all_send else int(np.count_nonzero(clients.sizes)),
+        diagnosis=diagnosis(given.diagnostics),
+        probe=probe(given.diagnostics),
+        total_clients=len(clients) if schedule.all_send else nonempty,
         dtype=model.dtype,
         sampling_probability=federation.sampling_probability,
-        transform=transform,
-        stages=stages,
-        maker=_maker(Wrapped(chosen, stages), make, uploads, make_uploads),
+        stages=made.stages,
     )
-    salt = None
-    if privacy is not None:
-        given = {"algorithm": algorithm, "privacy": privacy, "attack": attack}
-        facts: dict[str, Any] = {
-            "federation": federation,
-            "work": (schedule.epochs, schedule.local_steps, system.stragglers),
-            "failures": (system.failure_rate, system.failure_exponent),
-            "clients": _digest_of(clients),
-            "client_ranks": client_ranks,
-            "model": _facts_of(model),
-            "task": getattr(setup.task, "name", None),
-        }
 
-        def salt(chosen: Values) -> np.ndarray:
-            own = None if values is None else chosen
-            made = {name: parametrised(one, own)[0] for name, one in given.items()}
-            made["transforms"] = joined_transform(parametrised(transforms, own)[0])
-            return _salt({**facts, **made})
 
-    columns = clients.data.columns
-    place = (placement.engine, placement.client_state, placement.examples)
-    computation = Computation(placement.lanes, rounds, *place)
-    leaves = (shared, private)
-    return Session(setup, leaves, schedule, columns, computation, values=values, salt=salt)
+def _salter(
+    given: SimpleNamespace, federation: Federation, schedule: Schedule, task: Any
+) -> Callable[[Values], np.ndarray]:
+    """Returns the function of the run-time values that salts the noise of a private run."""
+    system = given.system
+    facts: dict[str, Any] = {
+        "federation": federation,
+        "work": (schedule.epochs, schedule.local_steps, system.stragglers),
+        "failures": (system.failure_rate, system.failure_exponent),
+        "clients": _digest_of(given.clients),
+        "client_ranks": system.client_ranks,
+        "model": _facts_of(given.model),
+        "task": getattr(task, "name", None),
+    }
+
+    def salt(chosen: Values) -> np.ndarray:
+        own = None if given.values is None else chosen
+        named = ("algorithm", "privacy", "attack")
+        made = {name: parametrised(getattr(given, name), own)[0] for name in named}
+        made["transforms"] = joined_transform(parametrised(given.transforms, own)[0])
+        return _salt({**facts, **made})
+
+    return salt
 
 
 def _salt(settings: Any) -> np.ndarray:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft import aggregators
-from fedjax_peft.aggregators.robust import Changes, each_entry, middle, ranked
+from fedjax_peft.aggregators.ranking import each_entry, middle, ranked
+from fedjax_peft.aggregators.robust import Changes
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from scipy import optimize, stats
 
 import fedjax_peft as fp
 from fedjax_peft.contracts import Federation, Guarantee
-from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.support.errors import InputError
 
 Relation = dp.NeighboringRelation
@@ -155,14 +155,14 @@ def test_participations_are_the_most_of_a_simulated_schedule():
         schedule = Schedule(indices, 3, 1, 1, None, 0, "round_robin")
         drawn = [c for t in range(rounds) for c in schedule.members(t + 1)]
         most = max((drawn.count(c) for c in range(7)), default=0)
-        assert accounting.participations(federation("round_robin", 7, 3), rounds) == most
-    assert accounting.participations(federation("uniform"), 9) == 9
-    assert accounting.participations(federation("all", 10, 10), 9) == 9
+        assert guarantees.participations(federation("round_robin", 7, 3), rounds) == most
+    assert guarantees.participations(federation("uniform"), 9) == 9
+    assert guarantees.participations(federation("all", 10, 10), 9) == 9
 
 
 def test_client_epsilon_of_each_sampling():
     def eps(sampling, **kwargs):
-        return accounting.client_epsilon(3.0, 1e-5, federation(sampling), 20, **kwargs)
+        return guarantees.client_epsilon(3.0, 1e-5, federation(sampling), 20, **kwargs)
 
     def gaussian(z, rounds):
         return accounting.epsilon(accounting.gaussian_event(z, rounds), 1e-5)
@@ -175,7 +175,7 @@ def test_client_epsilon_of_each_sampling():
 
 
 def test_sampling_without_replacement_is_accounted_at_twice_the_sensitivity():
-    ours = accounting.client_epsilon(4.0, 1e-5, federation("uniform"), 20, neighbours="replace_one")
+    ours = guarantees.client_epsilon(4.0, 1e-5, federation("uniform"), 20, neighbours="replace_one")
     theirs = dp.rdp.RdpAccountant(neighboring_relation=Relation.REPLACE_ONE)
     theirs.compose(dp.SampledWithoutReplacementDpEvent(100, 10, dp.GaussianDpEvent(2.0)), 20)
     assert ours == approx(theirs.get_epsilon(1e-5), rel=1e-12)
@@ -183,14 +183,14 @@ def test_sampling_without_replacement_is_accounted_at_twice_the_sensitivity():
 
 def test_client_noise_multiplier_and_guarantee_agree():
     facts = federation("round_robin")
-    z = accounting.client_noise_multiplier(2.0, 1e-5, facts, 20)
-    found = accounting.client_guarantee(z, 1e-5, facts, 20)
+    z = guarantees.client_noise_multiplier(2.0, 1e-5, facts, 20)
+    found = guarantees.client_guarantee(z, 1e-5, facts, 20)
     assert found == Guarantee(approx(2.0, rel=1e-4), 1e-5)
     assert found.epsilon <= 2.0
 
 
 def test_words_name_the_neighbours_and_the_sampling():
-    words = accounting.composition_in_words
+    words = statements.composition_in_words
     assert "add or remove one" in words(federation("poisson"))
     assert "probability 0.1 (Poisson sampling)" in words(federation("poisson"))
     assert "zero-out" in words(federation("uniform"))
@@ -212,15 +212,15 @@ def test_words_name_the_neighbours_and_the_sampling():
             "Unknown accountant 'rpd'.*rdp",
         ),
         (
-            lambda: accounting.client_event(1.0, federation("size"), 10),
+            lambda: guarantees.client_event(1.0, federation("size"), 10),
             "the number of examples of a client, which is private",
         ),
         (
-            lambda: accounting.client_event(1.0, federation("poisson"), 10, "replace_one"),
+            lambda: guarantees.client_event(1.0, federation("poisson"), 10, "replace_one"),
             "do not suit sampling='poisson'",
         ),
         (
-            lambda: accounting.client_epsilon(
+            lambda: guarantees.client_epsilon(
                 1.0, 1e-5, federation("uniform"), 9, accountant="pld", neighbours="replace_one"
             ),
             "'pld' cannot account",

@@ -13,7 +13,7 @@ from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.contracts import Privacy
-from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import load_run
 from fedjax_peft.simulation.fields import field_names, find
@@ -35,10 +35,10 @@ def fake(noise_multiplier=2.0) -> Privacy:
         "fake",
         "client",
         lambda algorithm, federation: algorithm,
-        lambda federation, rounds: accounting.client_guarantee(
+        lambda federation, rounds: guarantees.client_guarantee(
             noise_multiplier, DELTA, federation, rounds
         ),
-        accounting.composition_in_words,
+        statements.composition_in_words,
     )
 
 

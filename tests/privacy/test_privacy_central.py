@@ -450,7 +450,7 @@ def test_numbers_out_of_range_are_refused(options):
 
 
 def test_the_guarantee_is_that_of_the_accountant():
-    from fedjax_peft.privacy.accounting import client_guarantee
+    from fedjax_peft.privacy.guarantees import client_guarantee
 
     privacy = central(1.0, 1.3, delta=1e-6)
     assert privacy.guarantee(FEDERATION, 20) == client_guarantee(1.3, 1e-6, FEDERATION, 20)

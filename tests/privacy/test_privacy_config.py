@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 OWN = '''
 """A mechanism and an attack that only report their numbers, from inside the program."""
 import jax.numpy as jnp
-from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.contracts import Attack, Privacy, Wrapped
 
 
@@ -43,8 +43,8 @@ def mechanism(clip: float, noise_multiplier: float, delta: float = 1e-5):
         "mechanism",
         "client",
         lambda algorithm, facts: shown(algorithm, noise=noise_multiplier, clip=clip),
-        lambda facts, rounds: accounting.client_guarantee(noise_multiplier, delta, facts, rounds),
-        accounting.composition_in_words,
+        lambda facts, rounds: guarantees.client_guarantee(noise_multiplier, delta, facts, rounds),
+        statements.composition_in_words,
     )
 
 

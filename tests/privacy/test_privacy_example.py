@@ -22,7 +22,7 @@ from fedjax_peft.algorithms.common import replace_server
 from fedjax_peft.contracts import Algorithm, ClientContext, ClientUpdate, Federation
 from fedjax_peft.engine.program import Program
 from fedjax_peft.numerics.roles import head_roles
-from fedjax_peft.privacy import accounting
+from fedjax_peft.privacy import accounting, guarantees
 from fedjax_peft.privacy.example import clipped_sum, example, private_gradient
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
@@ -326,7 +326,7 @@ def test_a_run_states_its_guarantee(sampling):
 def test_gradients_of_the_same_batch_are_composed():
     """Several sums with the noise multiplier z are one with z / sqrt(their number)."""
     several = FACTS._replace(gradients_per_step=3)
-    assert accounting.example_epsilon(2.0, DELTA, several, 5) == approx(
+    assert guarantees.example_epsilon(2.0, DELTA, several, 5) == approx(
         accounting.epsilon(accounting.gaussian_event(2.0, 15), DELTA, neighbours="replace_special")
     )
 
@@ -338,12 +338,12 @@ def test_the_account_is_that_of_the_worst_client():
         overflow_probability=1e-12,
     )
     each = [
-        accounting.example_epsilon(2.0, DELTA, facts._replace(workloads=(own,)), 5)
+        guarantees.example_epsilon(2.0, DELTA, facts._replace(workloads=(own,)), 5)
         for own in facts.workloads
     ]
-    assert accounting.example_epsilon(2.0, DELTA, facts, 5) == approx(max(each))
+    assert guarantees.example_epsilon(2.0, DELTA, facts, 5) == approx(max(each))
     unknown = facts._replace(workloads=(), fewest_examples=4, most_steps=10)
-    assert accounting.example_epsilon(2.0, DELTA, unknown, 5) >= max(each)
+    assert guarantees.example_epsilon(2.0, DELTA, unknown, 5) >= max(each)
 
 
 def test_a_batch_that_may_be_cut_costs_delta():
@@ -351,12 +351,12 @@ def test_a_batch_that_may_be_cut_costs_delta():
         batch_sampling="poisson", workloads=((40, 2),), overflow_probability=1e-7
     )
     event = accounting.gaussian_event(1.0, 10, 0.1)
-    assert accounting.example_epsilon(1.0, DELTA, facts, 5) == approx(
+    assert guarantees.example_epsilon(1.0, DELTA, facts, 5) == approx(
         accounting.epsilon(event, DELTA - 1e-6, neighbours="replace_special")
     )
-    assert accounting.example_epsilon(1.0, DELTA, facts, 1000) == math.inf
+    assert guarantees.example_epsilon(1.0, DELTA, facts, 1000) == math.inf
     with pytest.raises(InputError, match="larger delta"):
-        accounting.example_noise_multiplier(1.0, DELTA, facts, 1000)
+        guarantees.example_noise_multiplier(1.0, DELTA, facts, 1000)
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
@@ -367,8 +367,8 @@ def test_the_noise_multiplier_is_solved_for(sampling):
         overflow_probability=1e-12,
         gradients_per_step=2,
     )
-    z = accounting.example_noise_multiplier(2.0, DELTA, facts, 10)
-    assert accounting.example_epsilon(z, DELTA, facts, 10) == approx(2.0, rel=1e-4)
+    z = guarantees.example_noise_multiplier(2.0, DELTA, facts, 10)
+    assert guarantees.example_epsilon(z, DELTA, facts, 10) == approx(2.0, rel=1e-4)
 
 
 # -------------------------------------------------------------------------------------- refusals

@@ -166,7 +166,7 @@ def test_adaptive_clipping_runs_in_both_engines_and_resumes_exactly(tmp_path):
 
 
 def test_adaptive_clipping_is_accounted_with_its_total_noise():
-    from fedjax_peft.privacy.accounting import client_guarantee
+    from fedjax_peft.privacy.guarantees import client_guarantee
 
     expected = client_guarantee(1.1, 1e-5, federation(), 30)
     assert adaptive(1.0, 1.1).guarantee(federation(), 30) == expected

@@ -1,0 +1,243 @@
+"""The guarantee of a run, whose unit is a client or an example, and the noise for it."""
+
+import math
+from typing import Any
+
+from fedjax_peft.contracts import Federation, Guarantee
+from fedjax_peft.privacy.accounting import (
+    Accountant,
+    Neighbours,
+    _calibrated,
+    _check,
+    _dp_accounting,
+    _repeated,
+    _suitable,
+    _without_replacement,
+    epsilon,
+    gaussian_event,
+    noise_multiplier,
+)
+from fedjax_peft.support.errors import InputError
+
+__all__ = [
+    "client_epsilon",
+    "client_event",
+    "client_guarantee",
+    "client_neighbours",
+    "client_noise_multiplier",
+    "example_epsilon",
+    "example_noise_multiplier",
+    "participations",
+]
+
+
+def participations(federation: Federation, rounds: int) -> int:
+    """Returns how often one client takes part in ``rounds`` rounds at most.
+
+    Only ``round_robin`` keeps a client away from the rounds until all others had their turn. With
+    the other ways of sampling, the same client can be drawn in every round.
+    """
+    if federation.sampling == "round_robin":
+        return -(-rounds * federation.per_round // federation.clients)
+    return rounds
+
+
+def client_neighbours(federation: Federation) -> Neighbours:
+    """Returns the neighbours that suit the way in which clients are drawn.
+
+    With Poisson sampling, the server does not need to know how many clients there are. The other
+    ways draw from a fixed list, so that a client can only be replaced.
+    """
+    return "add_or_remove_one" if federation.sampling == "poisson" else "replace_special"
+
+
+def client_event(
+    noise_multiplier: float,
+    federation: Federation,
+    rounds: int,
+    neighbours: Neighbours | None = None,
+) -> Any:
+    """Returns the event of the rounds of a run whose server adds Gaussian noise to clipped sums.
+
+    * ``poisson``: amplified by sampling.
+    * ``uniform`` with the neighbours ``replace_one``: amplified by sampling without replacement
+      (Wang, Balle and Kasiviswanathan 2019, theorem 27), for the sensitivity 2 C.
+    * otherwise: no amplification; composed over the most rounds of one client.
+
+    Args:
+      noise_multiplier: the standard deviation of the noise on the sum, divided by the clip norm.
+      federation: the facts about the run.
+      rounds: the number of rounds.
+      neighbours: by default :func:`client_neighbours`.
+
+    Raises:
+      InputError: clients are drawn by their sizes, which are private, or the neighbours do not suit
+        the sampling.
+    """
+    dp = _dp_accounting()
+    _check(noise_multiplier=noise_multiplier, rounds=rounds)
+    neighbours = _suitable(federation, neighbours)
+    if federation.sampling == "poisson":
+        return gaussian_event(noise_multiplier, rounds, federation.sampling_probability)
+    sensitivity = 2.0 if neighbours == "replace_one" else 1.0
+    event = dp.GaussianDpEvent(noise_multiplier / sensitivity)
+    if _without_replacement(federation, neighbours):
+        event = dp.SampledWithoutReplacementDpEvent(federation.clients, federation.per_round, event)
+    return _repeated(event, participations(federation, rounds))
+
+
+def client_epsilon(
+    noise_multiplier: float,
+    delta: float,
+    federation: Federation,
+    rounds: int,
+    *,
+    accountant: Accountant = "rdp",
+    neighbours: Neighbours | None = None,
+) -> float:
+    """Returns the ε of a run whose server adds Gaussian noise to clipped sums.
+
+    Args:
+      noise_multiplier: as for :func:`client_event`.
+      delta: δ, between 0 and 1.
+      federation: as for :func:`client_event`.
+      rounds: likewise.
+      accountant: see :data:`Accountant`.
+      neighbours: as for :func:`client_event`.
+
+    Raises:
+      InputError: as for :func:`client_event` and :func:`epsilon`.
+    """
+    neighbours = _suitable(federation, neighbours)
+    event = client_event(noise_multiplier, federation, rounds, neighbours)
+    return epsilon(event, delta, accountant, neighbours)
+
+
+def client_guarantee(
+    noise_multiplier: float,
+    delta: float,
+    federation: Federation,
+    rounds: int,
+    *,
+    accountant: Accountant = "rdp",
+    neighbours: Neighbours | None = None,
+) -> Guarantee:
+    """Returns the guarantee of a run; the arguments are those of :func:`client_epsilon`."""
+    found = client_epsilon(
+        noise_multiplier, delta, federation, rounds, accountant=accountant, neighbours=neighbours
+    )
+    return Guarantee(found, delta)
+
+
+def client_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    federation: Federation,
+    rounds: int,
+    *,
+    accountant: Accountant = "rdp",
+    neighbours: Neighbours | None = None,
+) -> float:
+    """Returns the smallest noise multiplier with which a run is (ε, δ)-private.
+
+    The arguments are those of :func:`client_epsilon`, with ``epsilon`` in place of the noise
+    multiplier.
+
+    Raises:
+      InputError: as for :func:`client_event` and :func:`noise_multiplier`.
+    """
+    neighbours = _suitable(federation, neighbours)
+    return _calibrated(
+        lambda z: client_event(z, federation, rounds, neighbours),
+        epsilon,
+        delta,
+        accountant,
+        neighbours,
+    )
+
+
+def example_epsilon(
+    noise_multiplier: float,
+    delta: float,
+    federation: Federation,
+    rounds: int,
+    *,
+    accountant: Accountant = "rdp",
+) -> float:
+    """Returns the ε of a run whose clients add Gaussian noise to clipped gradients of examples.
+
+    Neighbours are data sets of which one has an empty example in the place of another's
+    (``replace_special``). See :mod:`fedjax_peft.privacy.example` for what is composed.
+
+    Args:
+      noise_multiplier: the standard deviation of the noise on the sum of a batch, divided by the
+        clip norm.
+      delta: δ, between 0 and 1.
+      federation: the facts about the run.
+      rounds: the number of rounds.
+      accountant: see :data:`Accountant`.
+
+    Raises:
+      InputError: as for :func:`epsilon`.
+    """
+    _check(noise_multiplier=noise_multiplier, delta=delta, rounds=rounds)
+    z = noise_multiplier / math.sqrt(federation.gradients_per_step)
+    found = [0.0]
+    for count, share, left in _example_steps(federation, rounds, delta):
+        if left <= 0:
+            return math.inf
+        event = gaussian_event(z, count, share)
+        found.append(epsilon(event, left, accountant, "replace_special"))
+    return max(found)
+
+
+def example_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    federation: Federation,
+    rounds: int,
+    *,
+    accountant: Accountant = "rdp",
+) -> float:
+    """Returns the smallest noise multiplier with which examples are (ε, δ)-private in a run.
+
+    The arguments are those of :func:`example_epsilon`, with ``epsilon`` in place of the noise
+    multiplier.
+
+    Raises:
+      InputError: as for :func:`noise_multiplier`, or a δ that is smaller than the probability that
+        a Poisson-sampled batch is cut.
+    """
+    _check(epsilon=epsilon, delta=delta, rounds=rounds)
+    found = [0.0]
+    for count, share, left in _example_steps(federation, rounds, delta):
+        if left <= 0:
+            raise InputError(
+                f"delta = {delta:g} is not larger than the probability that one of {count:,}"
+                " Poisson-sampled batches is cut: choose a larger delta."
+            )
+        settings: dict[str, Any] = {"accountant": accountant, "neighbours": "replace_special"}
+        found.append(noise_multiplier(epsilon, left, count, share, **settings))
+    return max(found) * math.sqrt(federation.gradients_per_step)
+
+
+def _example_steps(
+    federation: Federation, rounds: int, delta: float
+) -> list[tuple[int, float | None, float]]:
+    """Returns (steps, probability of an example in a step, δ that is left) of the worst clients."""
+    turns = participations(federation, rounds)
+    if federation.batch_sampling != "poisson":
+        return [(turns * federation.most_passes, None, delta)]
+    known = federation.workloads or ((federation.fewest_examples, federation.most_steps),)
+    worst: list[tuple[int, int]] = []
+    for examples, steps in sorted(known, key=lambda pair: (pair[0], -pair[1])):
+        if not worst or steps > worst[-1][1]:  # larger probabilities come first
+            worst.append((examples, steps))
+    return [
+        (
+            turns * steps,
+            min(1.0, federation.batch_size / examples),
+            delta - turns * steps * federation.overflow_probability,
+        )
+        for examples, steps in worst
+    ]
