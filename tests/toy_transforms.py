@@ -6,10 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft import transforms
-from fedjax_peft.contracts import Decoded, Encoded, Transform
+from fedjax_peft.contracts import Decoded, Encoded, Participant, Source, Transform, Upload
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.transforms.clip import clipped
+
+
+def upload(value, template, memory=(), rank_mask=None) -> Upload:
+    """Returns the upload of a client that started from the present version."""
+    source = Source((), template, jnp.int32(1))
+    client = Participant(jnp.int32(0), source, rank_mask or {}, jax.random.key(0))
+    return Upload(value, jnp.float32(1), client, template, (), memory)
 
 
 def noise(key, template, scale):

@@ -72,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_running(command)
     _add_results(command)
+    _add_trained(command)
     _add_tools(command, parser)
     return parser
 
@@ -101,26 +102,7 @@ def _add_running(command: Callable[..., Any]) -> None:
     _add_run_options(run)
     _add_distributed(run)
 
-    sweep = command("sweep", sweeping.sweep, "run a config for several seeds and settings")
-    sweep.epilog = _SWEEP_HELP
-    sweep.formatter_class = argparse.RawDescriptionHelpFormatter
-    sweep.add_argument("config", type=Path, metavar="CONFIG.toml")
-    sweep.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="run only this [methods.NAME]"
-    )
-    sweep.add_argument(
-        "--early-stop",
-        action="store_true",
-        help="end a run whose best value is worse than the median of the finished runs",
-    )
-    sweep.add_argument(
-        "--replicas",
-        type=int,
-        metavar="N",
-        help="runs side by side in one program; default: 8 on an accelerator, 1 on a CPU",
-    )
-    _add_overrides(sweep)
-    _add_run_options(sweep)
+    _add_sweep(command)
 
     resume = command("resume", running.resume, "continue an interrupted run")
     resume.add_argument(
@@ -141,6 +123,29 @@ def _add_running(command: Callable[..., Any]) -> None:
     )
     _add_overrides(demo)
     _add_run_options(demo)
+
+
+def _add_sweep(command: Callable[..., Any]) -> None:
+    sweep = command("sweep", sweeping.sweep, "run a config for several seeds and settings")
+    sweep.epilog = _SWEEP_HELP
+    sweep.formatter_class = argparse.RawDescriptionHelpFormatter
+    sweep.add_argument("config", type=Path, metavar="CONFIG.toml")
+    sweep.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="run only this [methods.NAME]"
+    )
+    sweep.add_argument(
+        "--early-stop",
+        action="store_true",
+        help="end a run whose best value is worse than the median of the finished runs",
+    )
+    sweep.add_argument(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="runs side by side in one program; default: 8 on an accelerator, 1 on a CPU",
+    )
+    _add_overrides(sweep)
+    _add_run_options(sweep)
 
 
 def _add_results(command: Callable[..., Any]) -> None:
@@ -191,6 +196,8 @@ def _add_results(command: Callable[..., Any]) -> None:
         help="the method that the others are compared with; default: the sweep's, or the first",
     )
 
+
+def _add_trained(command: Callable[..., Any]) -> None:
     export = command("export", results.export, "write a run's adapter and head, or merged model")
     export.add_argument("run", type=Path, metavar="RUN")
     export.add_argument(
@@ -253,30 +260,7 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
     configs.add_argument("action", choices=["upgrade"])
     configs.add_argument("files", nargs="+", type=Path, metavar="FILE", help="config files")
 
-    shares = command(
-        "partition", tools.partition, "show how a config partitions its data, without training"
-    )
-    shares.add_argument("config", type=Path, metavar="CONFIG.toml")
-    _add_overrides(shares)
-    shares.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: runs/<config's name>-partition"
-    )
-    shares.add_argument(
-        "--by", metavar="KEY", help="key of the classes; default: the partition's, or the labels"
-    )
-    shares.add_argument(
-        "--measure",
-        choices=["js", "js_sqrt", "jeffreys"],
-        default="js",
-        help="distance between clients: Jensen-Shannon (default), its root, or Jeffreys / 2",
-    )
-    shares.add_argument(
-        "--base",
-        choices=["2", "e", "10"],
-        default="2",
-        help="base of the logarithm in Jensen-Shannon",
-    )
-
+    _add_partition(command)
     _add_plan(command)
     _add_privacy(command)
 
@@ -309,6 +293,32 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
         " aggregators, optimizers, transforms, privacy, attacks, asynchronous, availability,"
         " presets or keys, optionally with a name (list algorithm ditto) or a part of one (list"
         " keys rate); or any part of a name or description",
+    )
+
+
+def _add_partition(command: Callable[..., Any]) -> None:
+    shares = command(
+        "partition", tools.partition, "show how a config partitions its data, without training"
+    )
+    shares.add_argument("config", type=Path, metavar="CONFIG.toml")
+    _add_overrides(shares)
+    shares.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: runs/<config's name>-partition"
+    )
+    shares.add_argument(
+        "--by", metavar="KEY", help="key of the classes; default: the partition's, or the labels"
+    )
+    shares.add_argument(
+        "--measure",
+        choices=["js", "js_sqrt", "jeffreys"],
+        default="js",
+        help="distance between clients: Jensen-Shannon (default), its root, or Jeffreys / 2",
+    )
+    shares.add_argument(
+        "--base",
+        choices=["2", "e", "10"],
+        default="2",
+        help="base of the logarithm in Jensen-Shannon",
     )
 
 

@@ -82,12 +82,7 @@ def run(
             on_phase(Phase(name, 0, config["rounds"]))
 
     report_phase("reading")
-    data = parts.get("data", data_description(config), lambda: load_data(config))
-    train = data["train"]
-    clients = call(config, "partition", train)
-    config = explicit(config, data)
-    clients, evaluated = evaluation_data(config, data, clients)
-    config = with_noise(config, clients)
+    config, train, clients, evaluated = _federation(config, parts)
     task = tasks.for_data(train, config["metric"])
     report_phase("loading")
     model = _first_model(config, train, parts, origin, out)
@@ -111,6 +106,15 @@ def run(
         resume=resume,
         **{name: config[name] for name in fields_of(simulate)},
     )
+
+
+def _federation(config: Config, parts: Parts) -> tuple[Config, Dataset, Clients, dict[str, Any]]:
+    """Returns the config as the data complete it, the training examples, and all clients' data."""
+    data = parts.get("data", data_description(config), lambda: load_data(config))
+    clients = call(config, "partition", data["train"])
+    config = explicit(config, data)
+    clients, evaluated = evaluation_data(config, data, clients)
+    return with_noise(config, clients), data["train"], clients, evaluated
 
 
 def data_description(config: Config) -> Config:

@@ -9,6 +9,7 @@ __all__ = ["check_arguments", "meet", "reason_of", "try_collective"]
 
 
 def check_arguments(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Raises InputError for arguments of ``initialize`` that are incomplete or wrong."""
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     absent = [name for name, value in given.items() if value is None]
     if 0 < len(absent) < 3:

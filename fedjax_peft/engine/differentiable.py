@@ -162,7 +162,7 @@ class Rounds:
         if state is None:
             state = self.start(leaves, values)
         else:
-            self._check_moving(leaves or {})
+            self._check_trained(leaves or {})
             state = state._replace(values={**state.values, **self._chosen(values)})
         given = None if weights is None else self._checked(weights, plans)
         setup = self._with_constants(leaves or {})
@@ -206,7 +206,7 @@ class Rounds:
         # A slot without work has no weight, whatever is given for it.
         return jnp.where(plans.plan.client >= 0, weights, 0.0)
 
-    def _check_moving(self, leaves: Params) -> None:
+    def _check_trained(self, leaves: Params) -> None:
         """Raises InputError for leaves that are part of a given state."""
         both = sorted(set(leaves) & set(self.leaves))
         if both:
@@ -304,13 +304,13 @@ def loss(
     else:
         members = session.global_members(len(data))
     evaluator = session.evaluator(data.columns, members, batch_size, personal=personal)
-    plan, moving = evaluator.plan, {**session.leaves[0], **session.leaves[1]}
+    plan, trained = evaluator.plan, {**session.leaves[0], **session.leaves[1]}
     columns = {name: jnp.asarray(x) for name, x in evaluator.columns.items()}
     loop = partial(loop_with_derivative, checkpoint=checkpoint)
     key = stream(0, "clients")  # of no effect: an evaluation has no random numbers
 
     def mean(state: State, leaves: Params | None = None) -> jax.Array:
-        setup = _replaced(evaluator.setup, leaves or {}, moving).made(state.values)
+        setup = _replaced(evaluator.setup, leaves or {}, trained).made(state.values)
         made = measured_apart(setup, evaluator.work, True)
         measure = differentiable_round(made, evaluator.padded, loop, columns)
         result = measure(state.on_device(), jax.tree.map(jnp.asarray, plan), key, jnp.int32(0))
@@ -352,14 +352,14 @@ def directional(
     return (4 * difference(step / 2) - difference(step)) / 3
 
 
-def _replaced(setup: Setup, leaves: Params, moving: Mapping[str, Any]) -> Setup:
+def _replaced(setup: Setup, leaves: Params, trained: Mapping[str, Any]) -> Setup:
     """Returns the setup with some of its fixed and frozen leaves replaced.
 
     Raises:
-      InputError: a leaf is neither among them nor among the ``moving`` leaves, or has another
+      InputError: a leaf is neither among them nor among the ``trained`` leaves, or has another
         shape.
     """
-    known = {**setup.frozen, **setup.fixed, **moving}
+    known = {**setup.frozen, **setup.fixed, **trained}
     for name, x in leaves.items():
         if name not in known:
             raise InputError(f"The model has no leaf {name!r}. {nearest(name, known)}")

@@ -238,7 +238,7 @@ class _Watch:
 
     def _run(self) -> None:
         others = [i for i in range(self._processes) if i != self.process]
-        heard = dict.fromkeys(others, ("", time.monotonic()))
+        received = dict.fromkeys(others, ("", time.monotonic()))
         for beat in itertools.count():
             if self._over.wait(BEAT):
                 return
@@ -251,9 +251,9 @@ class _Watch:
                 _end(_UNREACHABLE, _CODE)
             for other in others:
                 text = found.get(f"{_STATUS}{other}", "")
-                self._judge(other, json.loads(text or "{}"), time.monotonic() - heard[other][1])
-                if text != heard[other][0]:
-                    heard[other] = (text, time.monotonic())
+                self._judge(other, json.loads(text or "{}"), time.monotonic() - received[other][1])
+                if text != received[other][0]:
+                    received[other] = (text, time.monotonic())
 
     def _judge(self, other: int, status: dict[str, Any], silence: float) -> None:
         """Ends this process if another one has failed or is dead."""

@@ -1,11 +1,11 @@
 """The stages of an upload between the end of its client's work and the sum.
 
     sent            what hostile clients send, for example                        (Stages.sent)
-    keep unowned    entries outside the client's rank keep their received values
+    keep unmasked   entries outside the client's rank keep their received values
     measure         norm of the change, and the shares of leaves that are sent
     encode          the client's part of the upload transform                     (Transform.client)
     received        what an asynchronous server makes of it, for example          (Stages.received)
-    zero unowned    the same entries become 0, if the aggregator asks for zeros
+    zero unmasked   the same entries become 0, if the aggregator asks for zeros
     accept          an upload that is not finite is left out, and gets the weight 0
 
 Each is a function of a single upload. Both engines put them together once for a program: the
@@ -29,13 +29,13 @@ __all__ = ["distance", "passed", "upload_stages"]
 def upload_stages(setup: Setup, start: RoundStart) -> tuple[Stage, ...]:
     """Returns the stages of the uploads of a round, in their order."""
     algorithm, transform, aggregator = setup.algorithm, setup.transform, start.aggregator
-    zeros = (_zero_unowned,) if aggregator.unmasked_policy == "zero" else ()
+    zeros = (_zero_unmasked,) if aggregator.unmasked_policy == "zero" else ()
     encode: tuple[Stage, ...] = ()
     if transform is not None:
         encode = (encoder(transform, algorithm, start.received, start.sent_leaves),)
     return (
         *(_of_sent_leaves(stage, start.sent_leaves) for stage in setup.stages.sent),
-        _keep_unowned,
+        _keep_unmasked,
         _measuring(algorithm, start.constants.fixed, zeros),
         *encode,
         *setup.stages.received,
@@ -61,14 +61,14 @@ def _of_sent_leaves(stage: Stage, sent_leaves: dict[str, jax.Array]) -> Stage:
     return on_sent
 
 
-def _keep_unowned(upload: Upload) -> Upload:
+def _keep_unmasked(upload: Upload) -> Upload:
     """Returns the upload with received values in the entries that its client does not have."""
     client = upload.client
     value = as_received(client.rank_mask, upload.value, client.source.template)
     return upload._replace(value=value)
 
 
-def _zero_unowned(upload: Upload) -> Upload:
+def _zero_unmasked(upload: Upload) -> Upload:
     """Returns the upload with zeros in the entries that its client does not have."""
     zeros = jax.tree.map(jnp.zeros_like, upload.template)
     return upload._replace(value=as_received(upload.client.rank_mask, upload.value, zeros))

@@ -263,17 +263,17 @@ def sendable(
     """Returns which entries of an upload some client can change (``RoundContext.sendable``).
 
     Args:
-      aggregator: whose ``unmasked_policy`` says what is sent for directions that are not owned.
+      aggregator: whose ``unmasked_policy`` says what is sent for entries outside the rank masks.
       template: the upload of a client that learned nothing.
       sent_leaves: ``Traffic.sent_leaves`` of this round.
       rank_mask: the entries that each client has, bool ``[clients, ...]`` by leaf name.
     """
-    owned = {} if aggregator.unmasked_policy == "zero" else rank_mask
-    if not sent_leaves and not owned:
+    masks = {} if aggregator.unmasked_policy == "zero" else rank_mask
+    if not sent_leaves and not masks:
         return None
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, bool), template)
     some = jax.tree.map(lambda x: jnp.ones(x.shape, bool), template)
-    some = as_received({n: jnp.any(x, axis=0) for n, x in owned.items()}, some, nothing)
+    some = as_received({n: jnp.any(x, axis=0) for n, x in masks.items()}, some, nothing)
     return as_received(sent_leaves, some, nothing)
 
 

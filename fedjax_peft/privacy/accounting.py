@@ -28,13 +28,13 @@ from typing import Any, Literal, TypeAlias
 
 from fedjax_peft.contracts import Federation
 from fedjax_peft.numerics.hyperparameters import remembered
-from fedjax_peft.privacy.guarantees import client_neighbours
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.libraries import limit_blas_threads, log_level
 
 __all__ = [
     "Accountant",
     "Neighbours",
+    "client_neighbours",
     "concentrated_event",
     "epsilon",
     "gaussian_event",
@@ -157,6 +157,15 @@ def noise_multiplier(
         accountant,
         neighbours,
     )
+
+
+def client_neighbours(federation: Federation) -> Neighbours:
+    """Returns the neighbours that suit the way in which clients are drawn.
+
+    With Poisson sampling, the server does not need to know how many clients there are. The other
+    ways draw from a fixed list, so that a client can only be replaced.
+    """
+    return "add_or_remove_one" if federation.sampling == "poisson" else "replace_special"
 
 
 def _without_replacement(federation: Federation, neighbours: Neighbours) -> bool:

@@ -63,7 +63,7 @@ def central(
       delta: δ of the guarantee.
       accountant: ``rdp``, or ``pld``, which is slower and nearly exact.
       neighbours: the federations that the guarantee compares; by default those that suit the
-        sampling (:func:`fedjax_peft.privacy.guarantees.client_neighbours`).
+        sampling (:func:`fedjax_peft.privacy.accounting.client_neighbours`).
 
     Raises:
       InputError: an option out of its range; on use, an algorithm whose server passes uploads on,

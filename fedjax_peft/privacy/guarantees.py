@@ -23,7 +23,6 @@ __all__ = [
     "client_epsilon",
     "client_event",
     "client_guarantee",
-    "client_neighbours",
     "client_noise_multiplier",
     "example_epsilon",
     "example_noise_multiplier",
@@ -40,15 +39,6 @@ def participations(federation: Federation, rounds: int) -> int:
     if federation.sampling == "round_robin":
         return -(-rounds * federation.per_round // federation.clients)
     return rounds
-
-
-def client_neighbours(federation: Federation) -> Neighbours:
-    """Returns the neighbours that suit the way in which clients are drawn.
-
-    With Poisson sampling, the server does not need to know how many clients there are. The other
-    ways draw from a fixed list, so that a client can only be replaced.
-    """
-    return "add_or_remove_one" if federation.sampling == "poisson" else "replace_special"
 
 
 def client_event(

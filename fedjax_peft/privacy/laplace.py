@@ -23,8 +23,9 @@ from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy, PyTree
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy import lifted as lifting
+from fedjax_peft.privacy.accounting import client_neighbours
 from fedjax_peft.privacy.central import TRUSTED
-from fedjax_peft.privacy.guarantees import client_neighbours, participations
+from fedjax_peft.privacy.guarantees import participations
 from fedjax_peft.privacy.mechanism import (
     Noise,
     factor_to,

@@ -40,7 +40,7 @@ from fedjax_peft.simulation.origin import (
 )
 from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.recipe import save_recipe
-from fedjax_peft.simulation.record import Record, device_name, read_config
+from fedjax_peft.simulation.record import Record, device_name, read_resumable
 from fedjax_peft.simulation.records import Evaluation, Placement, Records, System, moved
 from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
@@ -409,7 +409,7 @@ def check_recorded(*arguments: Any, **options: Any) -> None:
     given = inspect.signature(simulate).bind(*arguments, **options)
     given.apply_defaults()
     directory = Path(given.arguments["out"])
-    recorded, config = read_config(directory), given.arguments["records"].config or {}
+    recorded, config = read_resumable(directory), given.arguments["records"].config or {}
     if "point" in config:  # the run has recorded other settings as well
         recorded = {"point": recorded.get("point")}
     check_same(directory, recorded, config, fingerprint(given.arguments))

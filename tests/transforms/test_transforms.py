@@ -10,7 +10,7 @@ import pytest
 import toy
 from closeness import approx, assert_close
 from options import run_options
-from toy_transforms import feedback, ones, record
+from toy_transforms import feedback, ones, record, upload
 
 from fedjax_peft.algorithms import fedavg, rolora
 from fedjax_peft.contracts import Decoded, Encoded, Measurements, Transform, Wire
@@ -235,8 +235,8 @@ def test_entries_that_a_transform_leaves_alone_keep_every_bit():
     """1 + (1e-9 - 1) is 0 in float32, and not 1e-9."""
     start = {"a": jnp.array([1.0, 1.0])}
     half = Transform("first", lambda update, *_: Encoded({"a": update["a"] * jnp.array([0.5, 1])}))
-    encode = encoder(half, fedavg(optax.sgd(0.1)), start, (), {})
-    sent, _ = encode({}, {"a": jnp.array([3.0, 1e-9])}, (), KEY)
+    encode = encoder(half, fedavg(optax.sgd(0.1)), (), {})
+    sent = encode(upload({"a": jnp.array([3.0, 1e-9])}, start)).value
     np.testing.assert_array_equal(sent["a"], np.array([2.0, 1e-9], np.float32))
 
 

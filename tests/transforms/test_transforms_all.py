@@ -7,7 +7,7 @@ import optax
 import pytest
 import toy
 from options import run_options
-from toy_transforms import compressors, example
+from toy_transforms import compressors, example, upload
 
 from fedjax_peft import aggregators, algorithms, transforms
 from fedjax_peft.engine.uploads import encoder
@@ -78,14 +78,15 @@ def test_a_transform_encodes_uploads_or_is_refused_with_a_reason(kind, name):
     server = server_of(algorithm)
     template = algorithm.server.unchanged(server)
     rng = np.random.default_rng(0)
-    upload = jax.tree.map(lambda x: x + jnp.asarray(rng.normal(size=x.shape), x.dtype), template)
+    learned = jax.tree.map(lambda x: x + jnp.asarray(rng.normal(size=x.shape), x.dtype), template)
     part = algorithm.change_part(template)
     inputs = (transform.broadcast(transform.init(part)), {})
-    encode = encoder(transform, algorithm, template, *inputs)
-    sent, encoded = encode({}, upload, transform.memory(part), jax.random.key(0))
-    assert jax.tree.structure(sent) == jax.tree.structure(upload)
+    encode = encoder(transform, algorithm, *inputs)
+    encoded = encode(upload(learned, template, transform.memory(part)))
+    sent = encoded.value
+    assert jax.tree.structure(sent) == jax.tree.structure(learned)
     assert jax.tree.structure(encoded.memory) == jax.tree.structure(transform.memory(part))
-    for a, b in zip(jax.tree.leaves(sent), jax.tree.leaves(upload), strict=True):
+    for a, b in zip(jax.tree.leaves(sent), jax.tree.leaves(learned), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         assert np.isfinite(a).all()
     if name in compressors():

@@ -10,7 +10,7 @@ import pytest
 import toy
 from closeness import assert_close
 from options import run_options
-from toy_transforms import compressors, example
+from toy_transforms import compressors, example, upload
 
 from fedjax_peft import algorithms, transforms
 from fedjax_peft.config.sweeps import plan
@@ -250,11 +250,11 @@ def test_what_was_lost_of_a_leaf_waits_while_the_leaf_rests():
     owned = {"layer.lora_b": jnp.array([[True] * 6, [False] * 6])}
     memory = {"lost": change(2), "own": ()}
     memory["lost"]["layer.lora_b"] = memory["lost"]["layer.lora_b"].at[1].set(0)
-    encode_ = encoder(transform, algorithms.fedavg(SGD), start, (), rests)
+    encode_ = encoder(transform, algorithms.fedavg(SGD), (), rests)
     learned = jax.tree.map(jnp.add, start, change(3))
     learned["layer.lora_b"] = learned["layer.lora_b"].at[1].set(start["layer.lora_b"][1])
-    sent, encoded = encode_(owned, learned, memory, KEY)
-    lost = encoded.memory["lost"]
+    encoded = encode_(upload(learned, start, memory, owned))
+    sent, lost = encoded.value, encoded.memory["lost"]
     np.testing.assert_array_equal(lost["layer.lora_a"], memory["lost"]["layer.lora_a"])
     np.testing.assert_array_equal(sent["layer.lora_a"], learned["layer.lora_a"])
     np.testing.assert_array_equal(lost["layer.lora_b"][1], 0)
