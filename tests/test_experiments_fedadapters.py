@@ -181,13 +181,17 @@ def test_tables_and_figures_of_a_sweep(sweep, script, tmp_path):
     lora = rows["LoRA"]
     assert lora["Paper %"] == "27.75"
     assert lora["Ours %"] == "21.0 ± 1.0"
-    assert (lora["n"], lora["Rate"], lora["Its rate"]) == ("3", "0.005", "0.005")
+    assert (lora["n"], lora["Rate"], lora["Rate of the best"]) == ("3", "0.005", "0.005")
+    assert lora["Its rate"] == "0.0005", "the paper's"
     assert lora["Untrained %"] == "2.0 ± 0.0"
     assert lora["Best on test %"] == "50.0 ± 0.0"
     assert lora["Minus LSTM, 95 %"] == "+0.0 n.s."
     assert "chosen by the mean of validation_accuracy" in shown.replace("\\", "")
     assert "random weights" in shown
-    assert "Table 10: training time, Shakespeare, natural clients" in shown
+    assert "Table 11: training time, Shakespeare, natural clients" in shown
+    with (tmp_path / "table_11_tiny_natural.csv").open() as file:
+        times = {row["Method"]: row["Paper: seconds"] for row in csv.DictReader(file)}
+    assert times == {"LSTM": "-", "Full fine-tuning": "740", "LoRA": "463"}
     for stem in ("figure_4_tiny_natural", "figure_12_tiny_natural"):
         assert (tmp_path / f"{stem}.png").stat().st_size > 10_000
         with (tmp_path / f"{stem}.csv").open() as file:

@@ -17,6 +17,7 @@ from fedjax_peft.config import config
 FOLDER = Path(__file__).parents[1] / "experiments" / "fra"
 SCRIPT = runpy.run_path(str(FOLDER / "tables.py"))
 PRIVATE = runpy.run_path(str(FOLDER / "private.py"))
+EXACT = runpy.run_path(str(FOLDER / "exact.py"))
 SPLITS = ("sst2_iid", "mnli_iid", "sst2_skew", "mnli_skew")
 
 
@@ -277,3 +278,75 @@ def test_private_tables_choose_for_each_epsilon_and_compare_with_no_noise(tmp_pa
     drawn = read(tmp_path / "out" / "private.csv")
     assert {row["epsilon"] for row in drawn} == {"1", "inf"}
     assert len(drawn) == 2 * 2 * 3
+
+
+# --------------------------------------------------------- exact aggregation by rate and rank
+
+
+def test_the_config_of_exact_aggregation_has_equal_settings():
+    found = methods(FOLDER / "small" / "exact.toml")
+    assert list(found) == list(dict.fromkeys([*found, *EXACT["METHODS"]]))
+    assert found.keys() == EXACT["METHODS"].keys()
+    for one, grid in found.values():
+        assert (one["sampling"], one["partition"]["clients"]) == ("all", 10)
+        assert len(grid["optimizer.learning_rate"]) == 4, "as many rates for every method"
+        assert grid["seed"] == [0, 1, 2]
+        assert one["rounds"] // one["eval_every"] == 10
+    assert found["fra"][0]["aggregator"]["name"] == "fra"
+    assert found["lora_fair"][0]["aggregator"]["name"] == "lora_fair"
+
+
+def write_exact(root, gaps, seeds, rates=(0.1, 0.2)):
+    """Writes made-up runs: ``gaps`` is method -> what it has over .5 + seed / 100, in the end.
+
+    The first evaluation after the start is .2 below the last. The rate .2 is the best on
+    validation, and .1 higher on test.
+    """
+    keys = ["seed", "optimizer.learning_rate"]
+    root.mkdir(parents=True)
+    (root / "sweep.toml").write_text(tomli_w.dumps({"keys": keys, "baseline": "fedavg"}))
+    for method, gap in gaps.items():
+        for rate in rates:
+            for seed in seeds:
+                end = 0.5 + seed / 100 + gap * (1 + seed) + rate
+                rows = []
+                for i, score in enumerate((0.1, end - 0.2, end)):
+                    row = {"round": i, "test_accuracy": score, "validation_accuracy": rate}
+                    row |= {"headline": "accuracy", "headline_better": "higher"}
+                    rows.append(row | ({"aggregation_error_relative": rate / i} if i else {}))
+                settings = {"name": method, "seed": seed, "rounds": 2, "model": {"name": "tiny"}}
+                settings |= {"data": {"name": "20newsgroups", "test_examples": 100}}
+                settings["optimizer"] = {"name": "adamw", "learning_rate": rate}
+                path = root / method / f"learning_rate={rate},seed={seed}"
+                path.mkdir(parents=True)
+                (path / "config.toml").write_text(tomli_w.dumps(settings))
+                (path / "metrics.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in rows))
+
+
+def test_exact_aggregation_is_compared_at_each_rate_and_at_the_chosen_one(tmp_path):
+    gaps = {"fedavg": 0.0, "fra": 0.01}
+    write_exact(tmp_path / "runs" / "rank4", gaps, (0, 1, 2))
+    write_exact(tmp_path / "runs" / "fresh_rank4", gaps, (3, 4), rates=(0.2,))
+    EXACT["main"]([str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+    rows = {(r["method"], r["rate"]): r for r in read(tmp_path / "out" / "exact_rank4.csv")}
+    fra = rows["FRA-LoRA", "0.1"]
+    # Differences of seeds 0 to 2: 1, 2 and 3 points; the mean of two evaluations has the same.
+    assert fra["last round − FedAvg at this rate"].startswith("+2.0 [-0.5, +4.5], p = ")
+    assert fra["mean of evaluations − FedAvg at this rate"].startswith("+2.0 [")
+    assert (fra["last round"], fra["mean of evaluations"]) == ("63.0 ± 2.0", "53.0 ± 2.0")
+    assert (fra["error, round 1"], fra["error, last round"]) == ("0.100", "0.050")
+    p = float(fra["last round − FedAvg at this rate"].partition("p = ")[2])
+    assert p == approx(4 * 0.0742, abs=0.001), "four differences in the table"
+    chosen = {r["method"]: r for r in read(tmp_path / "out" / "exact_chosen_rank4.csv")}
+    fra = chosen["FRA-LoRA"]
+    assert (fra["chosen rate"], fra["n"]) == ("0.2", "5")
+    assert fra["last round − FedAvg, all seeds"].startswith("+3.0 [+1.0, +5.0], p = ")
+    assert fra["last round − FedAvg, fresh seeds"].startswith("+4.5 [")
+    assert len(read(tmp_path / "out" / "exact_runs.csv")) == 2 * 2 * 3 + 2 * 2
+    drawn = read(tmp_path / "out" / "exact.csv")
+    assert {row["quantity"] for row in drawn} == {
+        "FRA - FedAvg, last round",
+        "FRA - FedAvg, mean of evaluations",
+        "error, round 1",
+        "error, last round",
+    }

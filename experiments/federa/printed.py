@@ -1,24 +1,27 @@
-"""The numbers that the FeDeRA paper prints (Yan et al. 2024, arXiv:2404.18848), as far as known.
+"""The FeDeRA paper (Yan et al. 2024, arXiv:2404.18848): its numbers, and what they belong to.
 
-The cells of Tables 2 to 4, most cells of Tables 5, 8 and 9, and the values of the plots are not
-known here. The scripts beside this file say so where they would stand.
+The numbers of its tables are in ``experiments/papers/federa.csv``. Its plots have no numbers.
 """
 
+from pathlib import Path
 from typing import NamedTuple
+
+from fedjax_peft.report.printed import read_printed
 
 __all__ = [
     "BUDGETS",
     "FEDERATIONS",
     "METHODS",
-    "PARAMETERS",
+    "PAPER",
     "STAGES",
+    "STEPS",
     "TARGETS",
-    "TIMES",
     "Federation",
-    "Stage",
     "Target",
+    "backbone",
 ]
 
+PAPER = read_printed(Path(__file__).parents[1] / "papers" / "federa.csv")
 METHODS = {
     "federa/fedft": "FedFT",
     "federa/fedbf": "FedBF",
@@ -27,9 +30,16 @@ METHODS = {
     "federa": "FeDeRA",
 }
 """A run's ``system`` -> the paper's name of the method, in the order of the paper's rows."""
+STAGES = {**{name: name for name in METHODS.values()}, "FedLR": "FedLR & FeDeRA"}
+STAGES["FeDeRA"] = STAGES["FedLR"]
+"""The paper's name of the method -> its name in Tables 8 and 9."""
+STEPS = {"20News": 8, "WNUT": 8, "SQuAD": 19}
+"""Data set of Table 8 -> local steps of a client in a round: batches of 16 (Table 1)."""
 
-PARAMETERS = {"FedFT": "125M", "FedBF": ".1M", "FedAP": "1.8M", "FedLR": "1.2M", "FeDeRA": "1.2M"}
-"""Table 2, RoBERTa-base: trained parameters, without the head."""
+
+def backbone(model: str) -> str:
+    """Returns the paper's model whose rows stand beside runs of a model."""
+    return "DeBERTaV3" if "deberta" in model.lower() else "RoBERTa"
 
 
 class Federation(NamedTuple):
@@ -89,26 +99,6 @@ TARGETS = (
     Target("SQuAD F1", "squad", "raw_f1", 0.8),
 )
 """Table 5. SQuAD's targets are read as FedNLP's metrics, which count each gold answer."""
-
-TIMES = {("20News", 90, "FedFT"): 5.60, ("20News", 90, "FeDeRA"): 0.17}
-"""Table 5, RoBERTa-base: (target, percent of it, method) -> hours."""
-
-
-class Stage(NamedTuple):
-    """A row of Table 8: seconds of a round, RoBERTa-base on 20 Newsgroups."""
-
-    training: float | None
-    communication: float | None
-    total: float | None
-
-
-STAGES = {
-    "FedFT": Stage(4.59, 109.67, 114.26),
-    "FedBF": Stage(None, 0.96, None),
-    "FedAP": Stage(None, 2.47, None),
-    "FedLR": Stage(None, 1.68, None),
-    "FeDeRA": Stage(None, 1.68, 4.95),
-}
 
 BUDGETS = {0.1: (3, 3), 1.2: (32, 32), 1.8: (48, 48), 2.4: (64, 64), 4.8: (128, 128)}
 """Figure 6 and Table 9: million parameters -> rank of LoRA and width of adapters (our choice)."""

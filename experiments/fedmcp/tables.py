@@ -11,12 +11,13 @@ of the last round, on each client's own test examples; ± is the standard deviat
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.report.figure_files import bands, line_look, save, style, subplots
+from fedjax_peft.report.printed import read_printed
 from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 
@@ -31,34 +32,24 @@ NAMES = {
     "qqp": "QQP",
     "mnli": "MNLI",
 }
-MISSING = "not at hand"
-
-
-class Printed(NamedTuple):
-    """Numbers of the paper's Table I, in %; the accuracies of the tasks are not at hand."""
-
-    average: str = MISSING
-    trained: str = MISSING
-    sent: str = MISSING
-
-
+PAPER = read_printed(Path(__file__).parents[1] / "papers" / "fedmcp.csv")
 METHODS = {
-    "fedft": ("FedAvg (full)", Printed()),
-    "local": ("Local", Printed(trained="1.16", sent="–")),
-    "fedavg": ("FedAvg (PEFT)", Printed("83.62", "1.16", "1.16")),
-    "fedlr": ("FedLR", Printed(trained="0.58", sent="0.58")),
-    "fedap": ("FedAP", Printed(trained="0.58", sent="0.58")),
-    "moon": ("MOON", Printed(trained="1.16", sent="1.16")),
-    "fedrep": ("FedRep", Printed(trained="1.16", sent="1.16")),
-    "fedmatch": ("FedMatch", Printed(trained="1.16", sent="1.16")),
-    "fedmcp": ("FedMCP", Printed("85.11", "1.16", "0.58")),
+    "fedft": "FedAvg (full)",
+    "local": "Local",
+    "fedavg": "FedAvg (PEFT)",
+    "fedlr": "FedLR",
+    "fedap": "FedAP",
+    "moon": "MOON",
+    "fedrep": "FedRep",
+    "fedmatch": "FedMatch",
+    "fedmcp": "FedMCP",
 }
 ABLATION = {
-    "without_contrast": ("without contrastive loss (μ = 0)", "83.57"),
-    "without_second": ("without second classifier's loss (γ = 0)", "84.13"),
-    "fedmcp": ("complete", "85.11"),
+    "without_contrast": ("without contrastive loss (μ = 0)", "without contrastive loss"),
+    "without_second": ("without second classifier's loss (γ = 0)", "without backbone loss"),
+    "fedmcp": ("complete", "complete"),
 }
-"""Method -> its name in Table II, and the paper's average."""
+"""Method -> its name in our Table II, and the paper's row."""
 SIMILARITIES = {"fedmcp": "CKA", "cosine": "cosine", "cka_debiased": "debiased CKA (ours)"}
 POOLINGS = {"fedmcp": "mean", "cls": "CLS"}
 
@@ -147,26 +138,38 @@ def table1(cells: Mapping[str, Cell], notes: Sequence[str]) -> TextTable:
     """Returns Table I: nine methods on six tasks."""
     used = {name: cells[name] for name in METHODS if name in cells}
     base = averages(per_client(used["fedavg"])) if "fedavg" in used else None
+    columns = [*(NAMES[task] for task in TASKS), "average"]
     rows = []
 
-    def add(label: str, cell: Cell, values: Mapping[Any, np.ndarray], paper: Printed) -> None:
-        trained, sent = footprint(cell)
+    def add(label: str, cell: Cell, values: Mapping[Any, np.ndarray]) -> None:
+        row = [label]
+        for column, ours in zip(columns, accuracies(values), strict=True):
+            row += [ours, PAPER("I", label, column)]
         gap = "-"
-        if base is not None and label != METHODS["fedavg"][0]:
+        if base is not None and label != METHODS["fedavg"]:
             gap = paired(averages(values), base).text(100)
-        sizes = [f"{trained:.3f}", paper.trained, f"{sent:.3f}", paper.sent]
-        rows.append([label, *accuracies(values), paper.average, gap, rate(cell), *sizes])
+        row += [gap, paper_gap(label), rate(cell)]
+        for column, ours in zip(("trained %", "sent %"), footprint(cell), strict=True):
+            row += [f"{ours:.3f}", PAPER("I", label, column)]
+        rows.append(row)
 
     for name, cell in used.items():
-        label, paper = METHODS[name]
-        add(label, cell, per_client(cell), paper)
+        add(METHODS[name], cell, per_client(cell))
         if second := per_client(cell, "accuracy_global"):
-            add(f"{label}, second classifier", cell, second, Printed())
-    header = ["method", *(NAMES[task] for task in TASKS), "average", "paper: average"]
-    header += ["minus FedAvg (PEFT)", "learning rate"]
+            add(f"{METHODS[name]}, second classifier", cell, second)
+    header = ["method", *(x for column in columns for x in (column, f"paper: {column}"))]
+    header += ["minus FedAvg (PEFT)", "paper: minus FedAvg (PEFT)", "learning rate"]
     header += ["trained %", "paper: trained %", "sent %", "paper: sent %"]
-    ours = "The paper's accuracies of single tasks are not at hand (RoBERTa-base, three runs)."
+    ours = "The paper: RoBERTa-base, mean ± deviation over three runs."
     return TextTable("FedMCP, Table I", header, rows, [*facts(used.values(), notes), ours])
+
+
+def paper_gap(label: str) -> str:
+    """Returns the paper's average of a method minus that of FedAvg (PEFT), if it prints both."""
+    base = METHODS["fedavg"]
+    if label == base or ("I", label, "average") not in PAPER.cells:
+        return "-"
+    return f"{PAPER.value('I', label, 'average') - PAPER.value('I', base, 'average'):+.2f}"
 
 
 def table2(cells: Mapping[str, Cell], notes: Sequence[str]) -> TextTable:
@@ -178,7 +181,7 @@ def table2(cells: Mapping[str, Cell], notes: Sequence[str]) -> TextTable:
         label, paper = ABLATION[name]
         values = per_client(cell)
         gap = "-" if name == "fedmcp" or base is None else paired(averages(values), base).text(100)
-        rows.append([label, *accuracies(values), paper, gap, rate(cell)])
+        rows.append([label, *accuracies(values), PAPER("II", paper, "average"), gap, rate(cell)])
     header = ["variant", *(NAMES[task] for task in TASKS), "average", "paper: average"]
     header += ["minus complete", "learning rate"]
     return TextTable("FedMCP, Table II", header, rows, facts(used.values(), notes))
@@ -228,7 +231,7 @@ def figure3(cells: Mapping[str, Cell], stem: Path) -> None:
                     rounds = [row["round"] for row in rows]
                     values = [row["client_tests"]["accuracy"][client] for row in rows]
                     by_seed[seed] = [None if x is None else 100 * x for x in values]
-                drawn = bands(ax, METHODS[name][0], rounds, by_seed)
+                drawn = bands(ax, METHODS[name], rounds, by_seed)
                 data += [{"task": NAMES[task], **row} for row in drawn]
             ax.set(title=NAMES[task], xlabel="Communication round", ylabel="Test accuracy (%)")
             ax.xaxis.get_major_locator().set_params(integer=True)

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.report.figure_files import bands, rolling, save, style, subplots
+from fedjax_peft.report.printed import read_printed
 from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.support.errors import InputError
@@ -29,18 +30,17 @@ METHODS = {
     "ffa": "FFA-LoRA",
     "fra": "FRA-LoRA",
 }
-PRINTED = {
-    ("sst2", "iid"): {"centralised": 94.7248, "fedavg": 94.8394, "ffa": 94.7248, "fra": 94.9541},
-    ("mnli", "iid"): {"centralised": 86.0316, "fedavg": 85.2471, "ffa": 84.1773, "fra": 85.3795},
-    ("sst2", "skew"): {"fedavg": 93.1193, "ffa": 92.5459, "fra": 92.7752},
-    ("mnli", "skew"): {"fedavg": 85.7769, "ffa": 83.5354, "fra": 85.5018},
+PAPER = read_printed(Path(__file__).parents[1] / "papers" / "fra.csv")
+LABELS = {
+    "sst2": ("II", ("negative", "positive")),
+    "mnli": ("IV", ("entailment", "neutral", "contradiction")),
 }
-"""(data, split) -> method -> the best accuracy in the paper's Tables I and III, in %."""
+"""Data -> the paper's table of its shares, and its labels."""
 SHARES = {
-    "sst2": {"negative": (90, 10), "positive": (10, 90)},
-    "mnli": {"entailment": (70, 30), "neutral": (20, 80), "contradiction": (20, 80)},
+    data: {x: [round(100 * PAPER.value(n, x, f"client {k}")) for k in (1, 2)] for x in labels}
+    for data, (n, labels) in LABELS.items()
 }
-"""Data -> label -> the paper's shares of the two clients, in % (Tables II and IV)."""
+"""Data -> label -> the paper's shares of the two clients, in %."""
 FIGURES = {("sst2", "iid"): 3, ("mnli", "iid"): 4, ("sst2", "skew"): 5, ("mnli", "skew"): 6}
 WIDTH = 7
 """Rounds of the rolling mean in Figures 3 to 6."""
@@ -124,10 +124,7 @@ def accuracy_table(number: str, split: str, made: Mapping[Split, Results]) -> Te
     for name, label in METHODS.items():
         row = [label]
         for data, one in used.items():
-            paper = PRINTED[data, split].get(name)
-            if split == "skew" and name == "centralised":
-                paper = PRINTED[data, "iid"][name]  # it has no split
-            printed = "-" if paper is None else f"{paper:.2f}"
+            printed = f"{PAPER.value(number, label, NAMES[data]):.2f}"
             if (cell := one.cells.get(name)) is None:
                 row += ["-", printed, "-", "-", "-"]
                 continue

@@ -20,7 +20,17 @@ import numpy as np
 
 from fedjax_peft.support.libraries import limit_blas_threads
 
-__all__ = ["FEWEST_RESAMPLED", "LEVEL", "Difference", "Summary", "paired", "student", "summarise"]
+__all__ = [
+    "FEWEST_RESAMPLED",
+    "LEVEL",
+    "Difference",
+    "Summary",
+    "holm",
+    "p_value",
+    "paired",
+    "student",
+    "summarise",
+]
 
 LEVEL = 0.05
 """One minus the confidence of an interval."""
@@ -151,6 +161,40 @@ def paired(
     low, high, *boot = ends
     boot_low, boot_high = boot or (None, None)
     return Difference(mean, n, low, high, boot_low, boot_high, separated, unpaired)
+
+
+def p_value(a: Mapping[Any, float], b: Mapping[Any, float]) -> float | None:
+    """Returns the two-sided p-value of a paired t test over the common seeds.
+
+    None for fewer than two common seeds, and for differences that are all equal.
+
+    Args:
+      a: seed -> value.
+      b: seed -> value.
+    """
+    common = a.keys() & b.keys()
+    differences = [float(a[seed]) - float(b[seed]) for seed in common]
+    if len(common) < 2 or _are_equal(differences, [float(x[s]) for x in (a, b) for s in common]):
+        return None
+    limit_blas_threads()
+    from scipy.special import stdtr
+
+    error = statistics.stdev(differences) / math.sqrt(len(common))
+    return float(2 * stdtr(len(common) - 1, -abs(statistics.fmean(differences)) / error))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Returns p-values that are adjusted for a family of tests (Holm 1979), in the given order.
+
+    The i-th smallest of m is multiplied by m - i + 1, and none is below a smaller one's. A test
+    whose adjusted value is below a level holds at this level over the whole family.
+    """
+    order = sorted(range(len(ps)), key=lambda i: ps[i])
+    adjusted, highest = [0.0] * len(ps), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
+        adjusted[i] = highest
+    return adjusted
 
 
 def _are_equal(differences: Sequence[float], values: Sequence[float]) -> bool:

@@ -32,7 +32,16 @@ Topology = Literal["parallel", "serial", "shared"]
 Preset = Literal["default", "federa", "fedadapters"]
 
 
-Device = Literal["orin_full", "orin_lora"]
+Device = Literal[
+    "orin_full",
+    "orin_bitfit",
+    "orin_adapter",
+    "orin_lora",
+    "orin_full_deberta",
+    "orin_bitfit_deberta",
+    "orin_adapter_deberta",
+    "orin_lora_deberta",
+]
 
 
 MB, MIB = 8 * 10**6, 8 * 2**20
@@ -50,13 +59,15 @@ FEDERA_TRANSFERS = (
     (408_576.0, 0.96),  # FedBF: 102,144 float32 parameters
     (4_718_592.0, 1.68),  # FedLR and FeDeRA, rank 32: 1,179,648
     (7_156_224.0, 2.47),  # FedAP, Houlsby adapters: 1,789,056
+    (9_437_184.0, 3.24),  # Table 9, LoRA of rank 64: 2,359,296
+    (18_874_368.0, 4.55),  # Table 9, LoRA of rank 128: 4,718,592
     (496_220_160.0, 109.67),  # FedFT: 124,055,040 (a sequence classifier has no pooler)
+    (735_326_208.0, 149.98),  # FedFT, DeBERTaV3-base: 183,831,552
 )
-"""FeDeRA, Table 8, RoBERTa-base on 20 Newsgroups: bytes of an upload -> seconds of communication.
+"""FeDeRA, Tables 8 and 9: bytes of an upload -> seconds of communication.
 
 The paper's WiFi has 20 to 30 Mbit/s, but no single rate gives these seconds: if they are the time
-of one direction, the rates are 3.4, 22.5, 23.2 and 36.2 Mbit/s. So the measured seconds are
-used."""
+of one direction, the rates are between 3.4 and 39.2 Mbit/s. So the measured seconds are used."""
 
 
 _STEPS = 8
@@ -64,11 +75,18 @@ _STEPS = 8
 
 
 DEVICES: dict[str, float] = {
-    "orin_full": 4.59 / _STEPS,  # FedFT: seconds of training in a round, Table 8
-    "orin_lora": (4.95 - 1.68) / _STEPS,  # FeDeRA: a round without communication, Table 8
+    "orin_full": 4.59 / _STEPS,
+    "orin_bitfit": 3.15 / _STEPS,
+    "orin_adapter": 3.29 / _STEPS,
+    "orin_lora": 3.27 / _STEPS,
+    "orin_full_deberta": 6.31 / _STEPS,
+    "orin_bitfit_deberta": 4.36 / _STEPS,
+    "orin_adapter_deberta": 4.62 / _STEPS,
+    "orin_lora_deberta": 4.54 / _STEPS,
 }
-"""Seconds of a local step on the Jetson AGX Orin of the FeDeRA paper, for RoBERTa-base and 16
-documents of 256 tokens. ``orin_full``: all weights are trained. ``orin_lora``: LoRA of rank 32."""
+"""Seconds of a local step on the Jetson AGX Orin of the FeDeRA paper (Table 8), for RoBERTa-base or
+DeBERTaV3-base and 16 documents of 20 Newsgroups. ``full``: all weights are trained; ``bitfit``: the
+biases; ``adapter``: Houlsby adapters; ``lora``: LoRA of rank 32."""
 
 
 class Slowness(Sequence[float]):
@@ -159,10 +177,10 @@ class TimeModel(NamedTuple):
         """Returns a time model by name, with the given fields replaced.
 
         Args:
-          preset: ``default``; ``federa``, with the communication times of FeDeRA's Table 8 and
-            8.62 s for the SVD; or ``fedadapters``, with 10 MiB a second (the paper writes MB, but
-            its sizes are in MiB), one client after the other, and a first download of the model.
-          device: seconds per step from a paper: ``orin_full`` or ``orin_lora`` (:data:`DEVICES`).
+          preset: ``default``; ``federa``, with the communication times of FeDeRA's Tables 8 and 9
+            and 8.62 s for the SVD; or ``fedadapters``, with 10 MiB a second (the paper writes MB,
+            but its sizes are in MiB), one client after the other, and first a download of the model.
+          device: seconds per step from a paper, such as ``orin_lora`` (:data:`DEVICES`).
           seconds_per_step: seconds of a local step, or ``measured``; replaces those of the device.
           bandwidth_up: bits a second, or a rate with its unit, such as "25 Mbit/s", "10 MB/s"
             (decimal) or "10 MiB/s". If ``bandwidth_up``, ``bandwidth_down`` or ``latency`` is

@@ -5,10 +5,7 @@ number; the test itself converts units only. These cells are not tested:
 
 * FeDeRA, Table 5: the other cells. A cell is rounds x seconds per round, and the paper does not
   print the rounds. The two cells below are checked with the rounds that they imply.
-* FeDeRA, Table 8: seconds of training of FedAP and FedBF, and all cells of DeBERTaV3 and of the
-  other data sets: the library has no seconds per step for them.
-* FeDeRA, Table 9: only the rates that two of its cells imply are known here. They are compared
-  with the time model's interpolation, which does not contain them.
+* FeDeRA, Table 8: seconds of training on WNUT and SQuAD; their configs have them.
 * FedAdapters, Tables 10 and 11: times of training. They need the numbers of steps, that is the
   sizes of the natural clients, which the paper does not give.
 * FedAdapters, Table 12: the CNN. Its channels are not given; those below are one choice of many.
@@ -17,6 +14,7 @@ number; the test itself converts units only. These cells are not tested:
 import functools
 import itertools
 import math
+from pathlib import Path
 
 import optax
 import pytest
@@ -26,11 +24,13 @@ from fedjax_peft import heads, peft
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.config import presets
 from fedjax_peft.peft.base import abstract_model, count
+from fedjax_peft.report.printed import read_printed
 from fedjax_peft.simulation.cost import forecast
 from fedjax_peft.simulation.time_model import DEVICES, TimeModel
 
 pytestmark = pytest.mark.slow
 
+PRINTED = read_printed(Path(__file__).parents[2] / "experiments" / "papers" / "federa.csv")
 SHARED, ALONE = (fedavg(optax.sgd(1.0), head=head) for head in ("shared", "frozen"))
 """With the head sent; without, as FeDeRA and FedAdapters count."""
 ROBERTA = {
@@ -39,13 +39,28 @@ ROBERTA = {
     "max_position_embeddings": 514,
     "type_vocab_size": 1,
 }
+DEBERTA = {
+    "model_type": "deberta-v2",
+    "vocab_size": 128100,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+}
 NEWS = heads.classification(20)
 
 
 @functools.cache
 def federa(role):
     """Returns the abstract model and the time model of a role of FeDeRA."""
-    return system(role, ROBERTA, NEWS)
+    return system(role, DEBERTA if "deberta" in role else ROBERTA, NEWS)
 
 
 def system(name, config, head):
@@ -67,6 +82,10 @@ def system(name, config, head):
         ("federa/fedbf", 0.96),
         ("federa/fedap", 2.47),
         ("federa/fedlr", 1.68),
+        ("federa/deberta/fedft", 149.98),
+        ("federa/deberta/fedbf", 0.96),
+        ("federa/deberta/fedap", 2.47),
+        ("federa/deberta/fedlr", 1.68),
     ],
 )
 def test_federas_seconds_of_communication(name, seconds):
@@ -91,7 +110,17 @@ def test_federas_seconds_of_a_round():
     model, time = federa("federa/fedlr")
     assert hours(model, time, 1) * 3600 == approx(4.95, abs=0.005), "of the same shape"
     assert hours(*federa("federa"), 1) * 3600 == approx(8.62 + 4.95, abs=0.005), "with its SVD"
-    assert DEVICES.keys() == {"orin_full", "orin_lora"}
+
+
+@pytest.mark.parametrize("model", ["RoBERTa", "DeBERTaV3"])
+@pytest.mark.parametrize("method", ["full", "bitfit", "adapter", "lora"])
+def test_federas_seconds_of_training(model, method):
+    """Table 8, 20 Newsgroups: a round has 8 steps."""
+    row = {"full": "FedFT", "bitfit": "FedBF", "adapter": "FedAP", "lora": "FedLR & FeDeRA"}[method]
+    device = f"orin_{method}" + ("_deberta" if model == "DeBERTaV3" else "")
+    printed = PRINTED.value("8", f"{model} 20News", f"{row} training")
+    assert 8 * DEVICES[device] == approx(printed)
+    assert len(DEVICES) == 8
 
 
 def test_federas_hours_to_the_target():
@@ -103,13 +132,15 @@ def test_federas_hours_to_the_target():
     assert 1 - fast / slow == approx(0.969, abs=0.001)
 
 
-@pytest.mark.parametrize(("rank", "megabits"), [(64, 23.7), (128, 33.8)])
-def test_federas_budgets_are_near_the_time_model(rank, megabits):
-    """Table 9, 2.4M and 4.8M parameters: the rates (Mbit/s) that its cells imply, to 15 %."""
+@pytest.mark.parametrize(
+    ("rank", "budget"), [(3, "0.1M"), (32, "1.2M"), (48, "1.8M"), (64, "2.4M"), (128, "4.8M")]
+)
+def test_federas_communication_by_budget(rank, budget):
+    """Table 9; whole ranks miss the budgets by up to 8 %, and the seconds by .03."""
     model, time = federa("federa/fedlr")
     model = abstract_model(ROBERTA, peft.lora(rank), head=NEWS)
     costs = forecast(model, ALONE, clients=1, rounds=1, steps=0, time_model=time)
-    assert 8e-6 * costs.bytes_up / costs.seconds == approx(megabits, rel=0.15)
+    assert costs.seconds == approx(PRINTED.value("9", "all", f"{budget} communication"), abs=0.035)
 
 
 @pytest.mark.parametrize(
