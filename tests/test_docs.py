@@ -12,7 +12,6 @@ import pytest
 from shallow import shallow_encoder  # noqa: F401
 
 from fedjax_peft import aggregators, algorithms, asynchronous, attacks, peft, testing, transforms
-from fedjax_peft.data import sources
 from fedjax_peft.support import assets
 
 pytestmark = pytest.mark.slow
@@ -153,8 +152,7 @@ def run_page(tiny_assets, tmp_path, monkeypatch):
     """
     named, own = tiny_assets
     monkeypatch.setitem(testing.TINY_LLAMA, "num_hidden_layers", 1)
-    for module in (assets, sources):
-        monkeypatch.setattr(module, "fetch", named.__getitem__)
+    monkeypatch.setattr(assets, "fetch", named.__getitem__)
     for name, content in own.items():
         if isinstance(content, Path):
             (tmp_path / name).symlink_to(content)

@@ -22,11 +22,10 @@ import os
 from pathlib import Path
 from fedjax_peft import testing
 from fedjax_peft.support import assets
-from fedjax_peft.data import sources
 
 testing.TINY_BERT.update(num_hidden_layers=1, hidden_dropout_prob=0.0)
 testing.TINY_LLAMA["num_hidden_layers"] = 1
-assets.fetch = sources.fetch = Path("{assets}").joinpath
+assets.fetch = Path("{assets}").joinpath
 os.chdir("{place}")
 %reset -f
 """

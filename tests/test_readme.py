@@ -16,7 +16,6 @@ from shallow import SHALLOW
 
 from fedjax_peft import aggregators, algorithms, testing
 from fedjax_peft.cli import main as cli
-from fedjax_peft.data import sources
 from fedjax_peft.support import assets
 
 pytestmark = pytest.mark.slow
@@ -184,8 +183,7 @@ def test_commands_in_order(tmp_path, monkeypatch, capfd):
         "minilm-l6": testing.write_tiny_checkpoint(tmp_path / "assets" / "model"),
         "20newsgroups": testing.write_tiny_texts(tmp_path / "assets" / "news", train=400, test=500),
     }
-    for module in (assets, sources):
-        monkeypatch.setattr(module, "fetch", tiny.__getitem__)
+    monkeypatch.setattr(assets, "fetch", tiny.__getitem__)
     place = tmp_path / "clone"
     shutil.copytree(ROOT / "experiments", place / "experiments")
     monkeypatch.chdir(place)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_peft.data import papers
 from fedjax_peft.data.formats.client_lists import read_client_lists
 from fedjax_peft.data.formats.conll import PLONER_SOURCES, read_conll, read_ploner
 from fedjax_peft.data.formats.folders import read_orange, read_text_folders
@@ -17,6 +18,7 @@ from fedjax_peft.data.formats.images import read_images
 from fedjax_peft.data.formats.leaf import read_users
 from fedjax_peft.data.formats.semeval import read_semeval
 from fedjax_peft.data.formats.squad import read_mrqa, read_squad
+from fedjax_peft.data.papers import Settings
 from fedjax_peft.data.table import Table
 
 if TYPE_CHECKING:
@@ -28,22 +30,6 @@ Reader = Callable[..., dict[str, Table] | None]
 """folder -> tables by split (``train``, ``validation``, ``test``; ``all``: to be split), or None if
 the folder is in another format. ``users``, ``user_examples`` and ``seed`` of ``load_dataset`` reach
 it if it has keyword arguments of these names; it may then read the drawn users only."""
-
-
-class Settings(NamedTuple):
-    """A paper's federation of a data set; ``partition = "paper"`` in a config takes it."""
-
-    max_length: int = 128
-    """Tokens per example, the default of ``load_dataset``. Our choice if the paper gives none."""
-    paper: str | None = None
-    """The source of the settings; None: no implemented paper partitions this data set."""
-    partition: Mapping[str, Any] | None = None
-    """A config's table ``[partition]``."""
-    clients_per_round: int | None = None
-    rounds: int | None = None
-    """The largest number of rounds that the paper reports."""
-    options: Mapping[str, Any] = {}
-    """Options of ``load_dataset`` that the partition needs."""
 
 
 class Source(NamedTuple):
@@ -89,60 +75,71 @@ class Source(NamedTuple):
         return tasks.find(self.task)() if isinstance(self.task, str) else self.task
 
 
-def _glue(config: str, description: str, labels: tuple[str, ...], **columns: str) -> Source:
+def _glue(
+    config: str, description: str, labels: str, columns: Mapping[str, str], files: str
+) -> Source:
     """Returns an entry of GLUE; MNLI's test split is the one from the genres of its training."""
     return Source(
-        description,
+        f"GLUE {description} validation (test here)",
         hub="nyu-mll/glue",
         config=config,
         columns=columns,
-        label_names=labels,
+        label_names=tuple(labels.split()),
         test="validation_matched" if config == "mnli" else "validation",
         formats=(read_glue,),
         download=(
-            f"the folder of this task from gluebenchmark.com/tasks ({_GLUE_FILES[config]}), or"
-            f" the parquet files of {config} from huggingface.co/datasets/nyu-mll/glue, named after"
-            " their splits"
+            f"the folder of this task from gluebenchmark.com/tasks ({files}), or the parquet files"
+            f" of {config} from huggingface.co/datasets/nyu-mll/glue, named after their splits"
         ),
-        settings=_PAPERS.get(config, Settings()),
+        settings=_GLUE_SETTINGS.get(config, Settings()),
     )
 
 
-_GLUE_FILES = {
-    **dict.fromkeys(("rte", "sst2", "qnli", "qqp"), "train.tsv and dev.tsv"),
-    "mrpc": "train.tsv and dev.tsv, or msr_paraphrase_train.txt and msr_paraphrase_test.txt",
-    "mnli": "train.tsv and dev_matched.tsv",
+_TSV = "train.tsv and dev.tsv"
+_TWO_SENTENCES = {"sentence1": "text", "sentence2": "text_pair"}
+_GLUE = {
+    "mrpc": (
+        "MRPC, is it a paraphrase: 3,668 train, 408",
+        "not_equivalent equivalent",
+        _TWO_SENTENCES,
+        f"{_TSV}, or msr_paraphrase_train.txt and msr_paraphrase_test.txt",
+    ),
+    "rte": (
+        "RTE, does it follow: 2,490 train, 277",
+        "entailment not_entailment",
+        _TWO_SENTENCES,
+        _TSV,
+    ),
+    "sst2": (
+        "SST-2, mood of a film review: 67,349 train, 872",
+        "negative positive",
+        {"sentence": "text"},
+        _TSV,
+    ),
+    "qnli": (
+        "QNLI, is it the answer: 104,743 train, 5,463",
+        "entailment not_entailment",
+        {"question": "text", "sentence": "text_pair"},
+        _TSV,
+    ),
+    "qqp": (
+        "QQP, the same question: 363,846 train, 40,430",
+        "not_duplicate duplicate",
+        {"question1": "text", "question2": "text_pair"},
+        _TSV,
+    ),
+    "mnli": (
+        "MNLI, does it follow: 392,702 train, 9,815 matched",
+        "entailment neutral contradiction",
+        {"premise": "text", "hypothesis": "text_pair", **_TWO_SENTENCES},
+        "train.tsv and dev_matched.tsv",
+    ),
 }
-
-
-def _federa(
-    max_length: int,
-    clients: int,
-    clients_per_round: int,
-    alpha: float,
-    rounds: int,
-    by: str | None = None,
-    **options: Any,
-) -> Settings:
-    """Returns a row of FeDeRA's Table 1, whose partition is FedNLP's (its appendix A.2, A.3)."""
-    partition = {"name": "dirichlet", "clients": clients, "alpha": alpha, "mode": "client_prior"}
-    partition |= {} if by is None else {"by": by}
-    return Settings(
-        max_length, "FeDeRA, Table 1", partition, clients_per_round, rounds, options=options
-    )
-
-
-def _fra(shares: list[list[float]]) -> Settings:
-    """Returns FRA-LoRA's label skew of two clients; it does not give the length."""
-    partition = {"name": "label_share", "shares": shares}
-    return Settings(128, "FRA-LoRA, label skew", partition, 2, 30)
-
-
-def _fedadapters(max_length: int, rounds: int) -> Settings:
-    """Returns FedAdapters' nine natural clients; it does not give the length."""
-    return Settings(
-        max_length, "FedAdapters, Table 1", {"name": "natural", "clients": 9}, 9, rounds
-    )
+"""Task -> description, classes, columns, files."""
+_GLUE_SETTINGS = {
+    "sst2": papers.fra([[0.9, 0.1], [0.1, 0.9]]),
+    "mnli": papers.fra([[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]),
+}
 
 
 def _instructions(description: str, hub: str | None, **more: Any) -> Source:
@@ -155,45 +152,22 @@ def _instructions(description: str, hub: str | None, **more: Any) -> Source:
     return Source(description, task="instruction_tuning", hub=hub, **(usual | more))
 
 
-def _pfl(partition: Mapping[str, Any]) -> Settings:
-    """Returns pfl-research's setting: 512 tokens, cohorts of 100, 1,000 rounds."""
-    return Settings(512, "pfl-research, benchmarks/llm", partition, 100, 1000)
-
-
 _DOLLY = (
-    *("brainstorming", "classification", "closed_qa", "creative_writing"),
-    *("general_qa", "information_extraction", "open_qa", "summarization"),
+    "brainstorming classification closed_qa creative_writing general_qa information_extraction"
+    " open_qa summarization"
 )
 _METAMATH = tuple(
     f"{source}_{kind}"
     for source in ("GSM", "MATH")
     for kind in ("AnsAug", "FOBAR", "Rephrased", "SV")
 )
-
-_PAPERS = {
-    "sst2": _fra([[0.9, 0.1], [0.1, 0.9]]),
-    "mnli": _fra([[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]),
-}
-
-_RELATIONS = (
-    "Cause-Effect",
-    "Component-Whole",
-    "Content-Container",
-    "Entity-Destination",
-    "Entity-Origin",
-    "Instrument-Agency",
-    "Member-Collection",
-    "Message-Topic",
-    "Product-Producer",
+_NOUNS = (
+    "Cause-Effect Component-Whole Content-Container Entity-Destination Entity-Origin"
+    " Instrument-Agency Member-Collection Message-Topic Product-Producer"
 )
-_MRQA_SOURCES = (
-    "SQuAD",
-    "NewsQA",
-    "TriviaQA-web",
-    "SearchQA",
-    "HotpotQA",
-    "NaturalQuestionsShort",
-)
+_RELATIONS = (*(f"{r}({d})" for r in _NOUNS.split() for d in ("e1,e2", "e2,e1")), "Other")
+_MRQA_SOURCES = "SQuAD NewsQA TriviaQA-web SearchQA HotpotQA NaturalQuestionsShort"
+_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus"
     " butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch"
@@ -221,63 +195,21 @@ DATASETS: dict[str, Source] = {
             "20news-bydate.tar.gz from qwone.com/~jason/20Newsgroups (its folders"
             " 20news-bydate-train and 20news-bydate-test)"
         ),
-        settings=_federa(256, 100, 10, 0.1, 1000),
+        settings=papers.federa(256, 100, 10, 0.1, 1000),
     ),
     "semeval2010_task8": Source(
         description="SemEval-2010 task 8, 19 relations of two nouns: 8,000 train, 2,717 test",
         hub="SemEvalWorkshop/sem_eval_2010_task_8",
         columns={"sentence": "text", "relation": "label"},
-        label_names=(*(f"{r}({d})" for r in _RELATIONS for d in ("e1,e2", "e2,e1")), "Other"),
+        label_names=_RELATIONS,
         formats=(read_semeval,),
         download=(
             "SemEval2010_task8_all_data.zip of the task's organisers (TRAIN_FILE.TXT and"
             " TEST_FILE_FULL.TXT)"
         ),
-        settings=_federa(64, 100, 10, 1.0, 1000),
+        settings=papers.federa(64, 100, 10, 1.0, 1000),
     ),
-    "mrpc": _glue(
-        "mrpc",
-        "GLUE MRPC, is it a paraphrase: 3,668 train, 408 validation (test here)",
-        ("not_equivalent", "equivalent"),
-        sentence1="text",
-        sentence2="text_pair",
-    ),
-    "rte": _glue(
-        "rte",
-        "GLUE RTE, does it follow: 2,490 train, 277 validation (test here)",
-        ("entailment", "not_entailment"),
-        sentence1="text",
-        sentence2="text_pair",
-    ),
-    "sst2": _glue(
-        "sst2",
-        "GLUE SST-2, mood of a film review: 67,349 train, 872 validation (test here)",
-        ("negative", "positive"),
-        sentence="text",
-    ),
-    "qnli": _glue(
-        "qnli",
-        "GLUE QNLI, is it the answer: 104,743 train, 5,463 validation (test here)",
-        ("entailment", "not_entailment"),
-        question="text",
-        sentence="text_pair",
-    ),
-    "qqp": _glue(
-        "qqp",
-        "GLUE QQP, the same question: 363,846 train, 40,430 validation (test here)",
-        ("not_duplicate", "duplicate"),
-        question1="text",
-        question2="text_pair",
-    ),
-    "mnli": _glue(
-        "mnli",
-        "GLUE MNLI, does it follow: 392,702 train, 9,815 matched validation (test here)",
-        ("entailment", "neutral", "contradiction"),
-        premise="text",
-        hypothesis="text_pair",
-        sentence1="text",
-        sentence2="text_pair",
-    ),
+    **{task: _glue(task, *row) for task, row in _GLUE.items()},
     "glue_silo": Source(
         description="six GLUE tasks, one for each client, of MRPC's size (FedMCP)",
         parts=("rte", "mrpc", "sst2", "qnli", "qqp", "mnli"),
@@ -298,7 +230,7 @@ DATASETS: dict[str, Source] = {
             "wnut17train.conll, emerging.dev.conll and emerging.test.annotated from"
             " github.com/leondz/emerging_entities_17"
         ),
-        settings=_federa(64, 30, 5, 0.1, 500, by="type_set"),
+        settings=papers.federa(64, 30, 5, 0.1, 500, by="type_set"),
     ),
     "ploner": Source(
         description="PLONER, persons, places and organisations in eight sources of sentences",
@@ -313,7 +245,7 @@ DATASETS: dict[str, Source] = {
             " data/annotated/wnut16) and OntoNotes 5 (LDC2013T19) as words and tags in columns, in"
             " folders conll2003, wnut16, and bc, bn, mz, nw, tc, wb for the genres of OntoNotes"
         ),
-        settings=_federa(64, 100, 10, 0.01, 150, by="source_type_set"),
+        settings=papers.federa(64, 100, 10, 0.01, 150, by="source_type_set"),
     ),
     "squad": Source(
         description="SQuAD 1.1, answers in a context: 87,599 train, 10,570 validation (test here)",
@@ -322,7 +254,7 @@ DATASETS: dict[str, Source] = {
         test="validation",
         formats=(read_squad,),
         download="train-v1.1.json and dev-v1.1.json from rajpurkar.github.io/SQuAD-explorer",
-        settings=_federa(384, 300, 15, 0.1, 100, by="cluster", clusters=30),
+        settings=papers.federa(384, 300, 15, 0.1, 100, by="cluster", clusters=30),
     ),
     "mrqa": Source(
         description="MRQA 2019, questions from six sources, an equal share of each",
@@ -330,14 +262,14 @@ DATASETS: dict[str, Source] = {
         hub="mrqa-workshop/mrqa",
         columns={"subset": "source", "qid": "id", "detected_answers": "answers"},
         test=None,
-        keys={"source": _MRQA_SOURCES},
+        keys={"source": tuple(_MRQA_SOURCES.split())},
         share=9_466,  # FeDeRA has 56,800 questions in all
         formats=(read_mrqa,),
         download=(
             "the six training files, SQuAD.jsonl.gz to NaturalQuestionsShort.jsonl.gz, linked in"
             " github.com/mrqa/MRQA-Shared-Task-2019"
         ),
-        settings=_federa(512, 300, 15, 0.01, 200, by="source"),
+        settings=papers.federa(512, 300, 15, 0.01, 200, by="source"),
     ),
     "stack_overflow": Source(
         description="Stack Overflow by user, next token",
@@ -350,7 +282,7 @@ DATASETS: dict[str, Source] = {
             " stackoverflow_test.h5; users = 9 reads 9 users of them), or train.json and test.json:"
             ' {"user": {"tokens": ["a sentence", ...]}, ...}'
         ),
-        settings=_fedadapters(64, 30),
+        settings=papers.fedadapters(64, 30),
     ),
     "shakespeare": Source(
         description="Shakespeare's plays by role, next token",
@@ -366,13 +298,13 @@ DATASETS: dict[str, Source] = {
             " TensorFlow Federated's shakespeare.tar.bz2 (its h5 files), or train.json and"
             ' test.json: {"role": {"snippets": ["a speech", ...]}, ...}'
         ),
-        settings=_fedadapters(128, 30),
+        settings=papers.fedadapters(128, 30),
     ),
     "alpaca": _instructions(
         "Alpaca, instructions and answers by GPT-3: 52,002 rows",
         "tatsu-lab/alpaca",
         # 16 examples a client on average; a fifth of the rows is our test split.
-        settings=_pfl({"name": "iid", "clients": 2600}),
+        settings=papers.pfl({"name": "iid", "clients": 2600}),
     ),
     "alpaca_gpt4": _instructions(
         "Alpaca's instructions with answers by GPT-4: 52,002 rows",
@@ -382,7 +314,7 @@ DATASETS: dict[str, Source] = {
     "dolly": _instructions(
         "Dolly-15k, instructions and answers by people, in 8 categories: 15,011 rows",
         "databricks/databricks-dolly-15k",
-        keys={"category": _DOLLY},
+        keys={"category": tuple(_DOLLY.split())},
     ),
     "oasst1": _instructions(
         "OpenAssistant, conversations of people in 35 languages, the best of each tree",
@@ -394,7 +326,7 @@ DATASETS: dict[str, Source] = {
             "the parquet files from huggingface.co/datasets/OpenAssistant/oasst1, as train and"
             " validation"
         ),
-        settings=_pfl({"name": "natural", "by": "author"}),
+        settings=papers.pfl({"name": "natural", "by": "author"}),
     ),
     "gsm8k": _instructions(
         "GSM8K, school mathematics with worked answers: 7,473 train, 1,319 test",
@@ -428,7 +360,7 @@ DATASETS: dict[str, Source] = {
             "the parquet files from huggingface.co/datasets/CohereForAI/aya_dataset, as train and"
             " test"
         ),
-        settings=_pfl({"name": "natural"}),
+        settings=papers.pfl({"name": "natural"}),
     ),
     "fed_aya": _instructions(
         "Fed-Aya of FedLLM-Bench, 38 annotators of Aya, about 25,000 rows",
@@ -457,7 +389,7 @@ DATASETS: dict[str, Source] = {
             " writers EMNIST's gzip.zip from nist.gov/itl/products-and-services/emnist-dataset (the"
             " byclass files)"
         ),
-        settings=_fedadapters(128, 50),
+        settings=papers.fedadapters(128, 50),
     ),
     "cifar100": Source(
         description="CIFAR-100, photographs: 100 classes, 50,000 train, 10,000 test",
@@ -471,17 +403,14 @@ DATASETS: dict[str, Source] = {
             "cifar-100-binary.tar.gz from cs.toronto.edu/~kriz/cifar.html, or with clients"
             " TensorFlow Federated's fed_cifar100.tar.bz2 (its h5 files)"
         ),
-        settings=_fedadapters(128, 50),
+        settings=papers.fedadapters(128, 50),
     ),
     "cifar10": Source(
         description="CIFAR-10, photographs: 10 classes, 50,000 train, 10,000 test",
         task="image_classification",
         hub="uoft-cs/cifar10",
         columns={"img": "image", "image_jpeg": "image"},
-        label_names=(
-            *("airplane", "automobile", "bird", "cat", "deer"),
-            *("dog", "frog", "horse", "ship", "truck"),
-        ),
+        label_names=tuple(_CIFAR10.split()),
         shape=(32, 32, 3),
         formats=(read_h5, read_users, read_images),
         download="cifar-10-binary.tar.gz from cs.toronto.edu/~kriz/cifar.html",
@@ -491,16 +420,8 @@ DATASETS: dict[str, Source] = {
         task="image_classification",
         hub="zalando-datasets/fashion_mnist",
         label_names=(
-            "T - shirt / top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
+            *("T - shirt / top", "Trouser", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         ),
         shape=(28, 28),
         formats=(read_images,),

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from fedjax_peft.data.table import Table
+from fedjax_peft.data.table import Table, brief
 from fedjax_peft.data.trees import COLUMNS as OF_TREES
 from fedjax_peft.data.trees import is_tree, with_conversations
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["COLUMNS", "Conversation", "Message", "form_of", "with_messages"]
+__all__ = ["COLUMNS", "Conversation", "Message", "form_of", "two_turns", "with_messages"]
 
 Message = dict[str, str]
 Conversation = list[Message]
@@ -44,17 +44,18 @@ class _Form(NamedTuple):
     """(values of the needed columns, values of the optional columns) -> the conversation."""
 
 
-def _two_turns(prompt: str, completion: str) -> Conversation:
+def two_turns(prompt: str, completion: str) -> Conversation:
+    """Returns the conversation of a request and its answer."""
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
 
 
 def _single(prompt: str, completion: str, system: str) -> Conversation:
     first = [{"role": "system", "content": system}] if system else []
-    return [*first, *_two_turns(prompt, completion)]
+    return [*first, *two_turns(prompt, completion)]
 
 
 def _instruction(instruction: str, output: str, given: str) -> Conversation:
-    return _two_turns(f"{instruction}\n\n{given}" if given.strip() else instruction, output)
+    return two_turns(f"{instruction}\n\n{given}" if given.strip() else instruction, output)
 
 
 _FORMS = (
@@ -134,18 +135,15 @@ def _from_columns(table: Table, found: tuple[str, ...]) -> tuple[list[Conversati
 
 def _text(table: Table, row: int, name: str | None, value: Any) -> str:
     if not isinstance(value, str):
-        raise InputError(
-            f"Row {row} of {table.origin} has {_short(value)} in place of a text in the column"
-            f" {name!r}."
-        )
+        raise table.error(row, f"has {brief(value)} in place of a text in the column {name!r}.")
     return value
 
 
 def _checked(table: Table, row: int, value: Any) -> Conversation:
     """Returns the conversation of a row, up to its last answer."""
-    where = f"Row {row} of {table.origin}"
+    where = table.place(row)
     if not isinstance(value, Sequence) or isinstance(value, str) or not len(value):
-        raise InputError(f"{where} has {_short(value)} in place of a list of messages.")
+        raise InputError(f"{where} has {brief(value)} in place of a list of messages.")
     messages = [_message(f"{where}: message {i}", item) for i, item in enumerate(value, 1)]
     before = None
     for number, message in enumerate(messages, 1):
@@ -175,7 +173,7 @@ _NEXT: dict[str | None, tuple[str, ...]] = {
 
 def _message(where: str, item: Any) -> Message:
     if not isinstance(item, Mapping):
-        raise InputError(f"{where} is {_short(item)}, not an object with role and content.")
+        raise InputError(f"{where} is {brief(item)}, not an object with role and content.")
     keys = next((keys for keys in _KEYS if all(item.get(k) is not None for k in keys)), None)
     if keys is None:
         raise InputError(
@@ -184,12 +182,7 @@ def _message(where: str, item: Any) -> Message:
         )
     role, content = (item[key] for key in keys)
     if not isinstance(role, str) or role.lower() not in _ROLES:
-        raise InputError(f"{where} has the role {_short(role)}. {nearest(str(role), _ROLES)}")
+        raise InputError(f"{where} has the role {brief(role)}. {nearest(str(role), _ROLES)}")
     if not isinstance(content, str):
-        raise InputError(f"{where} has {_short(content)} in place of a text.")
+        raise InputError(f"{where} has {brief(content)} in place of a text.")
     return {"role": _ROLES[role.lower()], "content": content}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,11 +1,11 @@
 """Shares of a table's rows that are held out: for ``test``, and of ``train`` for ``validation``."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from fedjax_peft.data.encoders.base import Encoder
+from fedjax_peft.data.subsets import rows_by_client
 from fedjax_peft.data.table import Table
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
@@ -36,7 +36,7 @@ def hold_out_test(table: Table, seed: int, share: float | None) -> dict[str, Tab
         return rows // _FIFTH if share is None else _rounded(share, rows)
 
     if "client" in table.columns:
-        rows = _by_client(table)
+        rows = list(rows_by_client(table).values())
         held = _ends(rows, map(count, map(len, rows)))
     else:
         held = set(host_rng(seed, "split").permutation(n)[: count(n)].tolist())
@@ -73,7 +73,7 @@ def hold_out_validation(
     """
     rng = host_rng(seed, "validation split")
     if "client" in table.columns:
-        rows = _by_client(table)
+        rows = list(rows_by_client(table).values())
         sizes = np.array([len(own) for own in rows])
         held = _ends(rows, np.minimum(_apportioned(sizes, share, rng), sizes - 1))
     else:
@@ -96,14 +96,6 @@ def _parted(table: Table, held: set[int], part: str) -> dict[str, Table]:
 def _rounded(share: float, rows: int) -> int:
     """Returns a share of some rows, of which at least one is left."""
     return min(round(share * rows), rows - 1)
-
-
-def _by_client(table: Table) -> list[list[int]]:
-    """Returns the rows of each client."""
-    rows: dict[Any, list[int]] = {}
-    for row, client in enumerate(table.columns["client"]):
-        rows.setdefault(client, []).append(row)
-    return list(rows.values())
 
 
 def _ends(rows: Sequence[Sequence[int]], counts: Iterable[int]) -> set[int]:

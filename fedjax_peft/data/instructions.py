@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_peft.data.conversations import Conversation
+from fedjax_peft.data.conversations import two_turns
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encode import encode
 from fedjax_peft.data.encoders.conversations import with_rows
@@ -161,7 +161,7 @@ class Instructions:
             texts[row] = {**texts[row], longest: _cut(tokenizer, texts[row][longest], tokens)}
         cut = replace(self, texts=texts)
         for row in excess:
-            messages[row] = _conversation(cut.request(row), messages[row][1]["content"])
+            messages[row] = two_turns(cut.request(row), messages[row][1]["content"])
         table = replace(self.table, columns={**self.table.columns, "messages": messages})
         return replace(cut, table=table)
 
@@ -221,7 +221,7 @@ def as_instructions(
     if "label" in kept:
         kept["label"] = [str(label) for label in kept["label"]]
     kept |= {"task": [name] * len(table)} if "task" not in kept else {}
-    kept["messages"] = [_conversation(made.request(i), x) for i, x in enumerate(answers)]
+    kept["messages"] = [two_turns(made.request(i), x) for i, x in enumerate(answers)]
     kept["references"] = golds
     return replace(made, table=replace(table, columns=kept, label_names=None))
 
@@ -256,10 +256,6 @@ def encode_instructions(
         again = encode(task, table, (), tokenizer, max_length=max_length, name=name)
         data = with_rows(data, np.array(long), again, padding_token(tokenizer))
     return given.table, data
-
-
-def _conversation(request: str, answer: str) -> Conversation:
-    return [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]
 
 
 def _cut(tokenizer: Any, text: str, tokens: int) -> str:

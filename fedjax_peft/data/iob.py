@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 
 from fedjax_peft.data.table import Table, require
-from fedjax_peft.support.errors import InputError
 
 __all__ = ["TAG", "iob2", "sentences"]
 
@@ -30,15 +29,11 @@ def sentences(table: Table) -> tuple[list[list[str]], list[list[str]]]:
     tags = require(table, "tags", (list, tuple), "a list of tags")
     for row, some, their in table.numbered(words, tags):
         if len(some) != len(their):
-            raise InputError(
-                f"Row {row} of {table.origin} has {len(some)} words but {len(their)} tags."
-            )
+            raise table.error(row, f"has {len(some)} words but {len(their)} tags.")
         for word, tag in zip(some, their, strict=True):
             if not isinstance(word, str):
-                raise InputError(f"Row {row} of {table.origin} has {word!r} in place of a word.")
+                raise table.error(row, f"has {word!r} in place of a word.")
             if not isinstance(tag, str) or not TAG.fullmatch(tag):
-                raise InputError(
-                    f"Row {row} of {table.origin} has the tag {tag!r} at the word {word!r}. Tags"
-                    " are O, B-type or I-type (IOB2)."
-                )
+                forms = "Tags are O, B-type or I-type (IOB2)."
+                raise table.error(row, f"has the tag {tag!r} at the word {word!r}. {forms}")
     return [list(row) for row in words], [iob2(row) for row in tags]

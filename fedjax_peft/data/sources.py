@@ -5,9 +5,8 @@ A named data set is one entry of :mod:`fedjax_peft.data.catalog`. Its rows first
 source.
 """
 
-import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,31 +14,32 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_peft import tasks
-from fedjax_peft.data import silo
-from fedjax_peft.data.catalog import DATASETS, OWN, Source
+from fedjax_peft.data import arrays, silo
+from fedjax_peft.data.arrays import Encoding, refuse
+from fedjax_peft.data.catalog import DATASETS, Source
 from fedjax_peft.data.combine import combine
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encode import encode, encoder_of, with_options
-from fedjax_peft.data.encoders.base import Encoder
+from fedjax_peft.data.encode import encoder_of, with_options
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
-from fedjax_peft.data.instructions import Instructions, as_instructions, encode_instructions
-from fedjax_peft.data.standin import tiny_tables
-from fedjax_peft.data.table import MissingColumn, Table, require
-from fedjax_peft.data.users import keep_users
-from fedjax_peft.data.vocabulary import count_words, word_tokenizer
-from fedjax_peft.numerics.random import host_rng
-from fedjax_peft.support.assets import cache_dir, fetch
+from fedjax_peft.data.naming import prepared, renamed
+from fedjax_peft.data.reading import Reading, entry_of, folder_of_parts, read_tables
+from fedjax_peft.data.subsets import draw_rows, equal_shares, keep_users
+from fedjax_peft.data.table import MissingColumn, Table
+from fedjax_peft.data.vocabulary import word_tokenizer
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.tasks.base import Task
 
 __all__ = ["DATASETS", "check_header", "load_dataset", "load_tables"]
 
-_KNOWN = ("auto", "hub", "tiny")
-_VALIDATION = ("validation", "valid", "val", "dev")
 _PARTS = ("train", "validation", "test")
 _TINY_REQUEST = 256
 """Tokens of a stand-in's row with a request around it, also if every character is a token."""
+_MADE_KEYS = (
+    *("labels", "cluster", "unit", "tag_set", "type_set"),
+    *("source_tag_set", "source_type_set"),
+)
+"""Keys to partition by that are made from the rows."""
 
 
 def load_dataset(
@@ -150,48 +150,34 @@ def load_dataset(
         them), a file cannot be read, or a row cannot be used (with its number).
     """
     name, source = os.fspath(name), os.fspath(source)
-    entry = _entry(name, source)
+    entry = entry_of(name, source)
     sizes = {"train": train_examples, "validation": validation_examples, "test": test_examples}
-    usual = entry.settings.max_length
-    encoder = entry.find_task().encoder
-    if source == "tiny" and encoder is not None:
-        usual = _TINY_REQUEST if instructions else encoder.stand_in_length
-    length = usual if max_length is None else max_length
-    numbers = {"max_length": length, "doc_stride": doc_stride, "clusters": clusters}
-    numbers |= {f"{part}_examples": size for part, size in sizes.items()}
-    numbers |= {"users": users, "user_examples": user_examples, "vocabulary": vocabulary}
+    _check_numbers(
+        {f"{part}_examples": size for part, size in sizes.items()}
+        | {"max_length": max_length, "doc_stride": doc_stride, "clusters": clusters}
+        | {"users": users, "user_examples": user_examples, "vocabulary": vocabulary}
+    )
     if not isinstance(instructions, bool):
         raise InputError(f"instructions = {instructions!r} must be true or false.")
     requests = _requests(name, task) if instructions else None
-    task = None if instructions else task
-    for option, value in numbers.items():
-        if value is not None and not isinstance(value, (int, np.integer)):
-            raise InputError(f"{option} = {value!r} must be a whole number.")
+    length = _usual_length(entry, source, instructions) if max_length is None else max_length
+    how = Encoding(tokenizer, length, seed, requests)
+    reading: dict[str, Any] = {"columns": columns, "csv": csv, "test_share": test_share}
+    reading |= {"users": users, "user_examples": user_examples}
+    reading |= {"task": None if instructions else task, "validation_share": validation_share}
     if entry.parts:
-        _refuse(name, doc_stride=doc_stride, clusters=clusters, order=order)
-        _refuse(name, columns=columns, csv=csv, test_share=test_share, task=task)
-        _refuse(name, users=users, user_examples=user_examples, vocabulary=vocabulary)
-        if requests is None:
-            _refuse(name, template=template)
-        elif template is not None:
-            requests = with_options(requests, template=template)
-        if validation_share is not None:
-            raise _has_validation(name, validation_share, f"its split {split or '6:2:2'!r}")
         rule = split or "6:2:2"
-        return _silo(name, tokenizer, length, source, seed, sizes, rule, requests)
-    _refuse(name, split=split)
-    entry, tables = load_tables(
-        name,
-        source=source,
-        seed=seed,
-        columns=columns,
-        csv=csv,
-        test_share=test_share,
-        validation_share=validation_share,
-        task=task,
-        users=users,
-        user_examples=user_examples,
-    )
+        if validation_share is not None:
+            raise _has_validation(name, validation_share, f"its split {rule!r}")
+        refuse(name, doc_stride=doc_stride, clusters=clusters, order=order, vocabulary=vocabulary)
+        refuse(name, **reading)
+        if requests is None:
+            refuse(name, template=template)
+        elif template is not None:
+            how = how._replace(requests=with_options(requests, template=template))
+        return _silo(name, source, sizes, rule, how)
+    refuse(name, split=split)
+    entry, tables = load_tables(name, source=source, seed=seed, **reading)
     if validation_examples is not None and "validation" not in tables:
         raise InputError(
             f"validation_examples = {validation_examples} is given, but {name!r} has no validation"
@@ -201,78 +187,36 @@ def load_dataset(
     names = entry.label_names or encoder.class_names(tables["train"])
     for table in tables.values():  # all rows, so that an error does not depend on the subset
         encoder.check(table, names)
-    kept = {part: _subset(table, sizes[part], part, seed) for part, table in tables.items()}
-    entry, splits = _taken(name, entry, tables, names, kept, seed, requests)
-    encoder = encoder_of(entry.find_task())
+    rows = {part: draw_rows(table, sizes[part], part, seed) for part, table in tables.items()}
+    splits = arrays.taken(name, entry.find_task(), tables, names, rows, how)
     options = {"doc_stride": doc_stride, "order": order, "template": template}
-    known = inspect.signature(encoder.encode).parameters
-    _refuse(name, **{option: x for option, x in options.items() if option not in known})
-    options = {option: x for option, x in options.items() if x is not None}
-    if template is not None:  # generation reads prompts by the same template
-        entry = entry._replace(
-            task=with_options(entry.find_task(), template=options.pop("template"))
-        )
+    task, options = arrays.with_given(name, requests or entry.find_task(), options)
     words: tuple[str, ...] = ()
     if vocabulary is not None:
-        words = _vocabulary(name, splits["train"], encoder, vocabulary, tokenizer)
-        tokenizer = word_tokenizer(words)
+        words = arrays.vocabulary(name, task, splits["train"], vocabulary, tokenizer)
+        how = how._replace(tokenizer=word_tokenizer(words))
     result = {}
-    options |= {"max_length": length, "name": name}
-    for part, rows in splits.items():
-        table, data = _encoded(entry.find_task(), rows, names, tokenizer, **options)
+    for part, some in splits.items():
+        table, data = arrays.encoded(name, task, some, names, how, options)
         if clusters is not None and part == "train":
-            data = _clustered(data, table, encoder, clusters, seed)
-        reads = tokenizer if encoder.needs_tokenizer else None
-        result[part] = replace(data, vocabulary=words, tokenizer=reads)
+            data = arrays.clustered(data, table, task, clusters, seed)
+        result[part] = replace(data, vocabulary=words)
     return result
 
 
-def _taken(
-    name: str,
-    entry: Source,
-    tables: Mapping[str, Table],
-    names: Sequence[str],
-    rows: Mapping[str, Sequence[int]],
-    seed: int,
-    requests: Task | None,
-) -> tuple[Source, Mapping[str, Table | Instructions]]:
-    """Returns the entry, and the given rows of each split.
-
-    ``requests``: the task for which rows become instructions; None: they do not.
-    """
-    if requests is None:
-        return entry, {part: table.take(rows[part]) for part, table in tables.items()}
-    if entry.find_task().name == requests.name:
-        raise InputError(f"{name!r} has instructions already: leave instructions out.")
-    return entry._replace(task=requests), {
-        part: as_instructions(name, table, names, part=part, seed=seed, rows=rows[part])
-        for part, table in tables.items()
-    }
+def _check_numbers(numbers: Mapping[str, Any]) -> None:
+    """Raises InputError for an option that must be a whole number and is not."""
+    for option, value in numbers.items():
+        if value is not None and not isinstance(value, (int, np.integer)):
+            raise InputError(f"{option} = {value!r} must be a whole number.")
 
 
-def _encoded(
-    task: Task, rows: Table | Instructions, names: Sequence[str], tokenizer: Any, **options: Any
-) -> tuple[Table, Dataset]:
-    """Returns a split as it is read, and as arrays."""
-    if isinstance(rows, Instructions):
-        return encode_instructions(task, rows, tokenizer, **options)
-    return rows, encode(task, rows, names, tokenizer, **options)
-
-
-def _vocabulary(
-    name: str, rows: Table | Instructions, encoder: Encoder, size: int, tokenizer: Any
-) -> tuple[str, ...]:
-    """Returns the vocabulary of the training texts."""
-    table = rows.table if isinstance(rows, Instructions) else rows
-    if tokenizer is not None:
-        raise InputError(
-            f"vocabulary = {size} makes a tokenizer of words, and a tokenizer is given too: use"
-            " only one of them."
-        )
-    if not encoder.needs_tokenizer or encoder.texts is None:
-        _refuse(name, vocabulary=size)
-        raise AssertionError
-    return count_words(encoder.texts(table), size)
+def _usual_length(entry: Source, source: str, instructions: bool) -> int:
+    """Returns the default of ``max_length``."""
+    encoder = entry.find_task().encoder
+    if source != "tiny" or encoder is None:
+        return entry.settings.max_length
+    return _TINY_REQUEST if instructions else encoder.stand_in_length
 
 
 def _requests(name: str, task: Task | str | None) -> Task:
@@ -287,11 +231,32 @@ def _requests(name: str, task: Task | str | None) -> Task:
     return usual if task is None else task
 
 
-def _refuse(name: str, **options: Any) -> None:
-    """Raises InputError for a given option that the data set does not have."""
-    for option, value in options.items():
-        if value is not None:
-            raise InputError(f"{option} = {value!r} means nothing to the data set {name!r}.")
+def _has_validation(name: str, share: float, origin: str) -> InputError:
+    return InputError(
+        f"validation_share = {share} is for data without a validation split, but {name!r} has one:"
+        f" {origin}. Leave validation_share out."
+    )
+
+
+def _silo(
+    name: str, source: str, sizes: Mapping[str, int | None], rule: str, how: Encoding
+) -> dict[str, Dataset]:
+    """Returns the splits of ``glue_silo``, whose key ``task`` says which data set a row is of."""
+    for split, size in sizes.items():
+        if size is not None and size < 1:
+            raise InputError(f"{split}_examples is {size}: take at least 1 of each task.")
+    folder = folder_of_parts(name, source)
+    result: dict[str, dict[str, Dataset]] = {}
+    for part in DATASETS[name].parts:
+        place = str(folder / part) if folder else source
+        entry, tables = load_tables(part, source=place, seed=how.seed)
+        names = entry.label_names or ()
+        divided = silo.divide(part, tables, rule, how.seed)
+        kept = {split: range(len(table))[: sizes.get(split)] for split, table in divided.items()}
+        for split, rows in arrays.taken(part, entry.find_task(), divided, names, kept, how).items():
+            _, data = arrays.encoded(part, how.requests or entry.find_task(), rows, names, how, {})
+            result.setdefault(split, {})[part] = data
+    return {split: combine(parts).data for split, parts in result.items()}
 
 
 def load_tables(
@@ -313,7 +278,6 @@ def load_tables(
     file or directory of your own follows from its columns.
     Arguments and errors are those of :func:`load_dataset`.
     """
-    task = tasks.find(task)() if isinstance(task, str) else task
     name, source = os.fspath(name), os.fspath(source)
     for option, share, usual in (
         ("test_share", test_share, 0.2),
@@ -321,21 +285,25 @@ def load_tables(
     ):
         if share is not None and not 0 < share < 1:
             raise InputError(f"{option} = {share} must be between 0 and 1, such as {usual}.")
-    entry = _entry(name, source)
-    entry = entry if task is None else entry._replace(task=task)
+    entry = entry_of(name, source)
+    if task is not None:
+        entry = entry._replace(task=tasks.find(task)() if isinstance(task, str) else task)
     if users is None:
-        _refuse(name, user_examples=user_examples)
-    draw = {"users": users, "user_examples": user_examples, "seed": seed}
-    form = tabular.csv_form(csv)
-    tables = _read(name, entry, source, seed, test_share, draw, form)
-    tables = {part: _renamed(_chosen_columns(x, columns), entry) for part, x in tables.items()}
+        refuse(name, user_examples=user_examples)
+    how = Reading(seed, test_share, users, user_examples, tabular.csv_form(csv))
+    tables = read_tables(name, entry, source, how)
+    tables = {part: renamed(table, entry, columns) for part, table in tables.items()}
     if task is None and name not in DATASETS:
         first = next(iter(tables.values()))
         entry = entry._replace(task=tasks.for_columns(first.columns.keys(), first.origin))
-    _check_splits(tables, entry)
+    encoder = encoder_of(entry.find_task())
+    for table in tables.values():
+        if not table.columns or not len(table):
+            raise InputError(f"{table.origin} has no rows.")
+    encoder.check_splits(tables, entry.columns)
     if "all" in tables and entry.share is not None:
-        tables["all"] = _equal_shares(tables["all"], entry.share, seed)
-    tables = {part: _prepared(table, entry) for part, table in tables.items()}
+        tables["all"] = equal_shares(tables["all"], entry.share, seed)
+    tables = {part: prepared(table, entry) for part, table in tables.items()}
     if "all" in tables:
         tables = hold_out_test(tables["all"], seed, test_share)
     elif test_share is not None:
@@ -348,7 +316,6 @@ def load_tables(
     if validation_share is not None:
         if "validation" in tables:
             raise _has_validation(name, validation_share, tables["validation"].origin)
-        encoder = encoder_of(entry.find_task())
         # Of all rows, so that a class with validation rows only is known too.
         names = entry.label_names or encoder.class_names(tables["train"])
         entry = entry._replace(label_names=tuple(names) or None)
@@ -382,20 +349,19 @@ def check_header(
     Raises:
       InputError: a column is missing, or there is no such file.
     """
-    entry = _entry(name, "auto")
+    entry = entry_of(name, "auto")
     if name in DATASETS:
         return task or entry.find_task()
     path = Path(name)
     names = None if path.is_dir() else tabular.header(path, tabular.csv_form(csv))
     if names is None:
         return task
-    table = Table(str(path), dict.fromkeys(names, ()))
-    table = _renamed(_chosen_columns(table, columns), entry)
+    table = renamed(Table(str(path), dict.fromkeys(names, ())), entry, columns)
     task = task or tasks.for_columns(table.columns.keys(), table.origin)
     encoder = encoder_of(task)
     try:
-        prepared = _prepared(table, entry._replace(task=task))
-        encoder.check(prepared, encoder.class_names(prepared))
+        made = prepared(table, entry._replace(task=task))
+        encoder.check(made, encoder.class_names(made))
     except MissingColumn:
         raise
     except Exception:
@@ -405,308 +371,3 @@ def check_header(
             f"{path} has no column {by!r} to partition by. {nearest(by, table.columns)}"
         )
     return task
-
-
-_MADE_KEYS = (
-    "labels",
-    "cluster",
-    "unit",
-    "tag_set",
-    "type_set",
-    "source_tag_set",
-    "source_type_set",
-)
-"""Keys to partition by that are made from the rows."""
-
-
-def _has_validation(name: str, share: float, origin: str) -> InputError:
-    return InputError(
-        f"validation_share = {share} is for data without a validation split, but {name!r} has one:"
-        f" {origin}. Leave validation_share out."
-    )
-
-
-def _entry(name: str, source: str) -> Source:
-    if source not in _KNOWN and not os.path.isdir(source):
-        raise InputError(
-            f"There is no source {source!r}: it is neither a directory nor one of"
-            f" {', '.join(_KNOWN)}. {nearest(source, _KNOWN)}"
-        )
-    if name in DATASETS:
-        return DATASETS[name]
-    if not os.path.exists(name):
-        raise InputError(
-            f"{name!r} is neither a named data set nor a file or directory (looked for in"
-            f" {os.getcwd()}). {nearest(name, DATASETS)}"
-        )
-    if not os.path.isdir(name) and tabular.kind(Path(name)) is None:
-        raise InputError(
-            f"The file {name!r} cannot be read as data: its name must end in"
-            f" {', '.join(tabular.ENDINGS)}."
-        )
-    if source != "auto":
-        what = "directory" if os.path.isdir(name) else "file"
-        raise InputError(f"source={source!r} is for named data sets; {name!r} is a {what}.")
-    return OWN
-
-
-# Reading the rows.
-
-
-def _read(
-    name: str,
-    entry: Source,
-    source: str,
-    seed: int,
-    share: float | None,
-    draw: Mapping[str, int | None],
-    form: tabular.Csv,
-) -> dict[str, Table]:
-    """Returns the raw tables: ``train``, ``test`` and perhaps ``validation``; or ``all``."""
-    if source == "tiny":
-        return tiny_tables(DATASETS[name], seed)  # rows for its own task, also with another one
-    if name not in DATASETS:
-        path = Path(name)
-        if not path.is_dir():
-            return {"all": tabular.read_file(path, alone=True, form=form)}
-        return _read_folder(path, entry, share, draw, form)
-    if source not in _KNOWN:
-        return _read_folder(Path(source), entry, share, draw, form)
-    if source == "auto":
-        folder = next((folder for folder in _folders(name) if folder.is_dir()), None)
-        if folder is None and entry.asset is not None:
-            folder = fetch(entry.asset)
-        if folder is not None:
-            return _read_folder(folder, entry, share, draw, form)
-    return _read_hub(name, entry)
-
-
-def _folders(name: str) -> list[Path]:
-    """Returns the folders that may hold the files of a data set; they need not exist."""
-    given = os.environ.get("FEDJAX_PEFT_DATA")
-    mine = [Path(given).expanduser() / name] if given else []
-    return [*mine, cache_dir() / "data" / name]
-
-
-def _read_folder(
-    folder: Path,
-    entry: Source,
-    share: float | None,
-    draw: Mapping[str, int | None],
-    form: tabular.Csv,
-) -> dict[str, Table]:
-    tests = tuple(dict.fromkeys((entry.test or "test", *_VALIDATION, "test")))
-    for reader in entry.formats:
-        known = inspect.signature(reader).parameters
-        tables = reader(folder, **{key: x for key, x in draw.items() if key in known})
-        if tables is not None:
-            return _chosen(folder, tables, tests, share)
-    # A data set without a test split is split here, also if its one file is called "train".
-    whole = ("all", "train") if entry.test is None or share is not None else ("all",)
-    paths = tabular.find_splits(
-        folder,
-        {"train": ("train",), "test": tests},
-        optional={"validation": _VALIDATION},
-        whole=whole,
-    )
-    return {part: tabular.read_file(path, form=form) for part, path in paths.items()}
-
-
-def _chosen(
-    folder: Path, tables: Mapping[str, Table], tests: Sequence[str], share: float | None
-) -> dict[str, Table]:
-    """Returns the splits that are used, out of all splits that a reader has found."""
-    if "all" in tables:
-        return {"all": tables["all"]}
-    test = next((name for name in tests if name in tables), None)
-    if "train" in tables and test is None and share is not None:
-        return {"all": tables["train"]}
-    if "train" not in tables or test is None:
-        missing = "test" if "train" in tables else "train"
-        hint = f" {tabular.NO_TEST}" if missing == "test" else ""
-        raise InputError(
-            f"{folder} has no file for the split {missing!r}, only for: {', '.join(tables)}.{hint}"
-        )
-    validation = next((x for x in _VALIDATION if x in tables and x != test), None)
-    more = {} if validation is None else {"validation": tables[validation]}
-    return {"train": tables["train"], "test": tables[test], **more}
-
-
-def _read_hub(name: str, entry: Source) -> dict[str, Table]:
-    import datasets
-
-    if entry.hub is None:
-        raise InputError(
-            f"The data set {name!r} is not on the Hugging Face hub. {_advice(name, entry)}"
-        )
-    parts = {"all": "train"} if entry.test is None else {"train": "train", "test": entry.test}
-    parts |= {} if entry.validation is None else {"validation": entry.validation}
-    wanted = {*entry.columns, *encoder_of(entry.find_task()).columns, *entry.keys}
-    tables = {}
-    for part, there in parts.items():
-        try:
-            revision = {} if entry.revision is None else {"revision": entry.revision}
-            rows = tabular.load(entry.hub, entry.config, split=there, **revision)
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            raise InputError(
-                f"The split {there!r} of {entry.hub!r} could not be loaded from the Hugging Face"
-                f" hub: {tabular.cause(error)}. {_advice(name, entry)}"
-            ) from error
-        rows = rows.select_columns([c for c in rows.column_names if c in wanted])
-        tables[part] = tabular.from_datasets(rows, f"{entry.hub} ({there})")
-    return tables
-
-
-def _advice(name: str, entry: Source) -> str:
-    return (
-        f"To have it without the hub, download {entry.download}, and put the files into"
-        f" {_folders(name)[0]}, or into any folder that source= then names; source='tiny' is a"
-        " stand-in to try things with."
-    )
-
-
-# Our column names.
-
-
-def _chosen_columns(table: Table, chosen: Mapping[str, str] | None) -> Table:
-    """Returns a table with columns renamed by the user's map: our name -> the name in the file."""
-    if not chosen:
-        return table
-    for ours, theirs in chosen.items():
-        if theirs not in table.columns:
-            raise InputError(
-                f"columns = {{{ours} = {theirs!r}}} names a column that {table.origin} does not"
-                f" have; it has {', '.join(table.columns)}. {nearest(theirs, table.columns)}"
-            )
-    taken = {*chosen, *chosen.values()}
-    others = {name: values for name, values in table.columns.items() if name not in taken}
-    return replace(
-        table, columns={ours: table.columns[name] for ours, name in chosen.items()} | others
-    )
-
-
-def _renamed(table: Table, entry: Source) -> Table:
-    """Returns a table with our column names, in the order of its columns."""
-    ours: dict[str, str] = {}
-    for name in reversed(list(entry.columns)):  # so that the first one stays
-        if name in table.columns:
-            ours[entry.columns[name]] = name
-    new = {theirs: name for name, theirs in ours.items()}
-    columns = {
-        new.get(name, name): values
-        for name, values in table.columns.items()
-        if name in new or name not in ours
-    }
-    names = entry.label_names or table.label_names
-    return replace(table, columns=columns, label_names=names)
-
-
-def _check_splits(tables: Mapping[str, Table], entry: Source) -> None:
-    """Raises InputError for a split without rows, or for splits that do not fit together."""
-    for table in tables.values():
-        if not table.columns or not len(table):
-            raise InputError(f"{table.origin} has no rows.")
-    encoder_of(entry.find_task()).check_splits(tables, entry.columns)
-
-
-def _prepared(table: Table, entry: Source) -> Table:
-    """Returns a table with class names instead of numbers, in the form that the encoder reads."""
-    encoder = encoder_of(entry.find_task())
-    # All values at once: one by one is a hundred times slower from a table of ``datasets``.
-    columns = {name: list(values[:]) for name, values in table.columns.items()}
-    column = encoder.label_column
-    if entry.label_names is not None and column in columns:
-        columns[column] = [_named(value, entry.label_names) for value in columns[column]]
-    return encoder.prepare(replace(table, columns=columns))
-
-
-def _named(value: Any, names: Sequence[str]) -> Any:
-    """Returns the name of a class that may be given by its number, as text in a csv file."""
-    if isinstance(value, list):
-        return [_named(x, names) for x in value]
-    number = str(value)
-    short = number.isascii() and number.isdecimal() and len(number) < 10
-    known = short and int(number) < len(names)
-    return names[int(number)] if known else value
-
-
-# Random subsets.
-
-
-def _equal_shares(table: Table, share: int, seed: int) -> Table:
-    """Returns equally many random rows of each source: at most ``share``, and at most all rows of
-    the smallest source.
-    """
-    sources = np.array(require(table, "source", (int, str), "a name or a number")[:])
-    names, counts = np.unique(sources, return_counts=True)
-    kept = []
-    for name in names:
-        own = np.flatnonzero(sources == name)
-        order = host_rng(seed, f"share:{name}").permutation(len(own))
-        kept.append(own[order[: min(share, counts.min())]])
-    return table.take(np.sort(np.concatenate(kept)).tolist())
-
-
-def _subset(table: Table, size: int | None, part: str, seed: int) -> Sequence[int]:
-    """Returns the rows of a random subset in order. A larger subset contains a smaller one."""
-    n = len(table)
-    if size is None:
-        return range(n)
-    if not 1 <= size <= n:
-        raise InputError(
-            f"{part}_examples is {size}, but {table.origin} has {n} examples: take from 1 to {n}."
-        )
-    rows: list[int] = np.sort(host_rng(seed, f"subset:{part}").permutation(n)[:size]).tolist()
-    return rows
-
-
-def _clustered(data: Dataset, table: Table, encoder: Encoder, clusters: int, seed: int) -> Dataset:
-    """Returns a data set with the key ``cluster``."""
-    from fedjax_peft.data.cluster import kmeans
-
-    if encoder.texts is None:
-        raise InputError(f"The data set {data.name!r} has no texts to make clusters of.")
-    groups = kmeans(encoder.texts(table), clusters, seed=seed)
-    unit = data.meta.get("unit", np.arange(len(data)))
-    return replace(data, meta={**data.meta, "cluster": groups[unit]})
-
-
-# Several data sets as one.
-
-
-def _silo(
-    name: str,
-    tokenizer: Any,
-    length: int,
-    source: str,
-    seed: int,
-    sizes: Mapping[str, int | None],
-    rule: str,
-    requests: Task | None,
-) -> dict[str, Dataset]:
-    """Returns the splits of ``glue_silo``, whose key ``task`` says which data set a row is of."""
-    for split, size in sizes.items():
-        if size is not None and size < 1:
-            raise InputError(f"{split}_examples is {size}: take at least 1 of each task.")
-    folder = _silo_folder(name, source)
-    result: dict[str, dict[str, Dataset]] = {}
-    for part in DATASETS[name].parts:
-        place = str(folder / part) if folder else source
-        entry, tables = load_tables(part, source=place, seed=seed)
-        names = entry.label_names or ()
-        divided = silo.divide(part, tables, rule, seed)
-        kept = {split: range(len(table))[: sizes.get(split)] for split, table in divided.items()}
-        entry, splits = _taken(part, entry, divided, names, kept, seed, requests)
-        for split, rows in splits.items():
-            task = entry.find_task()
-            _, data = _encoded(task, rows, names, tokenizer, max_length=length, name=part)
-            result.setdefault(split, {})[part] = replace(data, tokenizer=tokenizer)
-    return {split: combine(parts).data for split, parts in result.items()}
-
-
-def _silo_folder(name: str, source: str) -> Path | None:
-    """Returns the folder that contains one folder for each part, None if there is none."""
-    if source not in _KNOWN:
-        return Path(source)
-    there = [folder for folder in _folders(name) if folder.is_dir()]
-    return there[0] if source == "auto" and there else None

@@ -1,7 +1,7 @@
 """One split of a data set before tokenisation, and the checks that every split passes."""
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["MissingColumn", "Table", "label_ids", "label_names", "require"]
+__all__ = ["MissingColumn", "Table", "brief", "label_ids", "label_names", "require"]
 
 
 class MissingColumn(InputError):
@@ -35,6 +35,11 @@ class Table:
     numbers: Sequence[int] | None = None
     """The row numbers in the origin, for messages; None: 1, 2, ..."""
 
+    @classmethod
+    def of_rows(cls, origin: Any, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> "Table":
+        """Returns the table of rows, each a value for every name."""
+        return cls(str(origin), {name: [row[i] for row in rows] for i, name in enumerate(names)})
+
     def __len__(self) -> int:
         """Returns the number of rows."""
         return len(next(iter(self.columns.values())))
@@ -55,6 +60,18 @@ class Table:
         """Yields (row number, values of the given columns) for each row."""
         return zip(self.row_numbers, *columns, strict=True)
 
+    def place(self, row: int) -> str:
+        """Returns the name of a row in messages."""
+        return f"Row {row} of {self.origin}"
+
+    def error(self, row: int, fault: str) -> InputError:
+        """Returns the error of a row: its place, and what is wrong with it."""
+        return InputError(f"{self.place(row)} {fault}")
+
+    def lacks(self, name: str) -> str:
+        """Returns a sentence for messages: there is no such column, only others."""
+        return f"{self.origin} has no column {name!r}, only: {', '.join(self.columns)}."
+
 
 def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -> Sequence[Any]:
     """Returns a column after a check that all its values have a type.
@@ -70,27 +87,24 @@ def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -
     """
     for row, value in table.numbered(_column(table, name)):
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise InputError(
-                f"Row {row} of {table.origin} has {_short(value)} in place of {what} in the column"
-                f" {name!r}."
-            )
+            raise table.error(row, f"has {brief(value)} in place of {what} in the column {name!r}.")
     return table.columns[name]
 
 
-def label_names(table: Table, column: str = "label") -> tuple[str, ...]:
+def label_names(table: Table) -> tuple[str, ...]:
     """Returns the class names of a training split, in the order of its source, or else sorted.
 
     Names that are all whole numbers are sorted by number.
     """
     if table.label_names is not None:
         return table.label_names
-    names = set(_flat(table, column, lambda row, value: _label_name(table, row, value)))
+    names = set(_labels(table))
     if all(name.removeprefix("-").isdecimal() and len(name) < 20 for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 
-def label_ids(table: Table, names: Sequence[str], column: str = "label") -> np.ndarray:
+def label_ids(table: Table, names: Sequence[str]) -> np.ndarray:
     """Returns the labels as indices into ``names``, int32 ``[rows]``.
 
     Raises:
@@ -98,21 +112,24 @@ def label_ids(table: Table, names: Sequence[str], column: str = "label") -> np.n
         row, from 1).
     """
     ids = {name: i for i, name in enumerate(names)}
-
-    def one(row: int, value: Any) -> int:
-        name = _label_name(table, row, value)
+    labels = _labels(table)
+    for row, name in table.numbered(labels):
         if name not in ids:
-            raise InputError(
-                f"Row {row} of {table.origin} has the label {name!r}, which is none of the"
-                f" classes. {nearest(name, ids)}"
+            advice = nearest(name, ids)
+            raise table.error(
+                row, f"has the label {name!r}, which is none of the classes. {advice}"
             )
-        return ids[name]
-
-    return np.fromiter(_flat(table, column, one), np.int32)
+    return np.array([ids[name] for name in labels], np.int32)
 
 
-def _flat(table: Table, column: str, function: Callable[[int, Any], Any]) -> list[Any]:
-    return [function(row, value) for row, value in table.numbered(_column(table, column))]
+def _labels(table: Table) -> list[str]:
+    """Returns the labels of all rows as names."""
+    labels = _column(table, "label")
+    for row, value in table.numbered(labels):
+        if not isinstance(value, (int, str)) or isinstance(value, bool) or value == "":
+            what = "neither a whole number nor a class name"
+            raise table.error(row, f"has the label {brief(value)}: {what}.")
+    return [str(value) for value in labels]
 
 
 def _column(table: Table, name: str) -> Sequence[Any]:
@@ -120,21 +137,13 @@ def _column(table: Table, name: str) -> Sequence[Any]:
         close = difflib.get_close_matches(name, table.columns)
         advice = f" {nearest(name, table.columns)}" if close else ""
         raise MissingColumn(
-            f"{table.origin} has no column {name!r}, only: {', '.join(table.columns)}.{advice} To"
-            f' use another column for it, name it: columns = {{{name} = "..."}}.'
+            f"{table.lacks(name)}{advice} To use another column for it, name it:"
+            f' columns = {{{name} = "..."}}.'
         )
     return table.columns[name]
 
 
-def _label_name(table: Table, row: int, value: Any) -> str:
-    if not isinstance(value, (int, str)) or isinstance(value, bool) or value == "":
-        raise InputError(
-            f"Row {row} of {table.origin} has the label {_short(value)}: neither a whole number nor"
-            " a class name."
-        )
-    return str(value)
-
-
-def _short(value: Any) -> str:
+def brief(value: Any) -> str:
+    """Returns the ``repr`` of a value, of at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

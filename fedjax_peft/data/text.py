@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_peft.data.tokens import check_room
 from fedjax_peft.support.assets import cache_dir
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
-from fedjax_peft.support.memory import require
 
 __all__ = ["batches", "cached", "check_tokenizer", "clean", "fingerprint", "tokenize"]
 
@@ -151,11 +151,7 @@ def _encode(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
 ) -> dict[str, np.ndarray]:
     shape = (len(texts), max_length)
-    require(
-        9 * len(texts) * max_length,
-        f"Tokenizing {len(texts):,} texts with max_length = {max_length}",
-        "Choose a smaller max_length.",
-    )
+    check_room(len(texts), max_length, "texts")
     columns = {
         "input_ids": np.empty(shape, np.int32),
         "attention_mask": np.empty(shape, np.bool_),

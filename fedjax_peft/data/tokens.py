@@ -8,7 +8,15 @@ import numpy as np
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import require
 
-__all__ = ["beginning", "joined", "model_columns", "offsets", "padding_token", "whole"]
+__all__ = [
+    "beginning",
+    "check_room",
+    "joined",
+    "model_columns",
+    "offsets",
+    "padding_token",
+    "whole",
+]
 
 
 def whole(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
@@ -30,6 +38,15 @@ def _backend(tokenizer: Any) -> Any:
     return backend
 
 
+def check_room(n: int, max_length: int, what: str, each: int = 9) -> None:
+    """Raises InputError if the columns of n texts do not fit into memory, ``each`` byte a token."""
+    require(
+        each * n * max_length,
+        f"Tokenizing {n:,} {what} with max_length = {max_length}",
+        "Choose a smaller max_length.",
+    )
+
+
 def model_columns(
     tokenizer: Any, encodings: Sequence[Any], max_length: int
 ) -> dict[str, np.ndarray]:
@@ -45,11 +62,7 @@ def model_columns(
       ``token_type_ids`` int32, each ``[n, max_length]``.
     """
     shape = (len(encodings), max_length)
-    require(
-        9 * len(encodings) * max_length,
-        f"Tokenizing {len(encodings):,} examples with max_length = {max_length}",
-        "Choose a smaller max_length.",
-    )
+    check_room(len(encodings), max_length, "examples")
     columns = {
         "input_ids": np.full(shape, padding_token(tokenizer), np.int32),
         "attention_mask": np.zeros(shape, np.bool_),

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from fedjax_peft.data.table import Table
-from fedjax_peft.support.errors import InputError
 
 __all__ = ["COLUMNS", "is_tree", "with_conversations"]
 
@@ -43,11 +42,9 @@ def with_conversations(table: Table) -> Table:
     replies: dict[Any, list[int]] = {}
     for i, (number, name, parent) in enumerate(table.numbered(ids, parents)):
         if rows[name] != i:
-            raise InputError(f"Row {number} of {table.origin} has a message_id that is not unique.")
+            raise table.error(number, "has a message_id that is not unique.")
         if parent and parent not in rows:
-            raise InputError(
-                f"Row {number} of {table.origin} answers the message {parent!r}, which is missing."
-            )
+            raise table.error(number, f"answers the message {parent!r}, which is missing.")
         if not deleted[i]:
             replies.setdefault(parent or None, []).append(i)
 

@@ -179,7 +179,8 @@ class TimeModel(NamedTuple):
         Args:
           preset: ``default``; ``federa``, with the communication times of FeDeRA's Tables 8 and 9
             and 8.62 s for the SVD; or ``fedadapters``, with 10 MiB a second (the paper writes MB,
-            but its sizes are in MiB), one client after the other, and first a download of the model.
+            but its sizes are in MiB), one client after the other, and a first download of the
+            model.
           device: seconds per step from a paper, such as ``orin_lora`` (:data:`DEVICES`).
           seconds_per_step: seconds of a local step, or ``measured``; replaces those of the device.
           bandwidth_up: bits a second, or a rate with its unit, such as "25 Mbit/s", "10 MB/s"

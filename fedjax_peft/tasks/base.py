@@ -13,8 +13,18 @@ from fedjax_peft.contracts import Batch, Metrics, Outputs, Sampling
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks.common import SumAndCount
 
-__all__ = ["Field", "Inputs", "Task", "check_labels", "prompted"]
+__all__ = [
+    *("Field", "Inputs", "Means", "Predictions", "Scores", "Task"),
+    *("check_labels", "prompted"),
+]
+
+Means: TypeAlias = Mapping[str, float]
+"""Metric -> its mean over the evaluated examples."""
+Predictions: TypeAlias = Mapping[str, Any]
+"""What a task's ``predict`` gave for every example, ``[examples, ...]`` in numpy."""
+Scores: TypeAlias = dict[str, float]
 
 
 class Field(NamedTuple):
@@ -34,7 +44,7 @@ class Inputs(NamedTuple):
     unlabelled: Callable[[dict[str, list[Any]], Sequence[str]], dict[str, list[Any]]]
     """(columns of the fields, label names) -> the columns that the task's encoder reads, with
     placeholders for the labels."""
-    answers: Callable[[Mapping[str, Any], Dataset], list[dict[str, Any]]]
+    answers: Callable[[Predictions, Dataset], list[dict[str, Any]]]
     """(predictions ``[examples, ...]`` in numpy, encoded rows) -> one JSON object for each row."""
     predict: Callable[[Outputs, Batch], dict[str, jax.Array]] | None = None
     """Makes the predictions, on the device; None: the task's own ``predict``."""
@@ -43,7 +53,7 @@ class Inputs(NamedTuple):
     answer is then a ``completion``, and the functions above are not used. None: it predicts."""
 
 
-LossAndMetrics: TypeAlias = Callable[[Outputs, Batch], tuple[tuple[jax.Array, jax.Array], Metrics]]
+LossAndMetrics: TypeAlias = Callable[[Outputs, Batch], tuple[SumAndCount, Metrics]]
 """(outputs, batch) -> ((sum of losses, count), metrics)."""
 
 
@@ -63,14 +73,14 @@ class Task(NamedTuple):
     then used again.
     """
 
-    loss: Callable[[Outputs, Batch], tuple[jax.Array, jax.Array]]
+    loss: Callable[[Outputs, Batch], SumAndCount]
     """(outputs, batch) -> (sum of losses, count) over the real examples of the batch."""
     metrics: Callable[[Outputs, Batch], Metrics]
     """(outputs, batch) -> metrics, evaluated without gradients."""
     predict: Callable[[Outputs, Batch], dict[str, jax.Array]] | None = None
     """(outputs, batch) -> arrays ``[batch, ...]`` that ``score`` needs of every example. An axis of
     tokens may be shorter than the data's: ``score`` receives it padded with zeros."""
-    score: Callable[[Mapping[str, float], Mapping[str, Any], Any], dict[str, float]] | None = None
+    score: Callable[[Means, Predictions, Any], Scores] | None = None
     """(means of the metrics, predictions ``[examples, ...]`` in numpy, the evaluated
     :class:`fedjax_peft.data.Dataset`) -> further metrics."""
     headline: str = "accuracy"
@@ -119,7 +129,7 @@ def _same_columns(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[s
     return columns
 
 
-def _no_answers(found: Mapping[str, Any], data: Dataset) -> list[dict[str, Any]]:
+def _no_answers(found: Predictions, data: Dataset) -> list[dict[str, Any]]:
     del found, data
     return []
 

@@ -1,6 +1,6 @@
 """Classification of texts, or of pairs of texts: cross entropy, accuracy and macro F1."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,8 +10,8 @@ import numpy as np
 from fedjax_peft.contracts import Batch, Metrics, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.text import TEXT
-from fedjax_peft.tasks.base import Field, Inputs, Task, check_labels
-from fedjax_peft.tasks.common import correct, cross_entropy, real_rows
+from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task, check_labels
+from fedjax_peft.tasks.common import SumAndCount, correct, cross_entropy, real_rows
 
 __all__ = ["classification"]
 
@@ -47,7 +47,7 @@ def _logits(outputs: Outputs, batch: Batch) -> jax.Array:
     return jnp.where(own, logits, -jnp.inf)
 
 
-def _loss(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def _loss(outputs: Outputs, batch: Batch) -> SumAndCount:
     labels = batch["labels"]
     return cross_entropy(_logits(outputs, batch), labels, real_rows(batch, labels))
 
@@ -62,9 +62,7 @@ def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
     return {"label": jnp.argmax(_logits(outputs, batch), axis=-1).astype(jnp.int32)}
 
 
-def _score(
-    means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
-) -> dict[str, float]:
+def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
     del means
     gold, predicted = data.columns["labels"], predictions["label"]
     classes = int(max(gold.max(initial=0), predicted.max(initial=0))) + 1
@@ -82,7 +80,7 @@ def _all_logits(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
     return {"logits": outputs.logits}
 
 
-def _answers(predictions: Mapping[str, Any], data: Dataset) -> list[dict[str, Any]]:
+def _answers(predictions: Predictions, data: Dataset) -> list[dict[str, Any]]:
     return [
         {"label": data.label_names[int(row.argmax())], "logits": row.tolist()}
         for row in predictions["logits"]

@@ -1,11 +1,16 @@
 """Sums and counts of losses and correct predictions: over examples, tokens, or span ends."""
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_peft.contracts import Batch
 
-__all__ = ["correct", "cross_entropy", "real_rows", "total"]
+__all__ = ["SumAndCount", "correct", "cross_entropy", "real_rows", "total"]
+
+SumAndCount: TypeAlias = tuple[jax.Array, jax.Array]
+"""Of losses or of correct predictions; parts of a batch add up."""
 
 
 def real_rows(batch: Batch, labels: jax.Array) -> jax.Array:
@@ -14,9 +19,7 @@ def real_rows(batch: Batch, labels: jax.Array) -> jax.Array:
     return jnp.broadcast_to(jnp.expand_dims(mask, range(1, labels.ndim)), labels.shape)
 
 
-def cross_entropy(
-    logits: jax.Array, labels: jax.Array, counted: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def cross_entropy(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> SumAndCount:
     """Returns (sum, count) of the cross entropy in float32.
 
     Args:
@@ -30,14 +33,12 @@ def cross_entropy(
     return total(losses, counted)
 
 
-def correct(
-    logits: jax.Array, labels: jax.Array, counted: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def correct(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> SumAndCount:
     """Returns (sum, count) of correct predictions, for the arguments of :func:`cross_entropy`."""
     return total(jnp.argmax(logits, axis=-1) == labels, counted)
 
 
-def total(values: jax.Array, counted: jax.Array) -> tuple[jax.Array, jax.Array]:
+def total(values: jax.Array, counted: jax.Array) -> SumAndCount:
     """Returns (sum, count) of the values where ``counted`` is True, as float32 scalars."""
     # where, not a product: a NaN in a padded row must not reach the sum.
     sums = jnp.sum(jnp.where(counted, values.astype(jnp.float32), 0.0))

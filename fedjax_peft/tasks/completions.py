@@ -9,7 +9,7 @@ completions, and no score.
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from fedjax_peft.data.tokens import whole
 from fedjax_peft.models.decoding import NO_TOKEN, check_sampling, decode
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.errors import InputError, nearest, users_level
+from fedjax_peft.tasks.base import Predictions, Scores
 from fedjax_peft.tasks.text_scores import SCORES, mean_score
 
 __all__ = ["completed_texts", "completing", "decoded", "score_completions", "warn_of_long_answers"]
@@ -77,7 +78,7 @@ def decoded(tokenizer: Any, completions: Sequence[Sequence[int]] | np.ndarray) -
     return list(tokenizer.batch_decode(rows, skip_special_tokens=True))
 
 
-def completed_texts(predictions: Mapping[str, Any], data: Any) -> tuple[list[str], list[Any]]:
+def completed_texts(predictions: Predictions, data: Any) -> tuple[list[str], list[Any]]:
     """Returns the completions of a score's predictions, and the gold completions, row by row.
 
     Raises:
@@ -121,9 +122,7 @@ def warn_of_long_answers(max_new_tokens: int, data: Any, which: str) -> None:
         )
 
 
-def score_completions(
-    metrics: Sequence[str], predictions: Mapping[str, Any], data: Any
-) -> dict[str, float]:
+def score_completions(metrics: Sequence[str], predictions: Predictions, data: Any) -> Scores:
     """Returns the scores of completions, from 0 to 1; none if there are no completions.
 
     Args:

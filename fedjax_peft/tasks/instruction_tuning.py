@@ -1,14 +1,14 @@
 """Supervised fine-tuning of a language model: cross entropy of the tokens of the answers."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 from fedjax_peft.contracts import Sampling
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.conversations import CONVERSATIONS
 from fedjax_peft.support.errors import InputError, nearest
-from fedjax_peft.tasks.base import Task, prompted
+from fedjax_peft.tasks.base import Means, Predictions, Scores, Task, prompted
 from fedjax_peft.tasks.likelihood import objective
 from fedjax_peft.tasks.text_scores import SCORES, perplexity
 
@@ -78,14 +78,10 @@ def instruction_tuning(
 
 
 @functools.cache  # the same function for the same metric, so that its program is found again
-def _scores(
-    metric: str | None,
-) -> Callable[[Mapping[str, float], Mapping[str, Any], Any], dict[str, float]]:
+def _scores(metric: str | None) -> Callable[[Means, Predictions, Any], Scores]:
     names = () if metric is None else tuple(dict.fromkeys([metric, *_ALWAYS]))
 
-    def score(
-        means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
-    ) -> dict[str, float]:
+    def score(means: Means, predictions: Predictions, data: Any) -> Scores:
         scores = {"perplexity": perplexity(means["loss"])}
         if names:
             from fedjax_peft.tasks.completions import score_completions

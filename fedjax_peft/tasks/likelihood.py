@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.contracts import Batch, Metrics, Outputs, PyTree
-from fedjax_peft.tasks.common import real_rows, total
+from fedjax_peft.tasks.common import SumAndCount, real_rows, total
 
 __all__ = ["Objective", "TokenScores", "chunk_size", "next_tokens", "objective", "token_scores"]
 
@@ -47,9 +47,9 @@ class TokenScores(NamedTuple):
 class Objective(NamedTuple):
     """The functions of a task that predicts tokens; see :class:`fedjax_peft.tasks.Task`."""
 
-    loss: Callable[[Outputs, Batch], tuple[jax.Array, jax.Array]]
+    loss: Callable[[Outputs, Batch], SumAndCount]
     metrics: Callable[[Outputs, Batch], Metrics]
-    loss_and_metrics: Callable[[Outputs, Batch], tuple[tuple[jax.Array, jax.Array], Metrics]]
+    loss_and_metrics: Callable[[Outputs, Batch], tuple[SumAndCount, Metrics]]
 
 
 @cache  # the same functions for the same columns, so that their programs are found again
@@ -62,9 +62,7 @@ def objective(*columns: str, accuracy: bool = True) -> Objective:
       accuracy: whether the accuracy of these tokens is a metric.
     """
 
-    def loss_and_metrics(
-        outputs: Outputs, batch: Batch
-    ) -> tuple[tuple[jax.Array, jax.Array], Metrics]:
+    def loss_and_metrics(outputs: Outputs, batch: Batch) -> tuple[SumAndCount, Metrics]:
         targets, counted = next_tokens(batch, _marked(batch, columns))
         scores = token_scores(outputs, targets, counted)
         loss = total(-scores.log_likelihood, counted)

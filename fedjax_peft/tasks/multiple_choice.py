@@ -5,7 +5,7 @@ its tokens after the question; a long choice has a small one. Divided by the num
 the choice it is the ``acc_norm`` of EleutherAI's harness.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.choices import Style, choices_encoder, scores_by_unit
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.tasks.base import Field, Inputs, Task
+from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task
 from fedjax_peft.tasks.likelihood import next_tokens, objective, token_scores
 
 __all__ = ["multiple_choice"]
@@ -65,9 +65,7 @@ def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
     return {"log_likelihood": jnp.sum(scores.log_likelihood, axis=1)}
 
 
-def _score(
-    means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
-) -> dict[str, float]:
+def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
     del means
     sums = np.asarray(predictions["log_likelihood"], np.float64)
     lengths = np.maximum(data.meta["characters"], 1)
@@ -86,7 +84,7 @@ def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str
     return {**columns, "answer": [0] * len(columns["question"])}
 
 
-def _answers(predictions: Mapping[str, Any], data: Dataset) -> list[dict[str, Any]]:
+def _answers(predictions: Predictions, data: Dataset) -> list[dict[str, Any]]:
     found = []
     scores = scores_by_unit(np.asarray(predictions["log_likelihood"], np.float64), data)
     for unit, own in scores.items():

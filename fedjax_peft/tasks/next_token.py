@@ -1,11 +1,10 @@
 """Language modelling: cross entropy and accuracy of each next token."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from fedjax_peft.contracts import Sampling
 from fedjax_peft.data.encoders.language import LANGUAGE
-from fedjax_peft.tasks.base import Task, prompted
+from fedjax_peft.tasks.base import Means, Predictions, Scores, Task, prompted
 from fedjax_peft.tasks.likelihood import objective
 from fedjax_peft.tasks.text_scores import perplexity
 
@@ -33,8 +32,6 @@ def next_token() -> Task:
     )
 
 
-def _score(
-    means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
-) -> dict[str, float]:
+def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
     del predictions, data
     return {"perplexity": perplexity(means["loss"])}

@@ -1,7 +1,7 @@
 """Answers as spans of a context: cross entropy of both ends, and SQuAD's exact match and F1."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -12,8 +12,8 @@ from fedjax_peft.contracts import Batch, Metrics, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.spans import SPANS, span_text
 from fedjax_peft.support.errors import InputError, nearest
-from fedjax_peft.tasks.base import Field, Inputs, Task
-from fedjax_peft.tasks.common import cross_entropy, real_rows, total
+from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task
+from fedjax_peft.tasks.common import SumAndCount, cross_entropy, real_rows, total
 from fedjax_peft.tasks.text_scores import exact_match, normalized, overlap_f1
 
 __all__ = ["answers", "exact_match", "normalized", "overlap_f1", "question_answering"]
@@ -87,7 +87,7 @@ def _ends(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Arr
     return logits, labels, real_rows(batch, labels)
 
 
-def _loss(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def _loss(outputs: Outputs, batch: Batch) -> SumAndCount:
     losses, ends = cross_entropy(*_ends(outputs, batch))
     return losses / 2, ends / 2
 
@@ -114,9 +114,7 @@ def _predict(n_best: int, outputs: Outputs, batch: Batch) -> dict[str, jax.Array
     return best
 
 
-def _score(
-    max_answer_length: int, means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
-) -> dict[str, float]:
+def _score(max_answer_length: int, means: Means, predictions: Predictions, data: Any) -> Scores:
     del means
     if "offsets" not in data.meta:
         raise InputError(
@@ -134,9 +132,7 @@ def _score(
     return {name: float(score) for name, score in zip(names, scores, strict=True)}
 
 
-def answers(
-    predictions: Mapping[str, Any], data: Any, max_answer_length: int = 30
-) -> dict[int, str]:
+def answers(predictions: Predictions, data: Any, max_answer_length: int = 30) -> dict[int, str]:
     """Returns question number -> answer; the answer is empty if no window has a span.
 
     Args:
@@ -155,7 +151,7 @@ def answers(
 
 
 def _best_spans(
-    max_answer_length: int, predictions: Mapping[str, Any]
+    max_answer_length: int, predictions: Predictions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns score (-inf if there is none), start and end of each window's best span, ``[n]``."""
     start, end = predictions["start"][:, :, None], predictions["end"][:, None, :]
@@ -174,7 +170,7 @@ def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str
 
 
 def _answers(
-    max_answer_length: int, predictions: Mapping[str, Any], data: Dataset
+    max_answer_length: int, predictions: Predictions, data: Dataset
 ) -> list[dict[str, Any]]:
     found = answers(predictions, data, max_answer_length)
     return [{"answer": found[unit]} for unit in range(len(data.references))]

@@ -1,6 +1,6 @@
 """Tagging of words (named entities): cross entropy of tokens, F1 of entities."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,8 +11,8 @@ from fedjax_peft.contracts import Batch, Metrics, Outputs
 from fedjax_peft.data.dataset import IGNORE, Dataset
 from fedjax_peft.data.encoders.tags import TAGS
 from fedjax_peft.support.libraries import limit_blas_threads
-from fedjax_peft.tasks.base import Field, Inputs, Task, check_labels
-from fedjax_peft.tasks.common import correct, cross_entropy, real_rows
+from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task, check_labels
+from fedjax_peft.tasks.common import SumAndCount, correct, cross_entropy, real_rows
 
 __all__ = ["tagging"]
 
@@ -45,7 +45,7 @@ def _counted(batch: Batch) -> jax.Array:
     return (batch["labels"] != IGNORE) & real_rows(batch, batch["labels"])
 
 
-def _loss(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def _loss(outputs: Outputs, batch: Batch) -> SumAndCount:
     return cross_entropy(outputs.logits, batch["labels"], _counted(batch))
 
 
@@ -59,9 +59,7 @@ def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
     return {"tag": jnp.argmax(outputs.logits, axis=-1).astype(jnp.int32)}
 
 
-def _score(
-    means: Mapping[str, float], predictions: Mapping[str, Any], data: Any
-) -> dict[str, float]:
+def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
     limit_blas_threads()  # seqeval loads scipy
     from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
 
@@ -89,7 +87,7 @@ def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str
     return {**columns, "tags": [[names[0]] * len(words) for words in columns["tokens"]]}
 
 
-def _answers(predictions: Mapping[str, Any], data: Dataset) -> list[dict[str, Any]]:
+def _answers(predictions: Predictions, data: Dataset) -> list[dict[str, Any]]:
     """Returns one tag for each word; the first tag, O, for a word that is cut off."""
     names, result = data.label_names, []
     rows = zip(data.references, data.meta["word"], predictions["tag"], strict=True)

@@ -4,7 +4,6 @@ import copy
 import gzip
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -14,27 +13,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from fedjax_peft.data import sources
 from fedjax_peft.data.formats import folders
 from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.support import assets
 from fedjax_peft.support.errors import InputError
 
 ROWS = [("one", "y"), ("two", "x"), ("three", "y"), ("NA", "z")]
-
-
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch, request):
-    """Makes every host look-up fail, so that no test can use the network."""
-    if request.node.get_closest_marker("assets") is None:
-
-        def refuse(*args, **_):
-            raise AssertionError(f"network access: {args}")
-
-        monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    datasets.disable_progress_bars()
-    yield
-    datasets.enable_progress_bars()
 
 
 @pytest.fixture(scope="module")
@@ -197,12 +181,6 @@ def test_clusters_of_texts(tmp_path, tokenizer):
     assert groups[0] == groups[1] != groups[2] == groups[3]
 
 
-def test_texts_need_a_tokenizer(tmp_path):
-    write(tmp_path, train__jsonl=GOOD, test__jsonl=GOOD)
-    with pytest.raises(InputError, match="need a tokenizer"):
-        load(tmp_path, None)
-
-
 def test_a_whole_is_split(tmp_path, tokenizer):
     write(tmp_path, all__jsonl=jsonl([("one", str(i % 2)) for i in range(25)]))
     data = load(tmp_path, tokenizer)
@@ -231,12 +209,6 @@ def test_hostile_texts(tmp_path, tokenizer, text):
     content = jsonl([("one", "x"), (text, "y")])
     write(tmp_path, train__jsonl=content, test__jsonl=content)
     assert load(tmp_path, tokenizer)["train"].columns["input_ids"].shape == (2, 3)
-
-
-def test_errors_for_broken_utf8_name_the_file(tmp_path, tokenizer):
-    write(tmp_path, train__jsonl=b'{"text": "one \\ud83d", "label": 1}', test__jsonl=GOOD)
-    with pytest.raises(InputError, match=r"train\.jsonl could not be read"):
-        load(tmp_path, tokenizer)
 
 
 def test_whole_number_labels_sort_by_number(tmp_path, tokenizer):
@@ -316,6 +288,62 @@ def test_bad_files_are_named(tmp_path, tokenizer, name, content, message):
         load(tmp_path, tokenizer)
 
 
+SIXTY = [{"text": None if i == 49 else "one", "label": "x"} for i in range(60)]
+TAGGED = [{"tokens": ["one"], "tags": ["O"] * (2 if i == 49 else 1)} for i in range(60)]
+FOUR_EACH = [{"text": "one", "label": "x", "client": n // 4} for n in range(40)]
+SPANS = {"id": "1", "question": "one", "context": "one two", "answers": ["one"]}
+ROW_50 = r"Row 50 of .*train\.jsonl has None"
+WHOLE = "must be a whole number"
+
+
+def mood(label):
+    return rows({"sentence": "one", "label": label})
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "options", "message"),
+    [
+        ("", [b'{"text": "one \\ud83d", "label": 1}'], {}, r"train\.jsonl could not be read"),
+        ("sst2", [mood(2), mood(1)], {}, r"Row 1 of .*train\.jsonl has the label '2'"),
+        ("sst2", [mood(1), mood(-1)], {}, r"Row 1 of .*validation\.jsonl has the label '-1'"),
+        # The number of a row is that in the file, for every subset.
+        *(("", [rows(*SIXTY)], {"train_examples": n}, ROW_50) for n in (3, 55, None)),
+        ("", rows(*TAGGED), {}, r"Row 50 of .*all\.jsonl has 1 words but 2 tags"),
+        ("", jsonl(ROWS), {}, r"all\.jsonl has 4 rows and no test split: .* least 5"),
+        ("", rows(*FOUR_EACH), {}, "a fifth of each client's rows"),
+        ("mrqa", rows(SPANS | {"answer_starts": [0]}), {}, r"all\.jsonl has no column 'source'"),
+        ("", [jsonl(ROWS)], {"train_examples": 2.0}, WHOLE),
+        ("", [jsonl(ROWS)], {"test_examples": "2"}, WHOLE),
+        ("", [jsonl(ROWS)], {"clusters": 2.5}, WHOLE),
+        ("", [GOOD], {"tokenizer": None}, "need a tokenizer"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(tmp_path, tokenizer, name, files, options, message):
+    """``files``: the training split (and the other one, else a good one), or the whole."""
+    if isinstance(files, bytes):
+        write(tmp_path, all__jsonl=files)
+    else:
+        train, test = [*files, GOOD][:2]
+        write(tmp_path, train__jsonl=train, **{f"{'validation' if name else 'test'}__jsonl": test})
+    place = {"source": tmp_path} if name else {}
+    with pytest.raises(InputError, match=message):
+        load(name or tmp_path, **{"tokenizer": tokenizer, **place, **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "header"),
+    [
+        ("wnut17", ("train.conll", "test.conll"), b"\n"),
+        ("sst2", ("train.tsv", "dev.tsv"), b"sentence\tlabel\n"),
+    ],
+)
+def test_files_without_rows_are_named(tmp_path, tokenizer, name, files, header):
+    for file in files:
+        (tmp_path / file).write_bytes(header)
+    with pytest.raises(InputError, match=r"train\.(conll|tsv).* no "):
+        load(name, tokenizer, source=tmp_path)
+
+
 def test_missing_splits_and_unknown_names(tmp_path, tokenizer):
     with pytest.raises(InputError, match=r"split 'train'.*none of these"):
         load(tmp_path, tokenizer)
@@ -334,7 +362,7 @@ TAB = b"Category\tText\nd\tstring\nclass\t\n\n"
 
 
 def test_tab_asset(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(sources, "fetch", lambda name: tmp_path / name)
+    monkeypatch.setattr(assets, "fetch", lambda name: tmp_path / name)
     (tmp_path / "20newsgroups").mkdir()
     train = TAB + b'b\tone "two\na\tthree\n'
     test = TAB + b"a\tone\n"
@@ -384,16 +412,6 @@ def test_hub_out_of_reach(tokenizer, monkeypatch):
         load("20newsgroups", tokenizer, source="hub")
 
 
-def test_a_label_out_of_range_is_named(tmp_path, tokenizer):
-    good = rows({"sentence": "one", "label": 1})
-    write(tmp_path, train__jsonl=rows({"sentence": "one", "label": 2}), validation__jsonl=good)
-    with pytest.raises(InputError, match=r"Row 1 of .*train\.jsonl has the label '2'"):
-        load("sst2", tokenizer, source=str(tmp_path))
-    write(tmp_path, train__jsonl=good, validation__jsonl=rows({"sentence": "one", "label": -1}))
-    with pytest.raises(InputError, match=r"Row 1 of .*validation\.jsonl has the label '-1'"):
-        load("sst2", tokenizer, source=str(tmp_path))
-
-
 def test_import_is_light():
     code = "import sys, fedjax_peft.data; print({'transformers', 'datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -414,23 +432,6 @@ def test_20newsgroups(tokenizer):
     small = load("20newsgroups", tokenizer, train_examples=100, test_examples=50)
     assert (len(small["train"]), len(small["test"])) == (100, 50)
     assert small["train"].label_names == names
-
-
-@pytest.mark.parametrize("size", [3, 55, None])
-def test_errors_give_the_row_number_in_the_file_for_every_subset(tmp_path, tokenizer, size):
-    rows = [("one", "x")] * 60
-    rows[49] = (None, "x")
-    write(tmp_path, train__jsonl=jsonl(rows), test__jsonl=jsonl(rows[:3]))
-    with pytest.raises(InputError, match=r"Row 50 of .*train\.jsonl has None"):
-        load(tmp_path, tokenizer, train_examples=size)
-
-
-def test_a_bad_row_of_a_file_that_is_split_keeps_its_number(tmp_path, tokenizer):
-    rows = [{"tokens": ["one"], "tags": ["O"]} for _ in range(60)]
-    rows[49]["tags"] = ["O", "O"]
-    write(tmp_path, all__jsonl="".join(f"{json.dumps(row)}\n" for row in rows).encode())
-    with pytest.raises(InputError, match=r"Row 50 of .*all\.jsonl has 1 words but 2 tags"):
-        load(tmp_path, tokenizer)
 
 
 PAIR = {"sentence1": "one", "sentence2": "two", "label": 1}
@@ -465,42 +466,6 @@ def test_a_directory_s_pairs_are_pairs_in_every_split(tmp_path, tokenizer, train
 def test_the_silo_takes_at_least_one_row_of_each_task(tokenizer, part, size):
     with pytest.raises(InputError, match=rf"{part}_examples is {size}: take at least 1"):
         load("glue_silo", tokenizer, source="tiny", **{f"{part}_examples": size})
-
-
-def test_too_few_rows_to_hold_out_a_test_split(tmp_path, tokenizer):
-    write(tmp_path, all__jsonl=jsonl(ROWS))
-    with pytest.raises(InputError, match=r"all\.jsonl has 4 rows and no test split: .* least 5"):
-        load(tmp_path, tokenizer)
-    few = [{"text": "one", "label": "x", "client": n // 4} for n in range(40)]
-    write(tmp_path, all__jsonl="".join(f"{json.dumps(row)}\n" for row in few).encode())
-    with pytest.raises(InputError, match=r"a fifth of each client's rows"):
-        load(tmp_path, tokenizer)
-
-
-@pytest.mark.parametrize("name", ["wnut17", "sst2"])
-def test_files_without_rows_are_named(tmp_path, tokenizer, name):
-    empty = {"wnut17": ("train.conll", "test.conll", b"\n"), "sst2": ("train.tsv", "dev.tsv", b"")}
-    for path in empty[name][:2]:
-        header = b"sentence\tlabel\n" if name == "sst2" else b""
-        (tmp_path / path).write_bytes(header + empty[name][2])
-    with pytest.raises(InputError, match=r"train\.(conll|tsv).* no "):
-        load(name, tokenizer, source=tmp_path)
-
-
-def test_sources_are_required_where_rows_are_shared_out(tmp_path, tokenizer):
-    row = {"id": "1", "question": "one", "context": "one two", "answers": ["one"]}
-    write(tmp_path, all__jsonl=rows({**row, "answer_starts": [0]}))
-    with pytest.raises(InputError, match=r"all\.jsonl has no column 'source'"):
-        load("mrqa", tokenizer, source=tmp_path)
-
-
-@pytest.mark.parametrize(
-    "option", [{"train_examples": 2.0}, {"test_examples": "2"}, {"clusters": 2.5}]
-)
-def test_numbers_are_whole(tmp_path, tokenizer, option):
-    write(tmp_path, train__jsonl=jsonl(ROWS), test__jsonl=jsonl(ROWS))
-    with pytest.raises(InputError, match=r"must be a whole number"):
-        load(tmp_path, tokenizer, **option)
 
 
 def test_a_directory_may_be_a_path(tmp_path, tokenizer):

@@ -8,8 +8,8 @@ import pytest
 
 import fedjax_peft as fp
 from fedjax_peft.config import config as configs
+from fedjax_peft.data.subsets import keep_users
 from fedjax_peft.data.table import Table
-from fedjax_peft.data.users import keep_users
 from fedjax_peft.data.vocabulary import count_words, read_vocabulary, word_tokenizer
 from fedjax_peft.support.errors import InputError
 

@@ -8,7 +8,10 @@ import numpy as np
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.table import Table
 
-__all__ = ["STAND_IN_WORDS", "Encode", "Encoder", "StandIn", "balanced_classes", "texts_of"]
+__all__ = [
+    *("STAND_IN_WORDS", "Encode", "Encoder", "StandIn"),
+    *("balanced_classes", "recognising", "texts_in", "texts_of"),
+]
 
 STAND_IN_WORDS = 59
 """Stand-ins have the words ``w0`` to ``w58``, which the tokenizer of
@@ -16,7 +19,10 @@ STAND_IN_WORDS = 59
 
 
 class Encode(Protocol):
-    """Encodes the rows of one split. Its further keyword arguments are options of the encoder."""
+    """Encodes the rows of one split. Its further keyword arguments are options of the encoder.
+
+    An encoder's own docstring says which columns it reads and makes; the other arguments are these.
+    """
 
     def __call__(
         self, table: Table, names: Sequence[str], tokenizer: Any, *, max_length: int, name: str
@@ -46,9 +52,14 @@ class StandIn(NamedTuple):
     """Of an image; empty for texts."""
 
 
-def _recognises_nothing(columns: Collection[str]) -> int:
-    del columns
-    return 0
+def recognising(*needed: str) -> Callable[[Collection[str]], int]:
+    """Returns a function of column names: the number of those needed, 0 unless all are there."""
+    return lambda columns: len(needed) if {*needed} <= {*columns} else 0
+
+
+def texts_in(column: str) -> Callable[[Table], list[str]]:
+    """Returns a function of a table: the values of a column, as :attr:`Encoder.texts`."""
+    return lambda table: list(table.columns[column])
 
 
 def _no_names(table: Table) -> tuple[str, ...]:
@@ -76,7 +87,7 @@ class Encoder(NamedTuple):
     encode: Encode
     """Encodes one split. An option of ``load_dataset`` such as ``doc_stride`` reaches it if it has
     a keyword argument of this name."""
-    recognises: Callable[[Collection[str]], int] = _recognises_nothing
+    recognises: Callable[[Collection[str]], int] = recognising()
     """(column names of a table) -> the number of columns by which the encoder recognises the table
     as its own; 0: it does not."""
     label_column: str | None = None

@@ -1,13 +1,13 @@
 """Questions with several choices to tokens: one example for each choice, with a mask of it."""
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn
+from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, recognising, texts_in
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import beginning, padding_token, whole
@@ -41,16 +41,13 @@ def encode_choices(
     The tokens of a choice are those that the text of both has beyond the tokens of the question
     alone, as in EleutherAI's harness. Too long a text loses its beginning.
 
-    Args:
-      table: columns ``question``, ``choices`` (a list of at least 2 texts) and ``answer``: the
-        number of the right choice from 0 (as a number or as digits), its letter, or the choice.
-      names: not used, because there are no classes.
-      tokenizer: a fast tokenizer of ``transformers``.
-      max_length: tokens per example, at least 2.
-      name: of the data set.
-      style: ``text``: the question, a space and the choice (HellaSwag). ``letters``: the question,
-        the choices with their letters in lines of their own, and ``Answer:``; the example's choice
-        is its letter (MMLU).
+    The columns are ``question``, ``choices`` (a list of at least 2 texts) and ``answer``: the
+    number of the right choice from 0 (as a number or as digits), its letter, or the choice. Other
+    arguments are those of :class:`Encode`.
+
+    With the style ``text`` an example is the question, a space and the choice (HellaSwag). With
+    ``letters`` it is the question, the choices with their letters in lines of their own, and
+    ``Answer:``; the example's choice is its letter (MMLU).
 
     Returns:
       ``input_ids`` int32, ``attention_mask`` bool and ``loss_mask`` bool (the choice), each ``[n,
@@ -87,7 +84,7 @@ def _questions(table: Table) -> tuple[list[str], tuple[ChoiceQuestion, ...]]:
     golds = require(table, "answer", (str, int), "an answer")
     references = []
     for row, choices, gold in table.numbered(lists, golds):
-        where = f"Row {row} of {table.origin}"
+        where = table.place(row)
         if len(choices) < 2 or not all(isinstance(x, str) and x.strip() for x in choices):
             raise InputError(f"{where} needs at least 2 choices, each a text, not {choices!r:.80}.")
         texts = tuple(clean(x).strip() for x in choices)
@@ -140,17 +137,9 @@ def _encode(
     return {"input_ids": ids, "attention_mask": mask, "loss_mask": loss_mask}
 
 
-def _recognises(columns: Collection[str]) -> int:
-    return 3 if {"question", "choices", "answer"} <= {*columns} else 0
-
-
 def _check(table: Table, names: Sequence[str]) -> None:
     del names
     _questions(table)
-
-
-def _texts(table: Table) -> list[str]:
-    return list(table.columns["question"])
 
 
 def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
@@ -169,13 +158,12 @@ def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, An
 @functools.cache
 def choices_encoder(style: Style) -> Encoder:
     """Returns the encoder of a style; see :func:`encode_choices`."""
-    encode: Callable[..., Dataset] = functools.partial(encode_choices, style=style)
     return Encoder(
         columns=("question", "choices", "answer"),
-        encode=encode,
-        recognises=_recognises,
+        encode=functools.partial(encode_choices, style=style),
+        recognises=recognising("question", "choices", "answer"),
         check=_check,
-        texts=_texts,
+        texts=texts_in("question"),
         stand_in=_stand_in,
     )
 

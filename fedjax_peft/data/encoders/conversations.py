@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft.data.conversations import COLUMNS, Conversation, form_of, with_messages
+from fedjax_peft.data.conversations import COLUMNS, Conversation, form_of, two_turns, with_messages
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn
 from fedjax_peft.data.table import Table
@@ -21,8 +21,7 @@ from fedjax_peft.data.templates import (
     template_of,
 )
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
-from fedjax_peft.data.tokens import padding_token, whole
-from fedjax_peft.support.memory import require as require_memory
+from fedjax_peft.data.tokens import check_room, padding_token, whole
 
 __all__ = ["CONVERSATIONS", "encode_conversations", "encode_prompts", "left_padded", "with_rows"]
 
@@ -43,15 +42,11 @@ def encode_conversations(
     data set, and nothing is learned from it: the number of examples, and so a partition, does not
     depend on the tokenizer. The key ``cut_tokens`` says how many tokens each example has lost.
 
-    Args:
-      table: a column ``messages`` (:mod:`fedjax_peft.data.conversations`). A conversation whose
-        last message is not an answer has no target after it; its prompt is the whole conversation.
-        Perhaps ``references``, a list of gold answers for each row.
-      names: not used, because there are no classes.
-      tokenizer: a fast tokenizer of ``transformers``.
-      max_length: tokens per example.
-      name: of the data set.
-      template: how a conversation becomes text, see :func:`fedjax_peft.data.templates.template_of`.
+    The table has a column ``messages`` (:mod:`fedjax_peft.data.conversations`). A conversation
+    whose last message is not an answer has no target after it; its prompt is the whole
+    conversation. The table may have ``references``, a list of gold answers for each row.
+    ``template`` says how a conversation becomes text, see
+    :func:`fedjax_peft.data.templates.template_of`. Other arguments are those of :class:`Encode`.
 
     Returns:
       ``input_ids`` int32, ``attention_mask`` bool and ``loss_mask`` bool (the tokens to learn),
@@ -70,7 +65,7 @@ def encode_conversations(
     template = template_of(tokenizer, template)
     rows = [_cleaned(row) for row in table.columns["messages"]]
     texts = [
-        render(tokenizer, template, row, where=f"Row {number} of {table.origin}")
+        render(tokenizer, template, row, where=table.place(number))
         for number, row in table.numbered(rows)
     ]
     marked = template == "chat" and marks_answers(tokenizer)
@@ -189,11 +184,7 @@ def _encode(
       max_length: tokens per example.
     """
     shape = (len(texts), max_length)
-    require_memory(
-        6 * len(texts) * max_length,
-        f"Tokenizing {len(texts):,} conversations with max_length = {max_length}",
-        "Choose a smaller max_length.",
-    )
+    check_room(len(texts), max_length, "conversations", each=6)
     ids = np.full(shape, padding_token(tokenizer), np.int32)
     mask, loss = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     cut, prompts = np.zeros(len(texts), np.int32), []
@@ -274,15 +265,7 @@ def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, An
     del wanted
     words = rng.integers(0, STAND_IN_WORDS, (n, 3))
     texts = [[f"w{i}" for i in row] for row in words]
-    return {
-        "messages": [
-            [
-                {"role": "user", "content": " ".join(row)},
-                {"role": "assistant", "content": f"{row[0]} {row[2]}"},
-            ]
-            for row in texts
-        ]
-    }
+    return {"messages": [two_turns(" ".join(row), f"{row[0]} {row[2]}") for row in texts]}
 
 
 CONVERSATIONS = Encoder(

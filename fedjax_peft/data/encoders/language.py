@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, texts_of
+from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, texts_in, texts_of
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import padding_token, whole
@@ -24,12 +24,8 @@ def encode_language(
     A longer text is cut into consecutive blocks. No token is lost, but the first token of a block
     is not predicted. An empty text is one block without a token to predict.
 
-    Args:
-      table: a column ``text``.
-      names: not used, because there are no classes.
-      tokenizer: a fast tokenizer of ``transformers`` that has an end-of-text token.
-      max_length: tokens per block, at least 2.
-      name: of the data set.
+    The table has a column ``text``, and the tokenizer an end-of-text token. Other arguments are
+    those of :class:`Encode`.
 
     Returns:
       ``input_ids`` int32 and ``attention_mask`` bool, each ``[blocks, max_length]``; meta ``unit``
@@ -80,10 +76,6 @@ def _check(table: Table, names: Sequence[str]) -> None:
     require(table, "text", str, "a text")
 
 
-def _texts(table: Table) -> list[str]:
-    return list(table.columns["text"])
-
-
 def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
     """Returns texts in which each word is followed by the same other word."""
     del wanted
@@ -96,6 +88,6 @@ LANGUAGE = Encoder(
     encode=encode_language,
     recognises=_recognises,
     check=_check,
-    texts=_texts,
+    texts=texts_in("text"),
     stand_in=_stand_in,
 )

@@ -1,13 +1,13 @@
 """Images as a column of pixels."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encoders.base import Encoder, StandIn, balanced_classes
+from fedjax_peft.data.encoders.base import Encoder, StandIn, balanced_classes, recognising
 from fedjax_peft.data.formats.images import decode
 from fedjax_peft.data.table import Table, label_ids, label_names
 from fedjax_peft.numerics.random import host_rng
@@ -26,13 +26,9 @@ def encode_images(
 ) -> Dataset:
     """Returns the images unchanged, as uint8. Models scale and resize them on the device.
 
-    Args:
-      table: columns ``image``, in a form that :func:`fedjax_peft.data.formats.images.decode` reads,
-        and ``label``.
-      names: all classes.
-      tokenizer: not used; texts need it.
-      max_length: not used either.
-      name: of the data set.
+    The table has columns ``image``, in a form that :func:`fedjax_peft.data.formats.images.decode`
+    reads, and ``label``. Other arguments are those of :class:`Encode`; ``tokenizer`` and
+    ``max_length`` are not used.
 
     Returns:
       ``pixel_values`` uint8 ``[n, channels, height, width]``, with 1 channel if all images are grey
@@ -44,10 +40,7 @@ def encode_images(
     """
     del tokenizer, max_length
     if "image" not in table.columns:
-        raise InputError(
-            f"{table.origin} has no column 'image', only: {', '.join(table.columns)}."
-            f" {nearest('image', table.columns)}"
-        )
+        raise InputError(f"{table.lacks('image')} {nearest('image', table.columns)}")
     labels = label_ids(table, names)
     columns = {"pixel_values": _stacked(table, _decoded(table)), "labels": labels}
     return Dataset(columns, tuple(names), name)
@@ -78,10 +71,6 @@ def _decoded(table: Table) -> list[np.ndarray]:
     ]
 
 
-def _recognises(columns: Collection[str]) -> int:
-    return int("image" in columns)
-
-
 def _prepare(table: Table) -> Table:
     if "image" not in table.columns:
         return table
@@ -107,7 +96,7 @@ def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, An
 PIXELS = Encoder(
     columns=("image", "label"),
     encode=encode_images,
-    recognises=_recognises,
+    recognises=recognising("image"),
     label_column="label",
     class_names=label_names,
     prepare=_prepare,

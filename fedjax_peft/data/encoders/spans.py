@@ -1,12 +1,12 @@
 """Questions about a context to windows of the context, labelled with the answer's position."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn
+from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, recognising
 from fedjax_peft.data.formats.squad import canonical
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
@@ -45,15 +45,10 @@ def encode_spans(
     both are 0, the [CLS] token, as in Hugging Face's ``run_qa``. A question is cut to 64 tokens, or
     to half of the room if that is less.
 
-    Args:
-      table: columns ``id``, ``question``, ``context``, ``answers``, ``answer_starts``. Without the
-        last two, for questions to be answered, all positions are 0.
-      names: not used, because there are no classes.
-      tokenizer: a fast tokenizer of ``transformers``.
-      max_length: tokens per window, the question and special tokens included.
-      name: of the data set.
-      doc_stride: how many tokens of the context neighbouring windows share; by default 128, or
-        half of what a window always holds, if that is less.
+    The columns are ``id``, ``question``, ``context``, ``answers`` and ``answer_starts``. Without
+    the last two, for questions to be answered, all positions are 0. ``doc_stride`` is how many
+    tokens of the context neighbouring windows share; by default 128, or half of what a window
+    always holds, if that is less. Other arguments are those of :class:`Encode`.
 
     Returns:
       ``input_ids`` int32, ``attention_mask`` bool, perhaps ``token_type_ids`` int32, and
@@ -136,12 +131,11 @@ def _questions(table: Table) -> tuple[tuple[Question, ...], np.ndarray]:
     questions, spans = [], []
     for row, id_, context, answers, starts in table.numbered(*columns):
         if not answers or len(answers) != len(starts):
-            raise InputError(
-                f"Row {row} of {table.origin} has {len(answers)} answers and {len(starts)} places"
-                " of them. Every question needs an answer, and every answer its place."
-            )
+            counts = f"{len(answers)} answers and {len(starts)} places of them"
+            needs = "Every question needs an answer, and every answer its place."
+            raise table.error(row, f"has {counts}. {needs}")
         for answer, start in zip(answers, starts, strict=True):
-            _check_answer(f"Row {row} of {table.origin}", context, answer, start)
+            _check_answer(table.place(row), context, answer, start)
         questions.append(Question(str(id_), context, tuple(answers)))
         # Without trailing spaces: in byte-level tokenizers a space belongs to the next token.
         spans.append((starts[0], starts[0] + len(answers[0].rstrip())))
@@ -231,10 +225,6 @@ def _positions(
     return {key: np.where(hold, x, 0).astype(np.int32) for key, x in positions.items()}
 
 
-def _recognises(columns: Collection[str]) -> int:
-    return 2 if {"context", "question"} <= {*columns} else 0
-
-
 def _texts(table: Table) -> list[str]:
     first = [answers[0] if answers else "" for answers in table.columns["answers"]]
     return [f"{q} {a}" for q, a in zip(table.columns["question"], first, strict=True)]
@@ -258,7 +248,7 @@ def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, An
 SPANS = Encoder(
     columns=("id", "question", "context", "answers", "answer_starts"),
     encode=encode_spans,
-    recognises=_recognises,
+    recognises=recognising("context", "question"),
     group_column="context",
     prepare=canonical,
     texts=_texts,

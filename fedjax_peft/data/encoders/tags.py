@@ -1,12 +1,18 @@
 """Tagged words (named entities) to token columns, with one label for each word."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_peft.data.dataset import IGNORE, Dataset
-from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, balanced_classes
+from fedjax_peft.data.encoders.base import (
+    STAND_IN_WORDS,
+    Encoder,
+    StandIn,
+    balanced_classes,
+    recognising,
+)
 from fedjax_peft.data.iob import sentences
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
@@ -32,13 +38,10 @@ def encode_tags(
     The tokenizer gets every word with a space before it, also the first one, so that RoBERTa's
     tokenizer treats all words alike. A word without any token (control characters) has no label.
 
-    Args:
-      table: columns ``tokens`` and ``tags``, n rows; perhaps ``source``.
-      names: all tags, such as :func:`tag_names` of the training split.
-      tokenizer: a fast tokenizer of ``transformers``.
-      max_length: tokens per sentence, special tokens included; the rest is cut off.
-      name: of the data set.
-      order: of the types in ``tag_set``, see :func:`tag_set`.
+    The columns are ``tokens`` and ``tags``, perhaps ``source``; ``names`` are all tags, such as
+    :func:`tag_names` of the training split. ``order`` is that of the types in ``tag_set``, see
+    :func:`tag_set`. Other arguments are those of :class:`Encode`. Tokens after ``max_length`` are
+    cut off.
 
     Returns:
       ``input_ids`` int32, ``attention_mask`` bool, ``labels`` int32 (``IGNORE`` except at the first
@@ -120,10 +123,8 @@ def _tag_ids(table: Table, tags: list[list[str]], names: Sequence[str]) -> list[
     for row, some in table.numbered(tags):
         for tag in some:
             if tag not in ids:
-                raise InputError(
-                    f"Row {row} of {table.origin} has the tag {tag!r}, which is none of the"
-                    f" tags. {nearest(tag, ids)}"
-                )
+                advice = nearest(tag, ids)
+                raise table.error(row, f"has the tag {tag!r}, which is none of the tags. {advice}")
     return [np.array([ids[tag] for tag in row], np.int32) for row in tags]
 
 
@@ -150,10 +151,6 @@ def _columns(tokenizer: Any, encodings: Sequence[Any], max_length: int) -> dict[
     return {**columns, "word": first}
 
 
-def _recognises(columns: Collection[str]) -> int:
-    return 2 if {"tokens", "tags"} <= {*columns} else 0
-
-
 def _texts(table: Table) -> list[str]:
     return [" ".join(words) for words in table.columns["tokens"]]
 
@@ -176,7 +173,7 @@ def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, An
 TAGS = Encoder(
     columns=("tokens", "tags"),
     encode=encode_tags,
-    recognises=_recognises,
+    recognises=recognising("tokens", "tags"),
     label_column="tags",
     class_names=tag_names,
     texts=_texts,

@@ -12,6 +12,7 @@ from fedjax_peft.data.encoders.base import (
     Encoder,
     StandIn,
     balanced_classes,
+    texts_in,
     texts_of,
 )
 from fedjax_peft.data.table import Table, label_ids, label_names, require
@@ -28,12 +29,8 @@ def encode_classes(
 ) -> Dataset:
     """Returns texts, or pairs of texts, each with its class.
 
-    Args:
-      table: columns ``text`` and ``label``, and ``text_pair`` for pairs.
-      names: of the classes.
-      tokenizer: a fast tokenizer of ``transformers``.
-      max_length: tokens per example.
-      name: of the data set.
+    The table has columns ``text`` and ``label``, and ``text_pair`` for pairs. Other arguments are
+    those of :class:`Encode`.
 
     Returns:
       The columns of :func:`fedjax_peft.data.tokenize` and ``labels`` int32 ``[n]``.
@@ -64,9 +61,8 @@ def _check_splits(tables: Mapping[str, Table], renamed: Mapping[str, str]) -> No
     for table in tables.values():
         if not {"text", "label"} & {*table.columns}:
             raise InputError(
-                f"{table.origin} has neither a column 'text' nor 'label', only:"
-                f" {', '.join(table.columns)}. Say which columns have the texts and the labels:"
-                ' columns = {text = "...", label = "..."}.'
+                f"{table.lacks('text')} It has no 'label' either. Say which columns have the texts"
+                ' and the labels: columns = {text = "...", label = "..."}.'
             )
     names = [name for name, ours in renamed.items() if ours == "text_pair"]
     paired = any("text_pair" in table.columns for table in tables.values())
@@ -76,13 +72,8 @@ def _check_splits(tables: Mapping[str, Table], renamed: Mapping[str, str]) -> No
         if "text_pair" not in table.columns and (names or paired or close):
             name = names[0] if names else "text_pair"
             raise InputError(
-                f"{table.origin} has no column {name!r}, the second text of a pair, only:"
-                f" {', '.join(table.columns)}. {nearest(name, further)}"
+                f"{table.lacks(name)} It is the second text of a pair. {nearest(name, further)}"
             )
-
-
-def _texts(table: Table) -> list[str]:
-    return list(table.columns["text"])
 
 
 def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
@@ -105,6 +96,6 @@ TEXT = Encoder(
     class_names=label_names,
     check_splits=_check_splits,
     check=_check,
-    texts=_texts,
+    texts=texts_in("text"),
     stand_in=_stand_in,
 )

@@ -25,13 +25,11 @@ def read_client_lists(folder: Path) -> dict[str, Table] | None:
     if not isinstance(content, dict) or not all(isinstance(x, list) for x in content.values()):
         return None
     rows: list[tuple[str, Any]] = [(name, row) for name, own in content.items() for row in own]
-    names: dict[str, None] = {}
     for number, (client, row) in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise InputError(
                 f"Row {number} of {paths[0]} (of the client {client!r}) is not a JSON object."
             )
-        names |= dict.fromkeys(row)
-    names.pop("client", None)
-    columns = {name: [row.get(name) for _, row in rows] for name in names}
-    return {"all": Table(str(paths[0]), {"client": [c for c, _ in rows], **columns})}
+    names = dict.fromkeys(["client", *(name for _, row in rows for name in row)])
+    complete = [{**row, "client": client} for client, row in rows]
+    return {"all": Table(str(paths[0]), {n: [row.get(n) for row in complete] for n in names})}

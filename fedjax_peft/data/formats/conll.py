@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.files import lines, read_splits
@@ -45,13 +44,11 @@ def read_conll_file(path: Path) -> Table:
     Raises:
       InputError: a line without a tag, or one that is not in IOB form.
     """
-    tokens: list[list[str]] = [[]]
-    tags: list[list[str]] = [[]]
+    rows: list[tuple[list[str], list[str]]] = [([], [])]
     for number, line in lines(path):
         if not line.strip() or line.startswith("-DOCSTART-"):
-            if tokens[-1]:
-                tokens.append([])
-                tags.append([])
+            if rows[-1][0]:
+                rows.append(([], []))
             continue
         # Not str.split(): words of tweets can contain other kinds of spaces.
         fields = line.split("\t") if "\t" in line else line.strip(" ").split(" ")
@@ -60,12 +57,11 @@ def read_conll_file(path: Path) -> Table:
                 f"Line {number} of {path}, {line[:60]!r}, is not a word and its tag: O, or B- or I-"
                 " and the type of an entity."
             )
-        tokens[-1].append(fields[0])
-        tags[-1].append(fields[-1])
-    full = [i for i, words in enumerate(tokens) if words]
-    return Table(
-        str(path), {"tokens": [tokens[i] for i in full], "tags": [iob2(tags[i]) for i in full]}
-    )
+        tokens, tags = rows[-1]
+        tokens.append(fields[0])
+        tags.append(fields[-1])
+    full = [(tokens, iob2(tags)) for tokens, tags in rows if tokens]
+    return Table.of_rows(path, ("tokens", "tags"), full)
 
 
 def read_ploner(folder: Path) -> dict[str, Table] | None:
@@ -81,7 +77,7 @@ def read_ploner(folder: Path) -> dict[str, Table] | None:
     Raises:
       InputError: a file whose source the path does not tell.
     """
-    columns: dict[str, list[Any]] = {"tokens": [], "tags": [], "source": []}
+    rows = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.name.lower()
         if name.startswith((".", "readme", "licen")):
@@ -93,10 +89,8 @@ def read_ploner(folder: Path) -> dict[str, Table] | None:
         for words, tags in zip(table.columns["tokens"], table.columns["tags"], strict=True):
             kept = [_ploner_tag(tag) for tag in tags]
             if any(tag != "O" for tag in kept):
-                columns["tokens"].append(words)
-                columns["tags"].append(kept)
-                columns["source"].append(source)
-    return {"all": Table(str(folder), columns)} if columns["tags"] else None
+                rows.append((words, kept, source))
+    return {"all": Table.of_rows(folder, ("tokens", "tags", "source"), rows)} if rows else None
 
 
 def _sentences(path: Path) -> Table:

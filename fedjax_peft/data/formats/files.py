@@ -80,19 +80,21 @@ def refuse_twins(path: Path, names: Sequence[str]) -> None:
         raise InputError(f"{path} has two columns {twin!r}: keep one of them.")
 
 
-def find(folder: Path, *patterns: str) -> Path | None:
+def find(folder: Path, *patterns: str, deep: bool = True) -> Path | None:
     """Returns the file in the folder that fits the first pattern with any match.
 
     Args:
       folder: where to look.
       *patterns: of file names, such as ``train-v*.json``; the first that fits counts. ``.gz`` may
         follow.
+      deep: whether files in subfolders count.
 
     Raises:
       InputError: several files for one pattern.
     """
+    glob = folder.rglob if deep else folder.glob
     for pattern in patterns:
-        paths = {*folder.rglob(pattern), *folder.rglob(f"{pattern}.gz")}
+        paths = {*glob(pattern), *glob(f"{pattern}.gz")}
         found = sorted(path for path in paths if path.is_file())
         if len(found) > 1:
             names = ", ".join(str(path.relative_to(folder)) for path in found)
@@ -103,7 +105,10 @@ def find(folder: Path, *patterns: str) -> Path | None:
 
 
 def read_splits(
-    folder: Path, patterns: Mapping[str, Sequence[str]], read: Callable[[Path], Table]
+    folder: Path,
+    patterns: Mapping[str, Sequence[str]],
+    read: Callable[[Path], Table],
+    deep: bool = True,
 ) -> dict[str, Table] | None:
     """Returns the splits whose files exist, None if no file exists.
 
@@ -111,9 +116,10 @@ def read_splits(
       folder: where to look.
       patterns: split -> patterns of its file, see :func:`find`.
       read: reads a file.
+      deep: whether files in subfolders count.
 
     Raises:
       InputError: several files for one split, or one that cannot be read.
     """
-    found = {split: find(folder, *names) for split, names in patterns.items()}
+    found = {split: find(folder, *names, deep=deep) for split, names in patterns.items()}
     return {split: read(path) for split, path in found.items() if path is not None} or None

@@ -38,7 +38,7 @@ def read_orange(folder: Path) -> dict[str, Table] | None:
 
 def _read_tab(path: Path) -> Table:
     """Returns the rows of an Orange table: 3 header rows, then ``category<TAB>text``."""
-    columns: dict[str, list[str]] = {"label": [], "text": []}
+    rows = []
     for number, line in lines(path):
         fields = line.split("\t")
         if number == 1 and fields != ["Category", "Text"]:
@@ -47,6 +47,5 @@ def _read_tab(path: Path) -> Table:
             continue
         if len(fields) != 2:
             raise InputError(f"Line {number} of {path} has {len(fields)} fields instead of 2.")
-        for column, field in zip(columns.values(), fields, strict=True):
-            column.append(field)
-    return Table(str(path), columns)
+        rows.append(fields)
+    return Table.of_rows(path, ("label", "text"), rows)

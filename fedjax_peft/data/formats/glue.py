@@ -1,8 +1,9 @@
 """GLUE's tab-separated files, and MRPC's own."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from fedjax_peft.data.formats.files import lines, refuse_twins
+from fedjax_peft.data.formats.files import lines, read_splits, refuse_twins
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
@@ -27,12 +28,7 @@ _COLUMNS = {
 
 def read_glue(folder: Path) -> dict[str, Table] | None:
     """Returns GLUE's train and validation split with the hub's column names, None if missing."""
-    tables = {}
-    for split, names in _FILES.items():
-        path = next((folder / name for name in names if (folder / name).exists()), None)
-        if path is not None:
-            tables[split] = _read(path)
-    return tables or None
+    return read_splits(folder, _FILES, _read, deep=False)
 
 
 def _read(path: Path) -> Table:
@@ -46,8 +42,7 @@ def _read(path: Path) -> Table:
             f"{path} does not start with the column names of a GLUE task, but with"
             f" {', '.join(header)[:80]!r}."
         )
-    columns: dict[str, list[str]] = {name: [] for name in wanted}
-    numbers = []
+    kept, numbers = [], []
     for number, fields in rows:
         if len(fields) < len(header) and "is_duplicate" in header:
             continue  # the distributed files of QQP have a few incomplete lines
@@ -58,6 +53,5 @@ def _read(path: Path) -> Table:
         if fields[wanted["label"]] == "-":  # MNLI: the annotators did not agree
             continue
         numbers.append(number)
-        for name, i in wanted.items():
-            columns[name].append(fields[i])
-    return Table(str(path), columns, numbers=numbers)
+        kept.append([fields[i] for i in wanted.values()])
+    return replace(Table.of_rows(path, tuple(wanted), kept), numbers=numbers)

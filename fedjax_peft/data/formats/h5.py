@@ -18,7 +18,6 @@ import numpy as np
 
 from fedjax_peft.data.formats.leaf import CONTENTS, User, user_table
 from fedjax_peft.data.table import Table
-from fedjax_peft.data.users import draw_users
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import require
 
@@ -43,8 +42,9 @@ def read_h5(
 
     Args:
       folder: a directory.
-      users: read only this many clients, drawn by :func:`fedjax_peft.data.users.draw_users` out of
-        those in the training and the test file. All others stay on disk. None: all.
+      users: read only this many clients, drawn by
+        :func:`fedjax_peft.data.subsets.draw_users` out of those in the training and the test file.
+        All others stay on disk. None: all.
       user_examples: least number of training examples of a drawn client, by default 1.
       seed: of the draw.
 
@@ -76,6 +76,8 @@ def _find(folder: Path, split: str) -> Path | None:
 
 def _drawn(paths: dict[str, Path], users: int, least: int, seed: int) -> list[str]:
     """Returns the drawn clients, sorted; sizes are read of the clients that are tried."""
+    from fedjax_peft.data.subsets import draw_users  # imports JAX, which the catalogue does not
+
     train, *others = [paths[split] for split in ("train", "test") if split in paths]
     with _opened(train) as clients:
         names = set(clients)

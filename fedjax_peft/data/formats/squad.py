@@ -22,24 +22,18 @@ def read_squad(folder: Path) -> dict[str, Table] | None:
 
 
 def _squad_file(path: Path) -> Table:
-    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    rows: list[tuple[Any, ...]] = []
     try:
         for article in read_json(path)["data"]:
             for paragraph in article["paragraphs"]:
                 for qa in paragraph["qas"]:
                     answers = qa["answers"]
-                    row = (
-                        qa["id"],
-                        qa["question"],
-                        paragraph["context"],
-                        [answer["text"] for answer in answers],
-                        [answer["answer_start"] for answer in answers],
-                    )
-                    for column, value in zip(columns.values(), row, strict=True):
-                        column.append(value)
+                    texts = [answer["text"] for answer in answers]
+                    starts = [answer["answer_start"] for answer in answers]
+                    rows.append((qa["id"], qa["question"], paragraph["context"], texts, starts))
     except (KeyError, TypeError) as error:
-        raise InputError(_misses(str(path), len(columns["id"]) + 1, error)) from error
-    return Table(str(path), columns)
+        raise InputError(_misses(str(path), len(rows) + 1, error)) from error
+    return Table.of_rows(path, _COLUMNS, rows)
 
 
 def read_mrqa(folder: Path) -> dict[str, Table] | None:
@@ -49,7 +43,7 @@ def read_mrqa(folder: Path) -> dict[str, Table] | None:
     line of each is a header.
     """
     folder = folder / "train" if (folder / "train").is_dir() else folder
-    columns: dict[str, list[Any]] = {name: [] for name in (*_COLUMNS, "source")}
+    found: list[tuple[Any, ...]] = []
     for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
         rows = _json_lines(path)
         number, header = next(rows, (0, {}))
@@ -60,15 +54,13 @@ def read_mrqa(folder: Path) -> dict[str, Table] | None:
             for number, text in rows:  # noqa: B007  used in the message
                 context = text["context"]
                 for qa in text["qas"]:
-                    found = _spans(qa["detected_answers"], None, context)
-                    row = (qa["qid"], qa["question"], context, *_columns(found), source)
-                    for column, value in zip(columns.values(), row, strict=True):
-                        column.append(value)
+                    answers = _columns(_spans(qa["detected_answers"], None, context))
+                    found.append((qa["qid"], qa["question"], context, *answers, source))
         except InputError:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(_misses(str(path), number, error)) from error
-    return {"all": Table(str(folder), columns)} if columns["id"] else None
+    return {"all": Table.of_rows(folder, (*_COLUMNS, "source"), found)} if found else None
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -100,9 +92,7 @@ def canonical(table: Table) -> Table:
     columns = dict(table.columns)
     name = next((name for name in ("answers", "answer") if name in columns), None)
     if name is None:
-        raise InputError(
-            f"{table.origin} has no column 'answers', only: {', '.join(table.columns)}."
-        )
+        raise InputError(table.lacks("answers"))
     if not len(table):
         raise InputError(f"{table.origin} has no questions.")
     starts = columns.pop("answer_start", columns.pop("answer_starts", [None] * len(table)))
@@ -112,25 +102,20 @@ def canonical(table: Table) -> Table:
         try:
             found.append(_columns(_spans(*given)))
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"Row {row} of {table.origin} has {str(given[0])[:60]!r} for its answers: not texts"
-                f" and the characters of the context at which they start ({error})."
-            ) from error
+            needs = f"not texts and the characters of the context at which they start ({error})"
+            answers = f"{str(given[0])[:60]!r}"
+            raise table.error(row, f"has {answers} for its answers: {needs}.") from error
     columns["answers"], columns["answer_starts"] = map(list, zip(*found, strict=True))
     columns.setdefault("id", [str(row) for row in range(1, len(table) + 1)])
     seen: dict[str, int] = {}
     for row, key in table.numbered(columns["id"]):
         if not isinstance(key, (str, int)):
-            raise InputError(
-                f"Row {row} of {table.origin} has the id {str(key)[:60]!r}: neither a text nor a"
-                " whole number."
-            )
+            what = "neither a text nor a whole number"
+            raise table.error(row, f"has the id {str(key)[:60]!r}: {what}.")
         other = seen.setdefault(str(key), row)
         if other != row:
-            raise InputError(
-                f"Row {row} of {table.origin} has the id {key!r}, which row {other} has too:"
-                " every question needs its own."
-            )
+            twin = f"which row {other} has too: every question needs its own"
+            raise table.error(row, f"has the id {key!r}, {twin}.")
     return replace(table, columns=columns)
 
 

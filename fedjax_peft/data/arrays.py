@@ -1,0 +1,112 @@
+"""The rows of a split to arrays: as they are or as instructions, with words or with clusters."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.data.encode import encode, encoder_of, with_options
+from fedjax_peft.data.instructions import Instructions, as_instructions, encode_instructions
+from fedjax_peft.data.table import Table
+from fedjax_peft.data.vocabulary import count_words
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks.base import Task
+
+__all__ = ["Encoding", "clustered", "encoded", "refuse", "taken", "vocabulary", "with_given"]
+
+
+class Encoding(NamedTuple):
+    """How the rows of a data set become arrays."""
+
+    tokenizer: Any
+    max_length: int
+    seed: int
+    requests: Task | None
+    """The task for which rows become instructions; None: they do not."""
+
+
+def taken(
+    name: str,
+    task: Task,
+    tables: Mapping[str, Table],
+    names: Sequence[str],
+    rows: Mapping[str, Sequence[int]],
+    how: Encoding,
+) -> Mapping[str, Table | Instructions]:
+    """Returns the given rows of each split; as instructions, if ``how`` asks for them."""
+    if how.requests is None:
+        return {part: table.take(rows[part]) for part, table in tables.items()}
+    if task.name == how.requests.name:
+        raise InputError(f"{name!r} has instructions already: leave instructions out.")
+    return {
+        part: as_instructions(name, table, names, part=part, seed=how.seed, rows=rows[part])
+        for part, table in tables.items()
+    }
+
+
+def with_given(name: str, task: Task, given: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:
+    """Returns the task, and the options that its encoder gets in every call.
+
+    The template becomes part of the task: generation reads prompts by the same one.
+    """
+    known = inspect.signature(encoder_of(task).encode).parameters
+    refuse(name, **{option: x for option, x in given.items() if option not in known})
+    options = {option: x for option, x in given.items() if x is not None}
+    if "template" in options:
+        task = with_options(task, template=options.pop("template"))
+    return task, options
+
+
+def vocabulary(
+    name: str, task: Task, rows: Table | Instructions, size: int, tokenizer: Any
+) -> tuple[str, ...]:
+    """Returns the vocabulary of the training texts."""
+    encoder = encoder_of(task)
+    if tokenizer is not None:
+        raise InputError(
+            f"vocabulary = {size} makes a tokenizer of words, and a tokenizer is given too: use"
+            " only one of them."
+        )
+    if not encoder.needs_tokenizer or encoder.texts is None:
+        raise InputError(f"vocabulary = {size} means nothing to the data set {name!r}.")
+    return count_words(encoder.texts(rows.table if isinstance(rows, Instructions) else rows), size)
+
+
+def encoded(
+    name: str,
+    task: Task,
+    rows: Table | Instructions,
+    names: Sequence[str],
+    how: Encoding,
+    options: Mapping[str, Any],
+) -> tuple[Table, Dataset]:
+    """Returns a split as it is read, and as arrays."""
+    tokenizer = how.tokenizer
+    options = {"max_length": how.max_length, "name": name, **options}
+    if isinstance(rows, Instructions):
+        table, data = encode_instructions(task, rows, tokenizer, **options)
+    else:
+        table, data = rows, encode(task, rows, names, tokenizer, **options)
+    return table, replace(data, tokenizer=tokenizer if encoder_of(task).needs_tokenizer else None)
+
+
+def clustered(data: Dataset, table: Table, task: Task, clusters: int, seed: int) -> Dataset:
+    """Returns a data set with the key ``cluster``."""
+    from fedjax_peft.data.cluster import kmeans
+
+    texts = encoder_of(task).texts
+    if texts is None:
+        raise InputError(f"The data set {data.name!r} has no texts to make clusters of.")
+    groups = kmeans(texts(table), clusters, seed=seed)
+    unit = data.meta.get("unit", np.arange(len(data)))
+    return replace(data, meta={**data.meta, "cluster": groups[unit]})
+
+
+def refuse(name: str, **options: Any) -> None:
+    """Raises InputError for a given option that the data set does not have."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(f"{option} = {value!r} means nothing to the data set {name!r}.")

@@ -1,0 +1,169 @@
+"""The raw tables of a data set: from a file, a folder, the package index, the hub, or made up."""
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_peft.data.catalog import DATASETS, OWN, Source
+from fedjax_peft.data.encode import encoder_of
+from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.standin import tiny_tables
+from fedjax_peft.data.table import Table
+from fedjax_peft.support import assets
+from fedjax_peft.support.errors import InputError, nearest
+
+__all__ = ["Reading", "entry_of", "folder_of_parts", "read_tables"]
+
+_KNOWN = ("auto", "hub", "tiny")
+_VALIDATION = ("validation", "valid", "val", "dev")
+
+
+class Reading(NamedTuple):
+    """How files are read; see :func:`fedjax_peft.load_dataset`."""
+
+    seed: int = 0
+    test_share: float | None = None
+    users: int | None = None
+    user_examples: int | None = None
+    csv: tabular.Csv = tabular.PLAIN
+
+
+def entry_of(name: str, source: str) -> Source:
+    """Returns the catalogue's entry of a data set, or :data:`OWN` for a file or folder.
+
+    Raises:
+      InputError: there is no such data set or source.
+    """
+    if source not in _KNOWN and not os.path.isdir(source):
+        raise InputError(
+            f"There is no source {source!r}: it is neither a directory nor one of"
+            f" {', '.join(_KNOWN)}. {nearest(source, _KNOWN)}"
+        )
+    if name in DATASETS:
+        return DATASETS[name]
+    if not os.path.exists(name):
+        raise InputError(
+            f"{name!r} is neither a named data set nor a file or directory (looked for in"
+            f" {os.getcwd()}). {nearest(name, DATASETS)}"
+        )
+    if not os.path.isdir(name) and tabular.kind(Path(name)) is None:
+        raise InputError(
+            f"The file {name!r} cannot be read as data: its name must end in"
+            f" {', '.join(tabular.ENDINGS)}."
+        )
+    if source != "auto":
+        what = "directory" if os.path.isdir(name) else "file"
+        raise InputError(f"source={source!r} is for named data sets; {name!r} is a {what}.")
+    return OWN
+
+
+def read_tables(name: str, entry: Source, source: str, how: Reading) -> dict[str, Table]:
+    """Returns the raw tables: ``train``, ``test`` and perhaps ``validation``; or ``all``.
+
+    Args:
+      name: of a named data set, or a path.
+      entry: of the catalogue.
+      source: as for :func:`fedjax_peft.load_dataset`.
+      how: files are read.
+
+    Raises:
+      InputError: the data cannot be reached, or a file cannot be read.
+    """
+    if source == "tiny":
+        return tiny_tables(DATASETS[name], how.seed)  # rows for its own task, also with another one
+    if name not in DATASETS:
+        path = Path(name)
+        if path.is_dir():
+            return _read_folder(path, entry, how)
+        return {"all": tabular.read_file(path, alone=True, form=how.csv)}
+    folder = None
+    if source not in _KNOWN:
+        folder = Path(source)
+    elif source == "auto":
+        folder = next((folder for folder in _folders(name) if folder.is_dir()), None)
+        if folder is None and entry.asset is not None:
+            folder = assets.fetch(entry.asset)
+    return _read_hub(name, entry) if folder is None else _read_folder(folder, entry, how)
+
+
+def folder_of_parts(name: str, source: str) -> Path | None:
+    """Returns the folder that contains one folder for each part, None if there is none."""
+    if source not in _KNOWN:
+        return Path(source)
+    there = [folder for folder in _folders(name) if folder.is_dir()]
+    return there[0] if source == "auto" and there else None
+
+
+def _folders(name: str) -> list[Path]:
+    """Returns the folders that may hold the files of a data set; they need not exist."""
+    given = os.environ.get("FEDJAX_PEFT_DATA")
+    mine = [Path(given).expanduser() / name] if given else []
+    return [*mine, assets.cache_dir() / "data" / name]
+
+
+def _read_folder(folder: Path, entry: Source, how: Reading) -> dict[str, Table]:
+    tests = tuple(dict.fromkeys((entry.test or "test", *_VALIDATION, "test")))
+    for reader in entry.formats:
+        known = inspect.signature(reader).parameters
+        tables = reader(folder, **{key: x for key, x in how._asdict().items() if key in known})
+        if tables is not None:
+            return _chosen(folder, tables, tests, how.test_share)
+    # A data set without a test split is split here, also if its one file is called "train".
+    split_here = entry.test is None or how.test_share is not None
+    paths = tabular.find_splits(
+        folder,
+        {"train": ("train",), "test": tests},
+        optional={"validation": _VALIDATION},
+        whole=("all", "train") if split_here else ("all",),
+    )
+    return {part: tabular.read_file(path, form=how.csv) for part, path in paths.items()}
+
+
+def _chosen(
+    folder: Path, tables: Mapping[str, Table], tests: Sequence[str], share: float | None
+) -> dict[str, Table]:
+    """Returns the splits that are used, out of all splits that a reader has found."""
+    if "all" in tables:
+        return {"all": tables["all"]}
+    test = next((name for name in tests if name in tables), None)
+    if "train" in tables and test is None and share is not None:
+        return {"all": tables["train"]}
+    if "train" not in tables or test is None:
+        missing = "test" if "train" in tables else "train"
+        hint = f" {tabular.NO_TEST}" if missing == "test" else ""
+        raise InputError(
+            f"{folder} has no file for the split {missing!r}, only for: {', '.join(tables)}.{hint}"
+        )
+    validation = next((x for x in _VALIDATION if x in tables and x != test), None)
+    more = {} if validation is None else {"validation": tables[validation]}
+    return {"train": tables["train"], "test": tables[test], **more}
+
+
+def _read_hub(name: str, entry: Source) -> dict[str, Table]:
+    import datasets
+
+    advice = (
+        f"To have it without the hub, download {entry.download}, and put the files into"
+        f" {_folders(name)[0]}, or into any folder that source= then names; source='tiny' is a"
+        " stand-in to try things with."
+    )
+    if entry.hub is None:
+        raise InputError(f"The data set {name!r} is not on the Hugging Face hub. {advice}")
+    parts = {"all": "train"} if entry.test is None else {"train": "train", "test": entry.test}
+    parts |= {} if entry.validation is None else {"validation": entry.validation}
+    wanted = {*entry.columns, *encoder_of(entry.find_task()).columns, *entry.keys}
+    tables = {}
+    for part, there in parts.items():
+        try:
+            revision = {} if entry.revision is None else {"revision": entry.revision}
+            rows = tabular.load(entry.hub, entry.config, split=there, **revision)
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise InputError(
+                f"The split {there!r} of {entry.hub!r} could not be loaded from the Hugging Face"
+                f" hub: {tabular.cause(error)}. {advice}"
+            ) from error
+        rows = rows.select_columns([c for c in rows.column_names if c in wanted])
+        tables[part] = tabular.from_datasets(rows, f"{entry.hub} ({there})")
+    return tables
