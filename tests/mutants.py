@@ -105,6 +105,7 @@ TESTS: dict[str, tuple[list[str], str]] = {
             "krum",
             "median",
             "norm_bounding",
+            "ranking",
             "robust",
             "trimmed_mean",
         )

@@ -12,7 +12,7 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -21,9 +21,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.models.layers import Dropout
+from fedjax_peft.models.layers import Dropout, Mask, PrefixSlot
 
-__all__ = ["FORMS", "Attending", "AttentionForm", "attention", "choose"]
+__all__ = [
+    "FORMS",
+    "Attending",
+    "AttentionForm",
+    "EncoderAttention",
+    "attention",
+    "choose",
+    "split_heads",
+]
 
 AttentionForm: TypeAlias = Literal["whole", "blocks", "cudnn"]
 """How attention is computed, see :mod:`fedjax_peft.models.attention`."""
@@ -43,6 +51,38 @@ class Attending(nnx.Module):
 
     form: AttentionForm = "whole"
     """Set by :func:`fedjax_peft.models.blocks.set_options`."""
+
+
+class EncoderAttention(Attending):
+    """Attention of an encoder; subclasses have the projections under their family's names."""
+
+    heads: int
+    prefix: PrefixSlot
+    dropout: Dropout
+
+    def attend(
+        self, x: Array, mask: Mask, queries: int | None, *, project: Sequence[nnx.Linear]
+    ) -> Array:
+        """Returns the heads' outputs side by side, ``[batch, queries, width]``.
+
+        Args:
+          x: ``[batch, length, width]``.
+          mask: bool, broadcastable to ``[batch, heads, queries, length]``; None: all is seen.
+          queries: how many tokens to compute, from the first; None: all.
+          project: to queries, keys and values.
+        """
+        query, key, value = project
+        asking = x[:, :queries]
+        k, v, mask = self.prefix(
+            split_heads(key(x), self.heads), split_heads(value(x), self.heads), mask
+        )
+        q = split_heads(query(asking), self.heads)
+        return attention(q, k, v, mask, self.dropout, form=self.form).reshape(asking.shape)
+
+
+def split_heads(x: Array, heads: int) -> Array:
+    """Returns ``[..., width]`` as ``[..., heads, width of a head]``."""
+    return x.reshape(*x.shape[:-1], heads, -1)
 
 
 def attention(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_peft.contracts import ApplyFn, Batch, Key, Outputs, Params, Splits
+from fedjax_peft.models.modules import dotted, is_inside, submodules
 from fedjax_peft.models.quantized import parameters
 from fedjax_peft.models.stacks import (
     Source,
@@ -103,6 +104,16 @@ class Model:
         learned = sum(x.shape[0] for name, x in self.trainable.items() if name.endswith(".prompt"))
         return min(found, default=1 << 30) - learned
 
+    def require_tokenizer(self) -> Any:
+        """Returns the tokenizer.
+
+        Raises:
+          InputError: the model has none.
+        """
+        if self.tokenizer is None:
+            raise InputError("This model has no tokenizer, so it cannot read text.")
+        return self.tokenizer
+
     def replace(self, **changes: Any) -> "Model":
         """Returns the model with some fields replaced."""
         return dataclasses.replace(self, **changes)
@@ -184,13 +195,13 @@ def bind(
       InputError: a head path that the module does not have.
     """
     module = nnx.clone(module)
-    modules = {".".join(map(str, path)) for path, _ in nnx.iter_modules(module)}
+    modules = dict(submodules(module))
     for path in head:
         if path not in modules:
             raise InputError(f"The model has no head module {path!r}. {nearest(path, modules)}")
 
     def in_head(path: tuple, _: Any) -> bool:
-        return is_inside(".".join(map(str, path)), head)
+        return is_inside(dotted(path), head)
 
     trained = nnx.Any(AdapterParam, AdapterConst, in_head)
     # Random state is split off first: dropout state inside the head is not a parameter.
@@ -203,7 +214,7 @@ def bind(
     kinds, paths = {}, {}
     values: list[Params] = []
     for state in (trainable, frozen):
-        flat = {".".join(map(str, path)): (path, var) for path, var in nnx.to_flat_state(state)}
+        flat = {dotted(path): (path, var) for path, var in nnx.to_flat_state(state)}
         paths.update({name: path for name, (path, _) in flat.items()})
         values.append({name: flat[name][1][...] for name in sorted(flat)})
         if state is trainable:
@@ -254,11 +265,6 @@ def _with_stacks(module: nnx.Module, stacks: Sequence[Stack], graph: _Graph) -> 
         return nnx.merge(inner.train if train else inner.eval, random, state)
 
     return dataclasses.replace(graph, origins=leaves), make
-
-
-def is_inside(path: str, modules: Sequence[str]) -> bool:
-    """Returns whether a leaf or a module (dotted path) is one of the modules or inside one."""
-    return f"{path}.".startswith(tuple(f"{module}." for module in modules))
 
 
 def _cast(x: Any, dtype: Any) -> Any:

@@ -4,6 +4,7 @@ Module names are those of Hugging Face's torch model. RoBERTa (``roberta.py``) s
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,12 +12,11 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch
-from fedjax_peft.models.attention import Attending, attention
+from fedjax_peft.models.attention import EncoderAttention
 from fedjax_peft.models.blocks import Blocks
-from fedjax_peft.models.family import Family, Kind, check_heads
-from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
+from fedjax_peft.models.family import Family, check_heads, text_kinds
+from fedjax_peft.models.heads import Head, SequenceClassifier
 from fedjax_peft.models.layers import (
-    UNSEEDED,
     Dropout,
     Encoded,
     PrefixSlot,
@@ -27,6 +27,7 @@ from fedjax_peft.models.layers import (
     layer_norm,
     linear,
     prepend,
+    table,
 )
 from fedjax_peft.models.splits import splits_of
 
@@ -65,12 +66,9 @@ class BertConfig:
 
 class Embeddings(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
-        def table(n: int) -> nnx.Embed:
-            return nnx.Embed(n, c.hidden_size, dtype=dtype, rngs=UNSEEDED)
-
         self.word_embeddings = TokenEmbed(c.vocab_size, c.hidden_size, dtype)
-        self.position_embeddings = table(c.max_position_embeddings)
-        self.token_type_embeddings = table(c.type_vocab_size)
+        self.position_embeddings = table(c.max_position_embeddings, c.hidden_size, dtype)
+        self.token_type_embeddings = table(c.type_vocab_size, c.hidden_size, dtype)
         self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
         self.dropout = Dropout(c.hidden_dropout_prob)
         self.pad = -1
@@ -92,7 +90,7 @@ class Embeddings(nnx.Module):
         )
 
 
-class SelfAttention(Attending):
+class SelfAttention(EncoderAttention):
     def __init__(self, c: BertConfig, dtype: Any):
         self.heads = c.num_attention_heads
         self.query = linear(c.hidden_size, c.hidden_size, dtype)
@@ -102,13 +100,7 @@ class SelfAttention(Attending):
         self.dropout = Dropout(c.attention_probs_dropout_prob)
 
     def __call__(self, x: Array, mask: Array, queries: int | None) -> Array:
-        def split(y: Array) -> Array:
-            return y.reshape(*y.shape[:-1], self.heads, -1)
-
-        asking = x[:, :queries]
-        k, v, mask = self.prefix(split(self.key(x)), split(self.value(x)), mask)
-        q = split(self.query(asking))
-        return attention(q, k, v, mask, self.dropout, form=self.form).reshape(asking.shape)
+        return self.attend(x, mask, queries, project=(self.query, self.key, self.value))
 
 
 class Output(nnx.Module):
@@ -125,12 +117,16 @@ class Output(nnx.Module):
         return self.LayerNorm(self.residual(h, x, self.LayerNorm))
 
 
+MakeAttention = Callable[[Any, Any], nnx.Module]
+"""(config, compute dtype) -> the attention of a layer."""
+
+
 class Attention(nnx.Module):
-    def __init__(self, c: BertConfig, dtype: Any):
-        self.self = SelfAttention(c, dtype)
+    def __init__(self, c: BertConfig, dtype: Any, attention: MakeAttention):
+        self.self = attention(c, dtype)
         self.output = Output(c, "attention", c.hidden_size, dtype)
 
-    def __call__(self, x: Array, mask: Array, queries: int | None) -> Array:
+    def __call__(self, x: Array, mask: Any, queries: int | None) -> Array:
         return self.output(self.self(x, mask, queries), x[:, :queries])
 
 
@@ -144,12 +140,14 @@ class Intermediate(nnx.Module):
 
 
 class Layer(nnx.Module):
-    def __init__(self, c: BertConfig, dtype: Any):
-        self.attention = Attention(c, dtype)
+    """Attention and feed-forward; ``mask`` is what the module ``attention`` takes as its mask."""
+
+    def __init__(self, c: BertConfig, dtype: Any, attention: MakeAttention = SelfAttention):
+        self.attention = Attention(c, dtype, attention)
         self.intermediate = Intermediate(c, dtype)
         self.output = Output(c, "feed_forward", c.intermediate_size, dtype)
 
-    def __call__(self, x: Array, mask: Array, queries: int | None = None) -> Array:
+    def __call__(self, x: Array, mask: Any, queries: int | None = None) -> Array:
         x = self.attention(x, mask, queries)
         return self.output(self.intermediate(x), x)
 
@@ -158,7 +156,7 @@ class Encoder(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
         self.layer = Blocks([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
 
-    def __call__(self, x: Array, mask: Array) -> Encoded:
+    def __call__(self, x: Array, mask: Any) -> Encoded:
         """Returns the hidden states of all layers.
 
         The last layer of the first token is computed separately. If only that token is used, as by
@@ -215,15 +213,6 @@ class BertForSequenceClassification(SequenceClassifier):
         return self.classifier(self.dropout(jnp.tanh(self.bert.pooler(first))))
 
 
-def _tokens(c: BertConfig, head: Head, dtype: Any) -> nnx.Module:
-    backbone = BertModel(c, dtype)
-    return TokenClassifier("bert", backbone, c.hidden_size, head.classes, c.head_dropout)
-
-
-def _spans(c: BertConfig, head: Head, dtype: Any) -> nnx.Module:
-    return SpanClassifier("bert", BertModel(c, dtype), c.hidden_size)
-
-
 WEIGHTS = (
     (r"(.+)\.LayerNorm\.weight", r"\1.LayerNorm.scale", False),
     (r"(.+_embeddings)\.weight", r"\1.embedding", False),
@@ -252,20 +241,9 @@ REFUSED = {
 FAMILY = Family(
     name="Bert",
     config=BertConfig,
-    kinds={
-        "classification": Kind(
-            BertForSequenceClassification,
-            ("bert.pooler", "classifier"),
-            "ForSequenceClassification",
-        ),
-        "two_classifiers": Kind(
-            BertForSequenceClassification,
-            ("bert.pooler", "second_classifier", "classifier"),
-            "ForSequenceClassification",
-        ),
-        "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
-        "span_classification": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
-    },
+    kinds=text_kinds(
+        "bert", BertModel, BertForSequenceClassification, ("bert.pooler", "classifier")
+    ),
     weights=WEIGHTS,
     # A bare encoder's checkpoint lacks the prefix.
     renamed=(*LEGACY, (r"^(embeddings|encoder|pooler)\.", r"bert.\1.")),

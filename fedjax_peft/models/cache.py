@@ -3,27 +3,28 @@
 A decoder asks :func:`view` for the positions of its tokens and for what they attend to. That is the
 same call for plain rows, for rows that pack several texts, and for generation. In generation the
 batch has a :class:`Cache`; every attention layer then exchanges its new keys and values for all of
-them through a :class:`Store`, and :meth:`View.cache` collects what the layers stored::
+them through a :class:`Store`, and :meth:`View.continued` collects what the layers stored::
 
     x = embed.tokens(ids) if continues(batch) else embed(ids)
     seen = view(batch, x.shape[1])
-    stores = seen.stores(self.layers.layers)
-    for block, store in zip(self.layers.each(), stores, strict=True):
-        x = block(x, seen.mask, store)  # in attention: key, value = store(key, value)
-    return Encoded(..., cache=seen.cache(stores))
+    states, cache = seen.continued(self.layers, x, seen.mask)
+    return Encoded(tuple(states), ..., cache=cache)
+
+A block is called with a store after its other arguments; in attention: ``k, v = store(k, v)``.
 
 The capacity is static, so one compiled step serves all tokens. Slots are filled from the left: the
 prompts of a batch are padded on the left, and all rows write the same slot at a step.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Batch
+from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.layers import prepend
 from fedjax_peft.support.errors import InputError
 
@@ -113,20 +114,23 @@ class View(NamedTuple):
         """The number of keys: of the tokens of this call, or the capacity of the cache."""
         return self.mask.shape[-1]
 
-    def stores(self, layers: int) -> Sequence[Exchange]:
-        """Returns the store of each layer, :func:`keep` without a cache."""
-        if self.before is None:
-            return [keep] * layers
-        slots, old = self.slots, self.before.layers
-        used = self.before.used - self.mask.shape[2]
-        return [Store(old[i] if old else None, slots, used) for i in range(layers)]
+    def continued(self, blocks: Blocks, x: Array, *arguments: Any) -> tuple[list[Array], Cache]:
+        """Returns the hidden states before the first block and after each, and the new cache.
 
-    def cache(self, stores: Sequence[Exchange]) -> Cache | None:
-        """Returns the cache after a call, in which every layer has used its store."""
-        if self.before is None:
-            return None
-        kept = [store.layer for store in stores if isinstance(store, Store)]
-        return self.before._replace(layers=tuple(layer for layer in kept if layer is not None))
+        Args:
+          blocks: of the model; the view must have a cache.
+          x: ``[batch, length, width]``, the input of the first block.
+          *arguments: given to every block between the hidden states and its store.
+        """
+        assert self.before is not None
+        old, used = self.before.layers, self.before.used - self.mask.shape[2]
+        states, layers = [x], []
+        for i, block in enumerate(blocks.each()):
+            store = Store(old[i] if old else None, self.slots, used)
+            states.append(block(states[-1], *arguments, store))
+            layers.append(store.layer)
+        kept = tuple(layer for layer in layers if layer is not None)
+        return states, self.before._replace(layers=kept)
 
 
 def view(batch: Batch, length: int) -> View:

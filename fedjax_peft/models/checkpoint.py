@@ -17,9 +17,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.models import heads
-from fedjax_peft.models.base import is_inside
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head
+from fedjax_peft.models.modules import is_inside
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.numerics.linalg import is_finite
 from fedjax_peft.support.errors import InputError, nearest
@@ -27,9 +27,11 @@ from fedjax_peft.support.files import read_text
 
 __all__ = [
     "Tensors",
+    "broken",
     "held_head",
     "match",
     "normal_names",
+    "only_pickle",
     "read_json",
     "save_checkpoint",
     "source_name",
@@ -111,7 +113,7 @@ class Tensors:
             except FileNotFoundError:
                 raise InputError(f"The shard {file} is missing.") from None
             except (SafetensorError, OSError) as error:
-                raise _broken(file, error) from None
+                raise broken(file, error) from None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -141,7 +143,7 @@ class Tensors:
         with file.open("rb") as f:
             f.seek(offset)
             if f.readinto(memory.data) != size:
-                raise _broken(file, f"{name} ends early")
+                raise broken(file, f"{name} ends early")
         array = memory.view(_STORED[kind])
         if not is_finite(array):
             raise InputError(
@@ -165,11 +167,7 @@ def _files(directory: Path) -> list[Path]:
         shards = {Path(str(name)).name for name in weight_map.values()}
         return [directory / name for name in sorted(shards)]
     if pickles := sorted(p.name for p in directory.glob("*.bin")):
-        raise InputError(
-            f"{directory} holds its weights only as pickle ({pickles[0]}), which can run any"
-            " code when it is read and is refused. Convert it to safetensors first"
-            " (save_pretrained in transformers does)."
-        )
+        raise only_pickle(directory, pickles[0], "save_pretrained in transformers does")
     raise InputError(f"{directory} holds no model.safetensors.")
 
 
@@ -185,7 +183,22 @@ def _contents(file: Path) -> dict[str, _Stored]:
     }
 
 
-def _broken(file: Path, reason: object) -> InputError:
+def only_pickle(directory: Path, name: str, convert: str) -> InputError:
+    """Returns the error for weights that are there only as pickle.
+
+    Args:
+      directory: with the weights.
+      name: of the pickle file.
+      convert: what writes safetensors instead.
+    """
+    return InputError(
+        f"{directory} holds its weights only as pickle ({name}), which can run any code when it is"
+        f" read and is refused. Convert it to safetensors first ({convert})."
+    )
+
+
+def broken(file: Path, reason: object) -> InputError:
+    """Returns the error for a safetensors file that cannot be read."""
     return InputError(
         f"{file} is not a whole safetensors file ({reason}). It may be truncated: fetch it again."
     )

@@ -11,7 +11,7 @@ Module names are those of Hugging Face's torch model.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,10 @@ from jax import Array
 
 from fedjax_peft.contracts import Batch
 from fedjax_peft.models import bert
-from fedjax_peft.models.bert import BertConfig, Intermediate, Output
+from fedjax_peft.models.bert import BertConfig
 from fedjax_peft.models.blocks import Blocks
-from fedjax_peft.models.family import Family, Kind
-from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
+from fedjax_peft.models.family import Family, text_kinds
+from fedjax_peft.models.heads import Head, SequenceClassifier
 from fedjax_peft.models.layers import (
     UNSEEDED,
     Dropout,
@@ -35,6 +35,7 @@ from fedjax_peft.models.layers import (
     layer_norm,
     linear,
     prepend,
+    table,
 )
 from fedjax_peft.models.splits import splits_of
 from fedjax_peft.support.errors import InputError, nearest
@@ -174,14 +175,11 @@ def skew(x: Array, m: int) -> Array:
 
 class Embeddings(nnx.Module):
     def __init__(self, c: DebertaConfig, dtype: Any):
-        def table(n: int) -> nnx.Embed:
-            return nnx.Embed(n, c.hidden_size, dtype=dtype, rngs=UNSEEDED)
-
         self.word_embeddings = TokenEmbed(c.vocab_size, c.hidden_size, dtype)
         if c.position_biased_input:
-            self.position_embeddings = table(c.max_position_embeddings)
+            self.position_embeddings = table(c.max_position_embeddings, c.hidden_size, dtype)
         if c.type_vocab_size:
-            self.token_type_embeddings = table(c.type_vocab_size)
+            self.token_type_embeddings = table(c.type_vocab_size, c.hidden_size, dtype)
         self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
         self.dropout = Dropout(c.hidden_dropout_prob)
 
@@ -201,6 +199,15 @@ class Embeddings(nnx.Module):
             x = x + self.token_type_embeddings(prepend(types, prompt, 0))
         x = self.LayerNorm(x)
         return self.dropout(jnp.where(mask[..., None], x, jnp.zeros_like(x))), mask
+
+
+class Sight(NamedTuple):
+    """What attention needs to know of a batch; the same for all layers."""
+
+    table: Array | None
+    """The relative embeddings, see :meth:`Encoder.table`."""
+    mask: Array
+    """bool ``[batch, 1, length, length]``: which tokens (last axis) a token attends to."""
 
 
 class SelfAttention(nnx.Module):
@@ -230,7 +237,8 @@ class SelfAttention(nnx.Module):
                 if "p2c" in c.terms:
                     self.pos_query_proj = projection()
 
-    def __call__(self, x: Array, table: Array | None, mask: Array, queries: int | None) -> Array:
+    def __call__(self, x: Array, sight: Sight, queries: int | None) -> Array:
+        table, mask = sight
         asking = x[:, :queries]
         q = self._heads(self.query_proj(asking)) * self.scale
         k = self._heads(self.key_proj(x))
@@ -274,44 +282,23 @@ def _product(form: str, x: Array, y: Array) -> Array:
     return jnp.einsum(form, x, y, preferred_element_type=jnp.float32)
 
 
-class Attention(nnx.Module):
+class Encoder(bert.Encoder):
+    """BERT's encoder with disentangled attention."""
+
     def __init__(self, c: DebertaConfig, dtype: Any):
-        self.self = SelfAttention(c, dtype)
-        self.output = Output(c, "attention", c.hidden_size, dtype)
-
-    def __call__(self, x: Array, table: Array | None, mask: Array, queries: int | None) -> Array:
-        return self.output(self.self(x, table, mask, queries), x[:, :queries])
-
-
-class Layer(nnx.Module):
-    def __init__(self, c: DebertaConfig, dtype: Any):
-        self.attention = Attention(c, dtype)
-        self.intermediate = Intermediate(c, dtype)
-        self.output = Output(c, "feed_forward", c.intermediate_size, dtype)
-
-    def __call__(
-        self, x: Array, table: Array | None, mask: Array, queries: int | None = None
-    ) -> Array:
-        x = self.attention(x, table, mask, queries)
-        return self.output(self.intermediate(x), x)
-
-
-class Encoder(nnx.Module):
-    def __init__(self, c: DebertaConfig, dtype: Any):
-        self.layer = Blocks([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
+        layers = range(c.num_hidden_layers)
+        self.layer = Blocks([bert.Layer(c, dtype, SelfAttention) for _ in layers])
         if c.relative_attention:
             self.rel_embeddings = nnx.Embed(2 * c.span, c.hidden_size, rngs=UNSEEDED)
         if "layer_norm" in c.norms:  # even if relative attention is off, as in the reference
             self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
 
     def __call__(self, x: Array, mask: Array) -> Encoded:
-        """Returns the hidden states of all layers; the first token's as in ``bert.Encoder``."""
+        """Returns the hidden states of all layers."""
         table = self.table(x.dtype)
         # As in the reference, a padding token attends to all tokens equally.
         pairs = mask[:, None, :, None] & mask[:, None, None, :]
-        states = self.layer.states_before_last(x, table, pairs)
-        first = self.layer.last(states[-1], table, pairs, 1)[:, 0]
-        return Encoded((*states, self.layer.last(states[-1], table, pairs)), first)
+        return super().__call__(x, Sight(table, pairs))
 
     def table(self, dtype: Any) -> Array | None:
         """Returns the normalised relative embeddings ``[2 span, width]``, None if there are none.
@@ -364,30 +351,16 @@ class DebertaForSequenceClassification(SequenceClassifier):
         return self.classifier(self.dropout(self.pooler(first)))
 
 
-def _tokens(c: DebertaConfig, head: Head, dtype: Any) -> nnx.Module:
-    backbone = DebertaModel(c, dtype)
-    return TokenClassifier("deberta", backbone, c.hidden_size, head.classes, c.hidden_dropout_prob)
-
-
-def _spans(c: DebertaConfig, head: Head, dtype: Any) -> nnx.Module:
-    return SpanClassifier("deberta", DebertaModel(c, dtype), c.hidden_size)
-
-
 FAMILY = Family(
     name="DebertaV2",
     config=DebertaConfig,
-    kinds={
-        "classification": Kind(
-            DebertaForSequenceClassification, ("pooler", "classifier"), "ForSequenceClassification"
-        ),
-        "two_classifiers": Kind(
-            DebertaForSequenceClassification,
-            ("pooler", "second_classifier", "classifier"),
-            "ForSequenceClassification",
-        ),
-        "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
-        "span_classification": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
-    },
+    kinds=text_kinds(
+        "deberta",
+        DebertaModel,
+        DebertaForSequenceClassification,
+        ("pooler", "classifier"),
+        token_dropout="hidden_dropout_prob",
+    ),
     weights=bert.WEIGHTS,
     renamed=(*bert.LEGACY, (r"^(embeddings|encoder)\.", r"deberta.\1.")),
     # Absolute positions of the pretraining decoder: checkpoints hold them, but they are unused.

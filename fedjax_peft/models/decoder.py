@@ -22,10 +22,9 @@ from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.cache import Exchange, continues, keep, view, window
-from fedjax_peft.models.family import Family, Kind, check_heads
-from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier
+from fedjax_peft.models.family import Family, Kind, check_heads, class_kinds, first_rate
+from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
 from fedjax_peft.models.layers import (
-    UNSEEDED,
     Dropout,
     Encoded,
     PrefixSlot,
@@ -33,6 +32,7 @@ from fedjax_peft.models.layers import (
     RMSNorm,
     TokenEmbed,
     activation,
+    last_token,
     linear,
 )
 from fedjax_peft.models.readout import capped, readout, tied_readout
@@ -97,8 +97,7 @@ class DecoderConfig:
     @property
     def head_dropout(self) -> float:
         """The dropout rate before the token classifier, as in Hugging Face's generic one."""
-        given = (self.classifier_dropout, self.hidden_dropout)
-        return next((rate for rate in given if rate is not None), 0.1)
+        return first_rate(self.classifier_dropout, self.hidden_dropout)
 
     def rope(self) -> Rope:
         """Returns the rotation of the layers.
@@ -311,26 +310,12 @@ class DecoderModel(nnx.Module):
             states, cache = self.layers.states(x, sights), None
             token = last_token(ids, batch["attention_mask"].astype(bool), self.pad)
         else:
-            states, stores = [x], seen.stores(self.layers.layers)
-            for block, store in zip(self.layers.each(), stores, strict=True):
-                states.append(block(states[-1], sights, store))
-            cache = seen.cache(stores)
+            states, cache = seen.continued(self.layers, x, sights)
             token = jnp.full(len(ids), ids.shape[1] - 1, jnp.int32)
         states[-1] = self.norm(states[-1])
         states = [y[:, x.shape[1] - ids.shape[1] :] for y in states]  # without a prompt
         first = jnp.take_along_axis(states[-1], token[:, None, None], axis=1)[:, 0]
         return Encoded(tuple(states), first, token, cache)
-
-
-def last_token(ids: Array, real: Array, pad: int | None) -> Array:
-    """Returns the index of every row's rightmost token that is not padding, ``[batch]``.
-
-    As in Hugging Face, padding is every token with the config's ``pad_token_id``. If the config has
-    none, the attention mask (``real``) decides.
-    """
-    if pad is not None:
-        real = ids != pad
-    return jnp.max(jnp.where(real, jnp.arange(ids.shape[1])[None], 0), axis=1)
 
 
 # -------------------------------------------------------------------------------------------- heads
@@ -339,26 +324,18 @@ def last_token(ids: Array, real: Array, pad: int | None) -> Array:
 class Classifier(SequenceClassifier):
     """A projection of the last real token."""
 
+    projection = "score"
+
     def __init__(self, c: DecoderConfig, form: Form, head: Head, dtype: Any):
         backbone = DecoderModel(c, form, dtype)
         super().__init__("model", backbone, head, c.hidden_size, c.head_dropout)
         self.score = linear(c.hidden_size, head.classes, jnp.float32, bias=False)
 
-    def logits(self, first: Array) -> Array:
-        return self.score(first)
 
-
-class Tagger(nnx.Module):
+class Tagger(TokenClassifier):
     """Dropout and a projection of every token."""
 
-    def __init__(self, c: DecoderConfig, form: Form, head: Head, dtype: Any):
-        self.model = DecoderModel(c, form, dtype)
-        self.dropout = Dropout(c.head_dropout)
-        self.score = linear(c.hidden_size, head.classes, jnp.float32)
-
-    def __call__(self, batch: Batch) -> Outputs:
-        x = self.model(batch)
-        return Outputs(self.score(self.dropout(x.hidden)), x.hidden, x.states, last=x.last)
+    projection = "score"
 
 
 class LanguageModel(nnx.Module):
@@ -373,14 +350,10 @@ class LanguageModel(nnx.Module):
         self.tied = c.tie_word_embeddings
         self.cap = form.logit_cap
         if not self.tied:
-            self.lm_head = nnx.Linear(
-                c.hidden_size,
-                c.vocab_size,
-                use_bias=False,
-                dtype=dtype,
-                preferred_element_type=jnp.float32,  # sums of narrow products, not rounded
-                rngs=UNSEEDED,
-            )
+            self.lm_head = linear(c.hidden_size, c.vocab_size, dtype, bias=False)
+            self.lm_head.preferred_element_type = (
+                jnp.float32
+            )  # sums of narrow products, not rounded
 
     def __call__(self, batch: Batch) -> Outputs:
         x = self.model(batch)
@@ -399,7 +372,7 @@ def family_of(
     config: type[DecoderConfig],
     form: Callable[[Any], Form],
     *,
-    heads: Sequence[str],
+    heads: Sequence[str] | None = None,
     ia3: str = "q_proj",
     prefix: str = "",
     spans: str = "model",
@@ -414,7 +387,7 @@ def family_of(
       name: the beginning of Hugging Face's class names.
       config: the family's config.
       form: config -> form.
-      heads: the family's kinds of heads.
+      heads: the family's kinds of heads; None: all.
       ia3: the first projection of attention that IA3 scales.
       prefix: of the ends of Hugging Face's class names, except that of the language model.
       spans: the name of the backbone in Hugging Face's class for spans.
@@ -429,24 +402,24 @@ def family_of(
         return Classifier(c, form(c), head, dtype)
 
     def tagger(c: DecoderConfig, head: Head, dtype: Any) -> nnx.Module:
-        return Tagger(c, form(c), head, dtype)
+        backbone = DecoderModel(c, form(c), dtype)
+        return Tagger("model", backbone, c.hidden_size, head.classes, c.head_dropout)
 
     def reader(c: DecoderConfig, head: Head, dtype: Any) -> nnx.Module:
         return SpanClassifier(spans, DecoderModel(c, form(c), dtype), c.hidden_size)
 
-    one, tokens = f"{prefix}ForSequenceClassification", f"{prefix}ForTokenClassification"
-    answers, moved = f"{prefix}ForQuestionAnswering", ((r"^model\.", f"{spans}."),)
+    tokens, answers = f"{prefix}ForTokenClassification", f"{prefix}ForQuestionAnswering"
+    moved = ((r"^model\.", f"{spans}."),)
     kinds = {
         "causal_lm": Kind(words, (), "ForCausalLM"),
-        "classification": Kind(classifier, ("score",), one),
-        "two_classifiers": Kind(classifier, ("second_classifier", "score"), one),
+        **class_kinds(classifier, ("score",), f"{prefix}ForSequenceClassification"),
         "token_classification": Kind(tagger, ("score",), tokens),
         "span_classification": Kind(reader, ("qa_outputs",), answers, renamed=moved),
     }
     return Family(
         name=name,
         config=config,
-        kinds={head: kinds[head] for head in heads},
+        kinds={head: kinds[head] for head in heads or kinds},
         weights=(
             (r"(.*norm)\.weight", r"\1.offset" if centred else r"\1.scale", False),
             (r"(.+\.embed_tokens)\.weight", r"\1.embedding", False),

@@ -13,10 +13,10 @@ from jax import Array
 
 from fedjax_peft.contracts import Batch
 from fedjax_peft.models import bert
-from fedjax_peft.models.attention import Attending, attention
+from fedjax_peft.models.attention import EncoderAttention
 from fedjax_peft.models.blocks import Blocks
-from fedjax_peft.models.family import Family, Kind, check_heads
-from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
+from fedjax_peft.models.family import Family, check_heads, text_kinds
+from fedjax_peft.models.heads import Head, SequenceClassifier
 from fedjax_peft.models.layers import (
     UNSEEDED,
     Dropout,
@@ -74,7 +74,7 @@ class Embeddings(nnx.Module):
         return self.dropout(self.LayerNorm(x + self.position_embeddings(jnp.arange(length))[None]))
 
 
-class Attention(Attending):
+class Attention(EncoderAttention):
     def __init__(self, c: DistilBertConfig, dtype: Any):
         self.heads = c.n_heads
         self.q_lin = linear(c.dim, c.dim, dtype)
@@ -85,14 +85,8 @@ class Attention(Attending):
         self.dropout = Dropout(c.attention_dropout)
 
     def __call__(self, x: Array, mask: Array, queries: int | None) -> Array:
-        def split(y: Array) -> Array:
-            return y.reshape(*y.shape[:-1], self.heads, -1)
-
-        asking = x[:, :queries]
-        k, v, mask = self.prefix(split(self.k_lin(x)), split(self.v_lin(x)), mask)
-        q = split(self.q_lin(asking))
-        h = attention(q, k, v, mask, self.dropout, form=self.form)
-        return self.out_lin(h.reshape(asking.shape))
+        projections = (self.q_lin, self.k_lin, self.v_lin)
+        return self.out_lin(self.attend(x, mask, queries, project=projections))
 
 
 class FFN(nnx.Module):
@@ -163,32 +157,18 @@ class DistilBertForSequenceClassification(SequenceClassifier):
         return self.classifier(self.dropout(jax.nn.relu(self.pre_classifier(first))))
 
 
-def _tokens(c: DistilBertConfig, head: Head, dtype: Any) -> nnx.Module:
-    backbone = DistilBertModel(c, dtype)
-    return TokenClassifier("distilbert", backbone, c.dim, head.classes, c.dropout)
-
-
-def _spans(c: DistilBertConfig, head: Head, dtype: Any) -> nnx.Module:
-    return SpanClassifier("distilbert", DistilBertModel(c, dtype), c.dim, c.qa_dropout)
-
-
 FAMILY = Family(
     name="DistilBert",
     config=DistilBertConfig,
-    kinds={
-        "classification": Kind(
-            DistilBertForSequenceClassification,
-            ("pre_classifier", "classifier"),
-            "ForSequenceClassification",
-        ),
-        "two_classifiers": Kind(
-            DistilBertForSequenceClassification,
-            ("pre_classifier", "second_classifier", "classifier"),
-            "ForSequenceClassification",
-        ),
-        "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
-        "span_classification": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
-    },
+    kinds=text_kinds(
+        "distilbert",
+        DistilBertModel,
+        DistilBertForSequenceClassification,
+        ("pre_classifier", "classifier"),
+        width="dim",
+        token_dropout="dropout",
+        span_dropout="qa_dropout",
+    ),
     weights=(
         (r"(.+\.(LayerNorm|\w+_layer_norm))\.weight", r"\1.scale", False),
         (r"(.+_embeddings)\.weight", r"\1.embedding", False),

@@ -1,30 +1,80 @@
 """The description of a model family: its modules, its config, and its checkpoints' names."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from flax import nnx
 
 from fedjax_peft.contracts import Splits
-from fedjax_peft.models.heads import Head
+from fedjax_peft.models.heads import Head, SpanClassifier, TokenClassifier
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Family", "Kind", "check_heads"]
+__all__ = ["Family", "Kind", "check_heads", "class_kinds", "first_rate", "text_kinds"]
+
+
+Build: TypeAlias = Callable[[Any, Head, Any], nnx.Module]
+"""(config, head, compute dtype) -> module."""
 
 
 class Kind(NamedTuple):
     """One head of a family."""
 
-    build: Callable[[Any, Head, Any], nnx.Module]
-    """(config, head, compute dtype) -> module."""
+    build: Build
     head: tuple[str, ...]
-    """Modules that are trained whole. If a checkpoint lacks them, they are initialised. The last
-    one
-    has the classes."""
+    """Modules that are trained whole, the one with the classes last. If a checkpoint lacks them,
+    they are initialised."""
     architecture: str
     """The end of Hugging Face's class name in ``config.json``."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Substitutions that turn the family's usual names of tensors into those of this head."""
+
+
+def class_kinds(
+    build: Build, head: tuple[str, ...], architecture: str = "ForSequenceClassification"
+) -> dict[str, Kind]:
+    """Returns the kinds of a family's classifier, alone and with a second one for FedMCP."""
+    *before, last = head
+    return {
+        "classification": Kind(build, head, architecture),
+        "two_classifiers": Kind(build, (*before, "second_classifier", last), architecture),
+    }
+
+
+def text_kinds(
+    name: str,
+    backbone: Callable[[Any, Any], nnx.Module],
+    classifier: Build,
+    head: tuple[str, ...],
+    *,
+    width: str = "hidden_size",
+    token_dropout: str = "head_dropout",
+    span_dropout: str | None = None,
+) -> dict[str, Kind]:
+    """Returns the kinds of a family that predicts classes of texts and of tokens, and spans.
+
+    Args:
+      name: of the backbone in Hugging Face's models.
+      backbone: (config, compute dtype) -> module.
+      classifier: (config, head, compute dtype) -> the model for classes of texts.
+      head: the modules of its head; the last one has the classes.
+      width: the field of the config with the width of the hidden states.
+      token_dropout: the field with the dropout rate before the classifier of tokens.
+      span_dropout: the field with that before the logits of spans; None: no dropout.
+    """
+
+    def tokens(c: Any, head: Head, dtype: Any) -> nnx.Module:
+        rate, size = getattr(c, token_dropout), getattr(c, width)
+        return TokenClassifier(name, backbone(c, dtype), size, head.classes, rate)
+
+    def spans(c: Any, head: Head, dtype: Any) -> nnx.Module:
+        rate = 0.0 if span_dropout is None else getattr(c, span_dropout)
+        return SpanClassifier(name, backbone(c, dtype), getattr(c, width), rate)
+
+    return {
+        **class_kinds(classifier, head),
+        "token_classification": Kind(tokens, ("classifier",), "ForTokenClassification"),
+        "span_classification": Kind(spans, ("qa_outputs",), "ForQuestionAnswering"),
+    }
 
 
 class Family(NamedTuple):
@@ -66,3 +116,8 @@ def check_heads(config: Any, width: str, heads: str) -> None:
             f"{width} = {getattr(config, width)} is not a multiple of"
             f" {heads} = {getattr(config, heads)}."
         )
+
+
+def first_rate(*rates: float | None) -> float:
+    """Returns the first dropout rate that is given, 0.1 if none is."""
+    return next((rate for rate in rates if rate is not None), 0.1)

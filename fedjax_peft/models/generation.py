@@ -72,7 +72,7 @@ def generate(
     Raises:
       InputError: no tokenizer, another head, or an impossible setting.
     """
-    tokenizer = _tokenizer(model)
+    tokenizer = model.require_tokenizer()
     how = check_sampling(Sampling(max_new_tokens, temperature, top_p, top_k))
     if isinstance(prompts, str):
         raise InputError("The prompts must be a list of texts, not one text: [prompt].")
@@ -305,9 +305,3 @@ def text_start(model: Model) -> int:
         if token is not None:
             return int(token)
     raise InputError("A prompt has no tokens, and the model has no token to begin a text with.")
-
-
-def _tokenizer(model: Model) -> Any:
-    if model.tokenizer is None:
-        raise InputError("This model has no tokenizer, so it cannot read text.")
-    return model.tokenizer

@@ -12,11 +12,11 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Outputs
-from fedjax_peft.models.attention import Attending, attention
+from fedjax_peft.models.attention import Attending, attention, split_heads
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.cache import Exchange, continues, keep, view
-from fedjax_peft.models.family import Family, Kind, check_heads
-from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
+from fedjax_peft.models.family import Family, Kind, check_heads, first_rate, text_kinds
+from fedjax_peft.models.heads import Head, SequenceClassifier
 from fedjax_peft.models.layers import (
     UNSEEDED,
     Dropout,
@@ -27,6 +27,7 @@ from fedjax_peft.models.layers import (
     TokenEmbed,
     activation,
     check_length,
+    last_token,
     layer_norm,
     linear,
 )
@@ -70,8 +71,7 @@ class GPT2Config:
     @property
     def head_dropout(self) -> float:
         """The dropout rate before the token classifier."""
-        given = (self.classifier_dropout, self.hidden_dropout)
-        return next((rate for rate in given if rate is not None), 0.1)
+        return first_rate(self.classifier_dropout, self.hidden_dropout)
 
 
 def at(x: Array, index: Array, axis: int) -> Array:
@@ -90,10 +90,7 @@ class Attention(Attending):
         self.resid_dropout = Dropout(c.resid_pdrop)
 
     def __call__(self, x: Array, mask: Array, token: Array | None, store: Exchange) -> Array:
-        def split(y: Array) -> Array:
-            return y.reshape(*y.shape[:-1], self.heads, -1)
-
-        q, k, v = (split(y) for y in jnp.split(self.c_attn(x), 3, axis=-1))
+        q, k, v = (split_heads(y, self.heads) for y in jnp.split(self.c_attn(x), 3, axis=-1))
         k, v = store(k, v)
         k, v, mask = self.prefix(k, v, mask)
         if token is not None:
@@ -177,38 +174,25 @@ class GPT2Model(nnx.Module):
 
         if seen.before is None:
             states = self.h.states_before_last(x, seen.mask)
-            token = self.last_token(ids, batch["attention_mask"].astype(bool))
+            token = last_token(ids, batch["attention_mask"].astype(bool), self.pad)
             first = self.ln_f(self.h.last(states[-1], seen.mask, prompt + token))[:, 0]
             states.append(self.ln_f(self.h.last(states[-1], seen.mask)))
             return Encoded(tuple(x[:, prompt:] for x in states), first, token)
-        states, stores = [x], seen.stores(self.h.layers)
-        for block, store in zip(self.h.each(), stores, strict=True):
-            states.append(block(states[-1], seen.mask, None, store))
+        states, cache = seen.continued(self.h, x, seen.mask, None)
         states[-1] = self.ln_f(states[-1])
         token = jnp.full(len(ids), ids.shape[1] - 1, jnp.int32)
         states = [x[:, prompt:] for x in states]
-        return Encoded(tuple(states), states[-1][:, -1], token, seen.cache(stores))
-
-    def last_token(self, ids: Array, real: Array) -> Array:
-        """Returns the index of every row's rightmost token that is not padding, ``[batch]``.
-
-        As in Hugging Face, padding is every token with the config's ``pad_token_id``. If the config
-        has none, the attention mask (``real``) decides.
-        """
-        if self.pad is not None:
-            real = ids != self.pad
-        return jnp.max(jnp.where(real, jnp.arange(ids.shape[1])[None], 0), axis=1)
+        return Encoded(tuple(states), states[-1][:, -1], token, cache)
 
 
 class GPT2ForSequenceClassification(SequenceClassifier):
     """A projection of the last real token."""
 
+    projection = "score"
+
     def __init__(self, c: GPT2Config, head: Head, dtype: Any):
         super().__init__("transformer", GPT2Model(c, dtype), head, c.n_embd, c.head_dropout)
         self.score = linear(c.n_embd, head.classes, jnp.float32, bias=False)
-
-    def logits(self, first: Array) -> Array:
-        return self.score(first)
 
 
 class GPT2LMHeadModel(nnx.Module):
@@ -229,29 +213,13 @@ class GPT2LMHeadModel(nnx.Module):
         return Outputs(logits, x.hidden, x.states, last=x.last, readout=readout, cache=x.cache)
 
 
-def _tokens(c: GPT2Config, head: Head, dtype: Any) -> nnx.Module:
-    backbone = GPT2Model(c, dtype)
-    return TokenClassifier("transformer", backbone, c.n_embd, head.classes, c.head_dropout)
-
-
-def _spans(c: GPT2Config, head: Head, dtype: Any) -> nnx.Module:
-    return SpanClassifier("transformer", GPT2Model(c, dtype), c.n_embd)
-
-
 FAMILY = Family(
     name="GPT2",
     config=GPT2Config,
     kinds={
-        "classification": Kind(
-            GPT2ForSequenceClassification, ("score",), "ForSequenceClassification"
+        **text_kinds(
+            "transformer", GPT2Model, GPT2ForSequenceClassification, ("score",), width="n_embd"
         ),
-        "two_classifiers": Kind(
-            GPT2ForSequenceClassification,
-            ("second_classifier", "score"),
-            "ForSequenceClassification",
-        ),
-        "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
-        "span_classification": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
         "causal_lm": Kind(GPT2LMHeadModel, (), "LMHeadModel"),
     },
     weights=(

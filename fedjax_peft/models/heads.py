@@ -1,7 +1,7 @@
 """Heads: what a model predicts, and the modules that several families share."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -54,12 +54,7 @@ def classification(classes: int | Sequence[str], *, fresh: bool = False) -> Head
 def token_classification(classes: int | Sequence[str], *, fresh: bool = False) -> Head:
     """Returns a head with one prediction for every token: logits ``[batch, length, classes]``.
 
-    Args:
-      classes: the number of tags, or their names.
-      fresh: start from random values even where the checkpoint holds a classifier.
-
-    Raises:
-      InputError: fewer than two classes.
+    The arguments are those of :func:`classification`.
     """
     return Head("token_classification", _labels(classes), fresh)
 
@@ -82,14 +77,8 @@ def two_classifiers(classes: int | Sequence[str], *, fresh: bool = False) -> Hea
     """Returns FedMCP's pair of classifiers: ``Outputs.logits`` and ``Outputs.second``.
 
     The first is the family's own classification head; the second, for the pass with the global
-    adapter, is a separate one of RoBERTa's form (dense, tanh, projection) on the first token.
-
-    Args:
-      classes: the number of classes, or their names.
-      fresh: start from random values even where the checkpoint holds a classifier.
-
-    Raises:
-      InputError: fewer than two classes.
+    adapter, is a separate one of RoBERTa's form (dense, tanh, projection) on the first token. The
+    arguments are those of :func:`classification`.
     """
     return Head("two_classifiers", _labels(classes), fresh)
 
@@ -149,8 +138,11 @@ class MlpClassifier(nnx.Module):
 class SequenceClassifier(nnx.Module):
     """A backbone under Hugging Face's name for it, and classifiers on its first token.
 
-    Subclasses define their family's classifier: ``logits`` of the first token.
+    Subclasses make their family's classifier, under the name ``projection``, and define ``logits``
+    if they need more than it.
     """
+
+    projection = "classifier"
 
     def __init__(self, name: str, backbone: nnx.Module, head: Head, width: int, dropout: float):
         self.backbone_name = name
@@ -159,8 +151,9 @@ class SequenceClassifier(nnx.Module):
             self.second_classifier = MlpClassifier(width, head.classes, dropout)
 
     def logits(self, first: Array) -> Array:
-        """Returns the logits ``[batch, classes]``."""
-        raise NotImplementedError
+        """Returns the logits ``[batch, classes]`` of the first token's hidden states."""
+        logits: Array = getattr(self, self.projection)(first)
+        return logits
 
     def __call__(self, batch: Batch) -> Outputs:
         x = getattr(self, self.backbone_name)(batch)
@@ -171,26 +164,25 @@ class SequenceClassifier(nnx.Module):
 class TokenClassifier(nnx.Module):
     """Dropout and a classifier on every token."""
 
+    projection = "classifier"
+    """The name of the projection in Hugging Face's model."""
+
     def __init__(self, name: str, backbone: nnx.Module, width: int, classes: int, dropout: float):
         self.backbone_name = name
         setattr(self, name, backbone)
         self.dropout = Dropout(dropout)
-        self.classifier = linear(width, classes, jnp.float32)
+        setattr(self, self.projection, linear(width, classes, jnp.float32))
 
     def __call__(self, batch: Batch) -> Outputs:
         x = getattr(self, self.backbone_name)(batch)
-        return Outputs(self.classifier(self.dropout(x.hidden)), x.hidden, x.states, last=x.last)
+        logits = getattr(self, self.projection)(self.dropout(x.hidden))
+        return Outputs(logits, x.hidden, x.states, last=x.last)
 
 
-class SpanClassifier(nnx.Module):
+class SpanClassifier(TokenClassifier):
     """Start and end logits of every token."""
 
-    def __init__(self, name: str, backbone: nnx.Module, width: int, dropout: float = 0.0):
-        self.backbone_name = name
-        setattr(self, name, backbone)
-        self.dropout = Dropout(dropout)
-        self.qa_outputs = linear(width, 2, jnp.float32)
+    projection = "qa_outputs"
 
-    def __call__(self, batch: Batch) -> Outputs:
-        x: Any = getattr(self, self.backbone_name)(batch)
-        return Outputs(self.qa_outputs(self.dropout(x.hidden)), x.hidden, x.states, last=x.last)
+    def __init__(self, name: str, backbone: nnx.Module, width: int, dropout: float = 0.0):
+        super().__init__(name, backbone, width, 2, dropout)

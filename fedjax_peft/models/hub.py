@@ -67,6 +67,8 @@ def load_model(
       InputError: no such model, an unsupported one, or weights that do not fit (all mismatches are
         listed).
     """
+    recipe = {"made_by": "load_model", **locals()}
+    recipe |= {"name": str(Path(name).resolve() if Path(name).is_dir() else name)}
     directory = _directory(name, source)
     config = read_json(directory / "config.json")
     family, parsed = registry.parse_config(config, dropout)
@@ -93,19 +95,7 @@ def load_model(
         splits=family.splits,
         dtype=jnp.dtype(dtype),
         original=lambda leaf: tensors.read(*plan[leaf]),
-        recipe={
-            "made_by": "load_model",
-            "name": str(Path(name).resolve() if Path(name).is_dir() else name),
-            "head": head.kind,
-            "dtype": str(dtype),
-            "quantize": quantize,
-            "remat": remat,
-            "scan_layers": scan_layers,
-            "attention": attention,
-            "dropout": dropout,
-            "source": source,
-            "seed": seed,
-        },
+        recipe={**recipe, "head": head.kind, "dtype": str(dtype)},
     )
 
 
@@ -128,19 +118,14 @@ def read_config(name: str | Path, *, source: Literal["auto", "hub"] = "auto") ->
     except InputError:
         raise
     except Exception as error:  # many kinds: offline, unknown id, gated
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
-            f"The config.json of {str(name)!r} cannot be read ({reason})."
+            f"The config.json of {str(name)!r} cannot be read ({_reason(error)})."
             f" {nearest(str(name), _MODELS)}"
         ) from error
 
 
 def load_tokenizer(name: str | Path, *, source: Literal["auto", "hub"] = "auto") -> Any:
     """Returns the tokenizer of the model that :func:`load_model` would load.
-
-    Args:
-      name: as for :func:`load_model`.
-      source: as for :func:`load_model`.
 
     Raises:
       InputError: no such model, or one without a tokenizer.
@@ -185,11 +170,15 @@ def _download(hub_id: str) -> Path:
         with printed_once():
             return Path(snapshot_download(hub_id, allow_patterns=_FILES, ignore_patterns=_COPIES))
     except Exception as error:  # many kinds: offline, unknown id, gated
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"The model {hub_id!r} is not a local directory or an asset, and the hub did not"
-            f" provide it ({reason}). {nearest(hub_id, _MODELS)}"
+            f" provide it ({_reason(error)}). {nearest(hub_id, _MODELS)}"
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Returns the first line of an error, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _tokenizer(directory: Path) -> Any:
@@ -205,10 +194,10 @@ def _tokenizer(directory: Path) -> Any:
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:  # damaged files raise all kinds, even a panic of Rust
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"The tokenizer in {directory} cannot be read: {reason.rstrip('.')}. It needs an intact"
-            " tokenizer.json, or the files of its vocabulary with the config.json of its model."
+            f"The tokenizer in {directory} cannot be read: {_reason(error).rstrip('.')}. It needs"
+            " an intact tokenizer.json, or the files of its vocabulary with the config.json of its"
+            " model."
         ) from error
     config = directory / "config.json"
     size = read_json(config).get("vocab_size") if config.is_file() else None

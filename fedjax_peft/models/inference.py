@@ -44,10 +44,10 @@ def predict(
     Raises:
       InputError: the model has no tokenizer.
     """
-    _check_tokenizer(model)
+    tokenizer = model.require_tokenizer()
     if not len(texts):
         return np.zeros((0, len(model.labels)), np.float32)
-    columns = tokenize(model.tokenizer, texts, pairs, max_length=max_length)
+    columns = tokenize(tokenizer, texts, pairs, max_length=max_length)
     predictions = _over_batches(
         model, params, columns, lambda outputs, batch: {"logits": outputs.logits}, batch_size
     )
@@ -79,10 +79,10 @@ def embed(
       InputError: the model has no tokenizer, there are no texts, or an unknown pooling.
     """
     check_pooling(pooling)
-    _check_tokenizer(model)
+    tokenizer = model.require_tokenizer()
     if not len(texts):
         raise InputError("There is no text to embed.")
-    columns = tokenize(model.tokenizer, texts, max_length=max_length)
+    columns = tokenize(tokenizer, texts, max_length=max_length)
 
     def pooled(outputs: Outputs, batch: Batch) -> dict[str, Any]:
         return {"pooled": pool(outputs, batch, pooling)}
@@ -113,7 +113,7 @@ def answer(
     Raises:
       InputError: the model has no tokenizer, or a row cannot be read.
     """
-    _check_tokenizer(model)
+    tokenizer = model.require_tokenizer()
     inputs = _inputs(task)
     if not rows:
         return []
@@ -129,7 +129,7 @@ def answer(
         return [{"completion": text} for text in texts]
     columns = {name: [row[name] for row in rows] for name in names}
     table = Table("The input", inputs.unlabelled(columns, model.labels))
-    data = encode(task, table, model.labels, model.tokenizer, max_length=max_length, name="input")
+    data = encode(task, table, model.labels, tokenizer, max_length=max_length, name="input")
     predict_rows = inputs.predict or task.predict
     if predict_rows is None:
         raise InputError(f"The task {task.name!r} has inputs, but no predict function.")
@@ -150,11 +150,6 @@ def _inputs(task: Task) -> Inputs:
             f" supports {', '.join(known)}. Use the model in Python for other tasks."
         )
     return task.inputs
-
-
-def _check_tokenizer(model: Model) -> None:
-    if model.tokenizer is None:
-        raise InputError("This model has no tokenizer, so it cannot read text.")
 
 
 def _over_batches(

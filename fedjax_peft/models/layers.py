@@ -32,9 +32,11 @@ __all__ = [
     "activation",
     "check_length",
     "dropout",
+    "last_token",
     "layer_norm",
     "linear",
     "prepend",
+    "table",
 ]
 
 Mask = TypeVar("Mask", jax.Array, None)
@@ -178,6 +180,11 @@ def linear(n_in: int, n_out: int, dtype: Any, *, bias: bool = True) -> nnx.Linea
     return nnx.Linear(n_in, n_out, use_bias=bias, dtype=dtype, rngs=UNSEEDED)
 
 
+def table(rows: int, width: int, dtype: Any) -> nnx.Embed:
+    """Returns a table of embeddings, such as those of positions."""
+    return nnx.Embed(rows, width, dtype=dtype, rngs=UNSEEDED)
+
+
 def layer_norm(width: int, epsilon: float, dtype: Any) -> nnx.LayerNorm:
     """Returns a layer norm; its statistics are in float32 whatever the compute dtype."""
     return nnx.LayerNorm(
@@ -311,6 +318,17 @@ def check_length(text: int, length: int, limit: int, field: str) -> None:
             f"A text of {text} tokens{prompt} needs {length} positions, and the model has {limit}"
             f" ({field}). Cut the texts to {max(limit - length + text, 0)} tokens."
         )
+
+
+def last_token(ids: jax.Array, real: jax.Array, pad: int | None = None) -> jax.Array:
+    """Returns the index of every row's rightmost token that is not padding, ``[batch]``.
+
+    As in Hugging Face, padding is every token with the id ``pad`` (``pad_token_id`` of the config).
+    Without one, the attention mask ``real`` (bool ``[batch, length]``) decides.
+    """
+    if pad is not None:
+        real = ids != pad
+    return jnp.max(jnp.where(real, jnp.arange(ids.shape[1])[None], 0), axis=1)
 
 
 def prepend(mask: jax.Array, n: int, value: Any = True) -> jax.Array:

@@ -35,13 +35,6 @@ FAMILY = family_of(
     "Llama",
     LlamaConfig,
     form,
-    heads=(
-        "causal_lm",
-        "classification",
-        "two_classifiers",
-        "token_classification",
-        "span_classification",
-    ),
     ia3="k_proj",
     spans="transformer",
 )

@@ -34,12 +34,5 @@ FAMILY = family_of(
     "Mistral",
     MistralConfig,
     form,
-    heads=(
-        "causal_lm",
-        "classification",
-        "two_classifiers",
-        "token_classification",
-        "span_classification",
-    ),
     ia3="k_proj",
 )

@@ -41,7 +41,7 @@ import numpy as np
 from flax import nnx
 
 from fedjax_peft.models.layers import UNSEEDED, FusedLinear
-from fedjax_peft.models.modules import replace_module
+from fedjax_peft.models.modules import is_inside, replace_module, submodules
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.transforms.nf4 import NF4
 
@@ -220,6 +220,7 @@ _product.defvjp(_forward, _backward)
 class QuantizedKernel(nnx.Module):
     """A quantised matrix ``[in, out]``; ``kernel[...]`` is the dequantised one, in float32."""
 
+    dense: _Dense
     shape: tuple[int, int]
     ndim = 2
     dtype = jnp.dtype(jnp.float32)
@@ -232,7 +233,7 @@ class QuantizedKernel(nnx.Module):
 
     def product(self, x: jax.Array) -> jax.Array:
         """Returns ``x W`` ``[..., out]`` in the dtype of ``x`` ``[..., in]``."""
-        raise NotImplementedError
+        return _product(self.dense, x, self.arrays)
 
     def __getitem__(self, index: EllipsisType) -> jax.Array:
         """Returns the dequantised matrix."""
@@ -241,6 +242,8 @@ class QuantizedKernel(nnx.Module):
 
 class Int8Kernel(QuantizedKernel):
     """Codes int8 ``[in, out]`` and scales float32 ``[out]``."""
+
+    dense = staticmethod(_dense_int8)
 
     def __init__(self, kernel: jax.Array):
         self.shape = (kernel.shape[0], kernel.shape[1])
@@ -251,10 +254,6 @@ class Int8Kernel(QuantizedKernel):
     def arrays(self) -> tuple[jax.Array, ...]:
         """The codes and the scales."""
         return self.codes[...], self.scales[...]
-
-    def product(self, x: jax.Array) -> jax.Array:
-        """Returns ``x W`` ``[..., out]`` in the dtype of ``x`` ``[..., in]``."""
-        return _product(_dense_int8, x, self.arrays)
 
     def __getitem__(self, index: EllipsisType) -> jax.Array:
         """Returns the dequantised matrix."""
@@ -272,6 +271,8 @@ class NF4Kernel(QuantizedKernel):
     the ``scale_sizes`` (float32).
     """
 
+    dense = staticmethod(_dense_nf4)
+
     def __init__(self, kernel: jax.Array):
         self.shape = (kernel.shape[0], kernel.shape[1])
         codes, scale_codes, sizes, mean = _nf4_codes(kernel)
@@ -283,10 +284,6 @@ class NF4Kernel(QuantizedKernel):
         """The codes, the codes of the scales, their sizes and their mean."""
         both = (self.codes[...], self.scale_codes[...])
         return (*both, self.scale_sizes[...], self.scale_mean[...])
-
-    def product(self, x: jax.Array) -> jax.Array:
-        """Returns ``x W`` ``[..., out]`` in the dtype of ``x`` ``[..., in]``."""
-        return _product(_dense_nf4, x, self.arrays)
 
     def __getitem__(self, index: EllipsisType) -> jax.Array:
         """Returns the dequantised matrix."""
@@ -358,17 +355,14 @@ def layers_to_quantize(module: nnx.Module, head: Sequence[str] = ()) -> dict[str
     module paths, and ``lm_head``. Layers of subclasses with a computation of their own stay, and so
     do kernels that a PEFT method trains.
     """
-    inside = tuple(f"{path}." for path in head)
-    found: dict[str, nnx.Linear] = {}
-    for parts, layer in nnx.iter_modules(module):
-        path = ".".join(map(str, parts))
-        if not isinstance(layer, nnx.Linear) or type(layer) not in (nnx.Linear, FusedLinear):
-            continue
-        if f"{path}.".startswith(inside):
-            continue
-        if path.rpartition(".")[2] != "lm_head" and isinstance(layer.kernel, nnx.Param):
-            found[path] = layer
-    return found
+    return {
+        path: layer
+        for path, layer in submodules(module, nnx.Linear)
+        if type(layer) in (nnx.Linear, FusedLinear)
+        and not is_inside(path, head)
+        and path.rpartition(".")[2] != "lm_head"
+        and isinstance(layer.kernel, nnx.Param)
+    }
 
 
 def quantize_kernel(kernel: jax.Array, how: Quantization) -> QuantizedKernel:
@@ -398,9 +392,8 @@ def quantized(module: nnx.Module, how: Quantization | None, head: Sequence[str] 
 
 def dequantized(module: nnx.Module) -> nnx.Module:
     """Returns a module (changed) with plain layers in the place of its quantised ones."""
-    for parts, layer in list(nnx.iter_modules(module)):
-        if isinstance(layer, QuantizedLinear):
-            replace_module(module, ".".join(map(str, parts)), layer.dequantized())
+    for path, layer in list(submodules(module, QuantizedLinear)):
+        replace_module(module, path, layer.dequantized())
     return module
 
 

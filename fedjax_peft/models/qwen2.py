@@ -69,12 +69,5 @@ FAMILY = family_of(
     "Qwen2",
     Qwen2Config,
     form,
-    heads=(
-        "causal_lm",
-        "classification",
-        "two_classifiers",
-        "token_classification",
-        "span_classification",
-    ),
     spans="transformer",
 )

@@ -33,12 +33,5 @@ FAMILY = family_of(
     "Qwen3",
     Qwen3Config,
     form,
-    heads=(
-        "causal_lm",
-        "classification",
-        "two_classifiers",
-        "token_classification",
-        "span_classification",
-    ),
     spans="transformer",
 )

@@ -30,11 +30,11 @@ from fedjax_peft.models import (
     vit,
 )
 from fedjax_peft.models.attention import AttentionForm
-from fedjax_peft.models.base import Model, bind, is_inside
+from fedjax_peft.models.base import Model, bind
 from fedjax_peft.models.blocks import Remat, set_options
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head
-from fedjax_peft.models.modules import replace_module, submodule
+from fedjax_peft.models.modules import is_inside, leaves, replace_module, submodule
 from fedjax_peft.models.quantized import (
     Quantization,
     QuantizedKernel,
@@ -148,6 +148,8 @@ def random_model(
     Raises:
       InputError: an unsupported config, a head that the family does not have, or too little memory.
     """
+    recipe = {"made_by": "random_model", **locals()}
+    recipe |= {"config": dict(config), "head": head.kind, "dtype": str(dtype)}
     family, parsed = parse_config(config, dropout)
     abstract = abstract_module(config, head, dtype=dtype, dropout=dropout)
     set_options(abstract, remat, scan_layers, attention)
@@ -164,18 +166,7 @@ def random_model(
         config=dict(config),
         labels=head.labels,
         dtype=jnp.dtype(dtype),
-        recipe={
-            "made_by": "random_model",
-            "config": dict(config),
-            "head": head.kind,
-            "dtype": str(dtype),
-            "quantize": quantize,
-            "remat": remat,
-            "scan_layers": scan_layers,
-            "attention": attention,
-            "dropout": dropout,
-            "seed": seed,
-        },
+        recipe=recipe,
     )
 
 
@@ -336,8 +327,7 @@ def class_name(model: Model) -> str:
 
 def leaf_shapes(module: nnx.Module) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a module's parameters by leaf name."""
-    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
-    return {".".join(map(str, path)): variable.shape for path, variable in flat}
+    return {name: variable.shape for name, variable in leaves(module).items()}
 
 
 Hold: TypeAlias = Callable[[str, jax.Array], Any]
@@ -420,8 +410,7 @@ def bind_values(values: Mapping[str, Any], abstract: nnx.Module, **info: Any) ->
       abstract: from :func:`abstract_module`; it is changed.
       **info: as for :func:`fedjax_peft.bind`.
     """
-    for path, parameter in nnx.to_flat_state(nnx.state(abstract, nnx.Param)):
-        name = ".".join(map(str, path))
+    for name, parameter in leaves(abstract).items():
         value = values[name]
         if isinstance(value, QuantizedKernel):
             layer = name.removesuffix(".kernel")

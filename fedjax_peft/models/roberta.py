@@ -4,19 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
 from fedjax_peft.models import bert
 from fedjax_peft.models.bert import BertConfig, BertModel
-from fedjax_peft.models.family import Family, Kind
-from fedjax_peft.models.heads import (
-    Head,
-    MlpClassifier,
-    SequenceClassifier,
-    SpanClassifier,
-    TokenClassifier,
-)
+from fedjax_peft.models.family import Family, text_kinds
+from fedjax_peft.models.heads import Head, MlpClassifier, SequenceClassifier
 
 __all__ = ["FAMILY", "RobertaConfig"]
 
@@ -56,34 +49,11 @@ class RobertaForSequenceClassification(SequenceClassifier):
         super().__init__("roberta", _backbone(c, dtype), head, c.hidden_size, c.head_dropout)
         self.classifier = MlpClassifier(c.hidden_size, head.classes, c.head_dropout)
 
-    def logits(self, first: Array) -> Array:
-        return self.classifier(first)
-
-
-def _tokens(c: RobertaConfig, head: Head, dtype: Any) -> nnx.Module:
-    backbone = _backbone(c, dtype)
-    return TokenClassifier("roberta", backbone, c.hidden_size, head.classes, c.head_dropout)
-
-
-def _spans(c: RobertaConfig, head: Head, dtype: Any) -> nnx.Module:
-    return SpanClassifier("roberta", _backbone(c, dtype), c.hidden_size)
-
 
 FAMILY = Family(
     name="Roberta",
     config=RobertaConfig,
-    kinds={
-        "classification": Kind(
-            RobertaForSequenceClassification, ("classifier",), "ForSequenceClassification"
-        ),
-        "two_classifiers": Kind(
-            RobertaForSequenceClassification,
-            ("second_classifier", "classifier"),
-            "ForSequenceClassification",
-        ),
-        "token_classification": Kind(_tokens, ("classifier",), "ForTokenClassification"),
-        "span_classification": Kind(_spans, ("qa_outputs",), "ForQuestionAnswering"),
-    },
+    kinds=text_kinds("roberta", _backbone, RobertaForSequenceClassification, ("classifier",)),
     weights=bert.WEIGHTS,
     renamed=(*bert.LEGACY, (r"^(embeddings|encoder|pooler)\.", r"roberta.\1.")),
     ignored=(r"roberta\.pooler\..+", r"roberta\.embeddings\.position_ids"),

@@ -17,7 +17,7 @@ from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head
 from fedjax_peft.models.images import prepare
-from fedjax_peft.models.layers import UNSEEDED, Dropout, linear
+from fedjax_peft.models.layers import UNSEEDED, Dropout, last_token, linear
 from fedjax_peft.support.errors import InputError
 
 __all__ = ["CNN", "LSTM", "RNN", "CnnConfig", "RecurrentConfig"]
@@ -124,7 +124,7 @@ class NextWord(nnx.Module):
         for drop, layer in zip(self.dropouts, others, strict=True):
             x = layer(drop(x))
         real = batch.get("attention_mask", jnp.ones_like(ids)).astype(bool)
-        last = jnp.max(jnp.where(real, jnp.arange(ids.shape[1])[None], 0), axis=1)
+        last = last_token(ids, real)
         return Outputs(self.lm_head(x), x, last=last)
 
 

@@ -26,13 +26,13 @@ from flax import nnx
 
 from fedjax_peft.contracts import Key, Params, Splits
 from fedjax_peft.models.blocks import Blocks
+from fedjax_peft.models.modules import Path, dotted
 from fedjax_peft.support.errors import InputError
 
 __all__ = [
     "Row",
     "Source",
     "Stack",
-    "dotted",
     "find_stacks",
     "gathered",
     "seeded",
@@ -42,8 +42,6 @@ __all__ = [
     "stacked",
     "unstacked",
 ]
-
-Path = tuple[Any, ...]
 
 _LONGEST_PERIOD = 8
 
@@ -80,11 +78,6 @@ class Source(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """The names of the leaves in the whole module."""
         return tuple(dotted(path) for path in self.members)
-
-
-def dotted(path: Path) -> str:
-    """Returns the name of a path."""
-    return ".".join(map(str, path))
 
 
 # ----------------------------------------------------------------------------------------- modules

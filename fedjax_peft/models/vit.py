@@ -13,9 +13,9 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch
-from fedjax_peft.models.attention import Attending, attention
+from fedjax_peft.models.attention import EncoderAttention
 from fedjax_peft.models.blocks import Blocks
-from fedjax_peft.models.family import Family, Kind, check_heads
+from fedjax_peft.models.family import Family, check_heads, class_kinds
 from fedjax_peft.models.heads import Head, SequenceClassifier
 from fedjax_peft.models.images import prepare
 from fedjax_peft.models.layers import (
@@ -182,7 +182,7 @@ class Embeddings(nnx.Module):
         return self.dropout(x + self.positions((rows, columns)).astype(x.dtype))
 
 
-class Attention(Attending):
+class Attention(EncoderAttention):
     def __init__(self, c: ViTConfig, dtype: Any):
         self.heads = c.num_attention_heads
         self.q_proj = linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
@@ -193,14 +193,8 @@ class Attention(Attending):
         self.dropout = Dropout(c.attention_probs_dropout_prob)
 
     def __call__(self, x: Array, queries: int | None) -> Array:
-        def split(y: Array) -> Array:
-            return y.reshape(*y.shape[:-1], self.heads, -1)
-
-        asking = x[:, :queries]
-        k, v, mask = self.prefix(split(self.k_proj(x)), split(self.v_proj(x)), None)
-        q = split(self.q_proj(asking))
-        y = attention(q, k, v, mask, self.dropout, form=self.form)
-        return self.o_proj(y.reshape(asking.shape))
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        return self.o_proj(self.attend(x, None, queries, project=projections))
 
 
 class Mlp(nnx.Module):
@@ -275,23 +269,11 @@ class ViTForImageClassification(SequenceClassifier):
         super().__init__("vit", ViTModel(c, dtype), head, c.hidden_size, c.hidden_dropout_prob)
         self.classifier = linear(c.hidden_size, head.classes, jnp.float32)
 
-    def logits(self, first: Array) -> Array:
-        return self.classifier(first)
-
 
 FAMILY = Family(
     name="ViT",
     config=ViTConfig,
-    kinds={
-        "classification": Kind(
-            ViTForImageClassification, ("classifier",), "ForImageClassification"
-        ),
-        "two_classifiers": Kind(
-            ViTForImageClassification,
-            ("second_classifier", "classifier"),
-            "ForImageClassification",
-        ),
-    },
+    kinds=class_kinds(ViTForImageClassification, ("classifier",), "ForImageClassification"),
     weights=(
         (r"(.+\.layernorm(?:_before|_after)?)\.weight", r"\1.scale", False),
         (r"(.+)\.weight", r"\1.kernel", True),

@@ -15,7 +15,7 @@ from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import AdapterParam, Model, bind
 from fedjax_peft.models.blocks import Remat, set_options, unset_scan
 from fedjax_peft.models.heads import Head
-from fedjax_peft.models.modules import replace_module, submodule
+from fedjax_peft.models.modules import is_inside, replace_module, submodule, submodules
 from fedjax_peft.models.quantized import (
     Quantization,
     QuantizedLinear,
@@ -37,6 +37,8 @@ __all__ = [
     "attach_module",
     "count",
     "find",
+    "find_linear",
+    "listed",
     "merge",
     "quantize",
     "replace_module",
@@ -142,7 +144,7 @@ def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
 @contextlib.contextmanager
 def _originals(module: nnx.Module, model: Model) -> Iterator[None]:
     """Lets quantised layers read their kernels as they were before."""
-    read, layers = model.original, dict(_named(module, QuantizedLinear))
+    read, layers = model.original, dict(submodules(module, QuantizedLinear))
     if read is None:
         layers = {}
     else:
@@ -191,16 +193,12 @@ def abstract_model(
 ) -> Model:
     """Returns the model of a ``config.json`` with shapes instead of arrays.
 
+    The other arguments are those of :func:`fedjax_peft.random_model`.
+
     Args:
       config: such as ``{"model_type": "roberta", ...}``.
       method: what to attach; without one only the head is trained.
       head: what to predict.
-      dtype: as for ``random_model``, like the other arguments.
-      dropout: likewise.
-      quantize: likewise.
-      remat: likewise.
-      scan_layers: likewise.
-      attention: likewise.
 
     Raises:
       InputError: as loading and attaching would.
@@ -213,11 +211,7 @@ def abstract_model(
         module = quantized(build(), quantize, paths)
         set_options(module, remat, scan_layers, attention)
         model = bind(
-            module,
-            head=paths,
-            config=config,
-            splits=family.splits,
-            dtype=jnp.dtype(dtype),
+            module, head=paths, config=config, splits=family.splits, dtype=jnp.dtype(dtype)
         )
         model = model.replace(frozen=model.compute_frozen())
         bound.append(model if method is None else attach(model, method))
@@ -245,7 +239,7 @@ def merge(model: Model, params: Params | None = None) -> Model:
         model = model.replace(trainable=dict(params))
     module = dequantized(model.replace(frozen=_widened(model.frozen)).module())
     unset_scan(module)
-    adapted = {p: m for p, m in _named(module, Adapted) if not re.search(r"\.base(\.|$)", p)}
+    adapted = {p: m for p, m in submodules(module, Adapted) if not re.search(r"\.base(\.|$)", p)}
     for path, site in adapted.items():
         replace_module(module, path, site.merged())
     # Parameters that a method only marked as trained, such as biases, become ordinary ones again.
@@ -310,8 +304,7 @@ def find(
     Raises:
       InputError: there is no rule, or it matches nothing; the closest names are listed.
     """
-    inside = tuple(f"{path}." for path in head)
-    candidates = {p: m for p, m in _named(module, kinds) if not f"{p}.".startswith(inside)}
+    candidates = {p: m for p, m in submodules(module, kinds) if p and not is_inside(p, head)}
     if not targets:
         raise InputError(
             "No submodule to adapt is named, and this model has no default ones: pass"
@@ -351,10 +344,36 @@ def find(
     return dict(sorted(found.items()))
 
 
-def _named(module: nnx.Module, kinds: type | tuple[type, ...]) -> Iterator[tuple[str, Any]]:
-    for path, inner in nnx.iter_modules(module):
-        if isinstance(inner, kinds) and path:
-            yield ".".join(map(str, path)), inner
+def find_linear(
+    module: nnx.Module,
+    targets: Targets,
+    defaults: Defaults,
+    head: Sequence[str],
+    method: str = "lora",
+) -> dict[str, Any]:
+    """Returns the linear layers to adapt: path -> layer.
+
+    Args:
+      module: where to look.
+      targets: the rule, see :data:`Targets`; None: the model family's for ``method``.
+      defaults: the model family's targets by method.
+      head: module paths of the head.
+      method: whose targets are the default.
+
+    Raises:
+      InputError: as :func:`find`, or a layer is already adapted.
+    """
+    where = defaults.get(method) if targets is None else targets
+    sites = find(module, where, (nnx.Linear, Adapted), head)
+    for path, site in sites.items():
+        if isinstance(site, Adapted) or ".base" in path:
+            raise InputError(f"The submodule {path!r} is already adapted.")
+    return sites
+
+
+def listed(targets: Targets) -> str | tuple[str, ...] | None:
+    """Returns a target rule as an option: a list becomes a tuple."""
+    return targets if targets is None or isinstance(targets, str) else tuple(targets)
 
 
 def _suffixes(paths: Mapping[str, Any]) -> list[str]:

@@ -25,8 +25,17 @@ from fedjax_peft.contracts import Key
 from fedjax_peft.models import layers
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import Residual
+from fedjax_peft.models.modules import is_inside, submodules
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.peft.base import Adapted, Defaults, Method, find, replace_module, submodule
+from fedjax_peft.peft.base import (
+    Adapted,
+    Defaults,
+    Method,
+    find,
+    listed,
+    replace_module,
+    submodule,
+)
 from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = [
@@ -227,7 +236,8 @@ def _method(name: str, placement: Placement, options: Mapping[str, Any]) -> Meth
     options = {**placement._asdict(), **options}
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        make = functools.partial(Bottleneck, **_form(options))
+        form = {name: options[name] for name in ("activation", "init", "scaling")}
+        make = functools.partial(Bottleneck, **form)
         return attach_bottlenecks(module, defaults, key, head, options, make)
 
     return Method(name, options, attach)
@@ -267,7 +277,7 @@ def bottleneck_options(
     return {
         "reduction_factor": reduction_factor,
         "size": size,
-        "targets": targets if targets is None or isinstance(targets, str) else tuple(targets),
+        "targets": listed(targets),
         "activation": activation,
         "init": init,
         "scaling": float(scaling),
@@ -286,11 +296,6 @@ def reduction_factor(width: int, size: int) -> float:
     """Returns a factor for which :func:`bottleneck_size` is ``size``."""
     exact = width / size
     return exact if width // exact == size else width / (size + 0.5)
-
-
-def _form(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that make a :class:`Bottleneck`."""
-    return {name: options[name] for name in ("activation", "init", "scaling")}
 
 
 def attach_bottlenecks(
@@ -312,11 +317,10 @@ def attach_bottlenecks(
         width = site.width if slot else site.out_features
         size = bottleneck_size(width, options["reduction_factor"], options["size"])
         adapter = make(width, size, stream(key, path))
-        new = (
-            AdaptedResidual(site, adapter, options["after_norm"])
-            if slot
-            else AdaptedLinear(site, adapter)
-        )
+        if slot:
+            new: Adapted = AdaptedResidual(site, adapter, options["after_norm"])
+        else:
+            new = AdaptedLinear(site, adapter)
         replace_module(module, path, new)
     return module
 
@@ -330,12 +334,10 @@ def _sites(
         where = defaults.get("opendelta") if targets is None else targets
         return find(module, where, (nnx.Linear, Residual, Adapted), head)
     slots = {
-        ".".join(map(str, path)): found
-        for path, found in nnx.iter_modules(module)
-        if isinstance(found, Residual)
+        path: slot
+        for path, slot in sorted(submodules(module, Residual), key=lambda found: found[0])
+        if not is_inside(path, head)
     }
-    inside = tuple(f"{path}." for path in head)
-    slots = {path: slot for path, slot in sorted(slots.items()) if not path.startswith(inside)}
     found = {path: slot for path, slot in slots.items() if slot.place in places}
     if not found:
         has = ", ".join(sorted({slot.place for slot in slots.values()})) or "none"

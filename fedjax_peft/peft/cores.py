@@ -13,7 +13,7 @@ from flax import nnx
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.numerics.linalg import qr
-from fedjax_peft.peft.base import Adapted, Defaults, Targets, find
+from fedjax_peft.peft.base import Adapted, Defaults, Targets, find_linear
 from fedjax_peft.peft.lora import frozen_output
 from fedjax_peft.support.errors import InputError
 
@@ -56,11 +56,8 @@ def core_sites(
     Raises:
       InputError: the rule matches nothing, a layer is already adapted, or a side is too small.
     """
-    where = defaults.get("lora") if targets is None else targets
-    sites = find(module, where, (nnx.Linear, Adapted), head)
+    sites = find_linear(module, targets, defaults, head)
     for path, site in sites.items():
-        if isinstance(site, Adapted) or ".base" in path:
-            raise InputError(f"The submodule {path!r} is already adapted.")
         n_in, n_out = site.kernel.shape
         if rank > min(n_in, n_out):
             raise InputError(

@@ -93,15 +93,4 @@ def dora(
       InputError: an impossible option here; a target or pattern that matches nothing, or a rank
         above a matrix's side, when it is attached.
     """
-    options = low_rank_options(
-        rank=rank,
-        alpha=alpha,
-        targets=targets,
-        init=init,
-        dropout=dropout,
-        rslora=rslora,
-        rank_pattern=rank_pattern,
-        alpha_pattern=alpha_pattern,
-    )
-
-    return low_rank_method("dora", options, DoRALinear)
+    return low_rank_method("dora", low_rank_options(**locals()), DoRALinear)

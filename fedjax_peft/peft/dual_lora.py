@@ -74,16 +74,7 @@ def dual_lora(
     Raises:
       InputError: as :func:`fedjax_peft.lora`; when it is attached, an unknown width.
     """
-    options = low_rank_options(
-        rank=rank,
-        alpha=alpha,
-        targets=targets,
-        init=init,
-        dropout=dropout,
-        rslora=rslora,
-        rank_pattern=rank_pattern,
-        alpha_pattern=alpha_pattern,
-    )
+    options = low_rank_options(**locals())
 
     def complete(model: Model) -> Model:
         size = width or next((model.config[k] for k in _WIDTHS if k in model.config), None)
@@ -98,5 +89,4 @@ def dual_lora(
             kinds={**model.kinds, REFERENCE: "adapter"},
         )
 
-    options |= {"width": width}
     return low_rank_method("dual_lora", options, DualLoRALinear, complete=complete)

@@ -8,7 +8,15 @@ from flax import nnx
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
-from fedjax_peft.peft.base import Adapted, Defaults, Method, find, replace_module
+from fedjax_peft.peft.base import (
+    Adapted,
+    Defaults,
+    Method,
+    find,
+    find_linear,
+    listed,
+    replace_module,
+)
 from fedjax_peft.support.errors import InputError, nearest
 
 __all__ = ["IA3Linear", "ia3"]
@@ -64,12 +72,9 @@ def ia3(
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         del key
-        where = defaults.get("ia3") if targets is None else targets
-        sites = find(module, where, (nnx.Linear, Adapted), head)
+        sites = find_linear(module, targets, defaults, head, "ia3")
         inner = _feed_forward(module, sites, defaults, head)
         for path, site in sites.items():
-            if isinstance(site, Adapted) or ".base" in path:
-                raise InputError(f"The submodule {path!r} is already adapted.")
             replace_module(module, path, IA3Linear(site, path in inner))
         return module
 
@@ -89,9 +94,5 @@ def ia3(
             )
         return found
 
-    options = {"targets": _listed(targets), "feed_forward": _listed(feed_forward)}
+    options = {"targets": listed(targets), "feed_forward": listed(feed_forward)}
     return Method("ia3", options, attach)
-
-
-def _listed(targets: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
-    return targets if targets is None or isinstance(targets, str) else tuple(targets)

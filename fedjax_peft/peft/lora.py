@@ -17,17 +17,18 @@ from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.models.layers import Dropout, FusedLinear
 from fedjax_peft.models.quantized import QuantizedLinear
-from fedjax_peft.numerics.linalg import (
-    FRESH,
-    canonical,
-    dead_directions,
-    orthonormal_rows,
-    revived,
-    svd,
-)
 from fedjax_peft.numerics.precision import is_wider, split
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.peft.base import Adapted, Defaults, Method, Targets, find, replace_module
+from fedjax_peft.peft.base import (
+    Adapted,
+    Defaults,
+    Method,
+    Targets,
+    find_linear,
+    listed,
+    replace_module,
+)
+from fedjax_peft.peft.lora_starts import orthonormal_factors, principal_factors, random_factors
 from fedjax_peft.peft.quantized_start import quantized_start
 from fedjax_peft.support.errors import InputError, nearest
 
@@ -173,23 +174,11 @@ def lora(
       InputError: an impossible option here; a target, pattern or part that matches nothing, or a
         rank above a matrix's side, when it is attached.
     """
-    options = low_rank_options(
-        rank=rank,
-        alpha=alpha,
-        targets=targets,
-        init=init,
-        inits=("kaiming", "gaussian", *_SHAPED),
-        dropout=dropout,
-        rslora=rslora,
-        rank_pattern=rank_pattern,
-        alpha_pattern=alpha_pattern,
-        parts=parts,
-    )
-
+    options = low_rank_options(**locals(), inits=("kaiming", "gaussian", *_SHAPED))
     if loftq_iterations < 1:
         raise InputError(f"loftq_iterations = {loftq_iterations} must be at least 1.")
-    if init == "loftq":
-        options |= {"loftq_iterations": loftq_iterations}
+    if init != "loftq":
+        del options["loftq_iterations"]
     return low_rank_method("lora", options, LoRALinear, start_shapes_frozen=init in _SHAPED)
 
 
@@ -205,8 +194,12 @@ def low_rank_options(
     rank_pattern: Mapping[str, int] | None,
     alpha_pattern: Mapping[str, float] | None,
     parts: Sequence[str] | None = None,
+    **others: Any,
 ) -> dict[str, Any]:
-    """Returns the checked options of a low-rank method, for :func:`low_rank_method`."""
+    """Returns the checked options of a low-rank method, for :func:`low_rank_method`.
+
+    Methods call it with all their arguments; ``others`` are options that only one of them has.
+    """
     ranks, alphas = dict(rank_pattern or {}), dict(alpha_pattern or {})
     for r in (rank, *ranks.values()):
         if r < 1:
@@ -221,13 +214,14 @@ def low_rank_options(
     return {
         "rank": rank,
         "alpha": float(rank if alpha is None else alpha),
-        "targets": targets if targets is None or isinstance(targets, str) else tuple(targets),
+        "targets": listed(targets),
         "init": init,
         "dropout": dropout,
         "rslora": rslora,
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
         "parts": None if parts is None else tuple(parts),
+        **others,
     }
 
 
@@ -266,9 +260,7 @@ def _attach_low_rank(
     layer: Callable[..., nnx.Module],
 ) -> dict[str, nnx.Module]:
     """Puts a low-rank layer at every target; returns the new layers by module path."""
-    chosen: Targets = options["targets"]
-    where = defaults.get("lora") if chosen is None else chosen
-    sites = find(module, where, (nnx.Linear, Adapted), head)
+    sites = find_linear(module, options["targets"], defaults, head)
     for pattern in (*options["rank_pattern"], *options["alpha_pattern"]):
         if not any(_matches(pattern, path) for path in sites):
             raise InputError(
@@ -277,8 +269,6 @@ def _attach_low_rank(
     # Whole kernels get factors, or parts of kernels, under the names of the parts.
     shapes, ranks, scales = {}, {}, {}
     for path, site in sites.items():
-        if isinstance(site, Adapted) or ".base" in path:
-            raise InputError(f"The submodule {path!r} already has LoRA attached.")
         for name, kernel in _shapes(path, site, options["parts"]).items():
             r = by_pattern(options["rank_pattern"], path, options["rank"])
             if r > min(kernel.shape):
@@ -293,7 +283,7 @@ def _attach_low_rank(
         factors = _shaped_start(sites, options, ranks, scales)
     else:
         factors = {
-            name: _random(options["init"], shape, ranks[name], stream(key, name))
+            name: random_factors(options["init"], shape, ranks[name], stream(key, name))
             for name, shape in shapes.items()
         }
     dropout = options["dropout"]
@@ -407,87 +397,3 @@ def by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
 def scaling(rank: int, alpha: float, rslora: bool) -> float:
     """Returns LoRA's scale s."""
     return alpha / (math.sqrt(rank) if rslora else rank)
-
-
-def principal_factors(
-    kernels: Mapping[str, jax.Array], ranks: Mapping[str, int], scales: Mapping[str, float]
-) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
-    """Returns FeDeRA's (A, B) of every kernel ``[in, out]``, and the residual kernels.
-
-    ``A = U_r sqrt(S_r / s)``, ``B = sqrt(S_r / s) V_rᵀ``, residual ``W - s·AB``: FeDeRA Eq 6-10
-    with corrected indices; dividing by s makes the start exact for any alpha. Signs are canonical,
-    so that the start is the same on every backend. A direction whose singular value is zero gets
-    B = 0 and an A of the length of a Kaiming start, so that it can train; the residual keeps the
-    rounding noise in that direction.
-    """
-    return _each_alike(_principal, kernels, ranks, scales)
-
-
-def orthonormal_factors(
-    kernels: Mapping[str, jax.Array], ranks: Mapping[str, int], scales: Mapping[str, float]
-) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
-    """Returns OLoRA's and ILoRA's (A, B) of every kernel ``[in, out]``, and the residual kernels.
-
-    With ``Wᵀ = Q R``: ``B = (Q_{:, :r})ᵀ``, ``A = (R_{:r, :})ᵀ / s``, residual ``W - s·AB``. R's
-    diagonal is not negative. Hugging Face PEFT (``init_lora_weights="olora"``) does not divide by
-    s; the start is the same for s = 1. Without pivoting, the first r columns of Q span the weights
-    of the first r **input features**: the factors hold these weights whole, and the residual has
-    zeros there. The first columns of Q need those of Wᵀ only.
-    """
-    return _each_alike(_orthonormal, kernels, ranks, scales)
-
-
-def _each_alike(
-    decompose: Callable[[jax.Array, int, float], tuple[jax.Array, ...]],
-    kernels: Mapping[str, jax.Array],
-    ranks: Mapping[str, int],
-    scales: Mapping[str, float],
-) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
-    """Returns factors and residuals by name; kernels of one shape, rank and scale go together."""
-    factors, residuals = {}, {}
-    alike = {name: (k.shape, ranks[name], scales[name]) for name, k in kernels.items()}
-    for shape, rank, scale in sorted(set(alike.values())):
-        names = [n for n, what in alike.items() if what == (shape, rank, scale)]
-        stacked = jnp.stack([kernels[n].astype(jnp.float32) for n in names])
-        a, b, rest = decompose(stacked, rank, scale)
-        for i, name in enumerate(names):
-            factors[name] = (a[i], b[i])
-            residuals[name] = rest[i].astype(kernels[name].dtype)
-    return factors, residuals
-
-
-@jax.jit(static_argnums=(1, 2))
-def _principal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, ...]:
-    def one(kernel: jax.Array) -> tuple[jax.Array, ...]:
-        u, s, vt = svd(kernel, full_matrices=False)
-        u, s, vt = canonical(u[:, :rank], s[:rank], vt[:rank])
-        dead = dead_directions(s, kernel.shape)
-        root = jnp.sqrt(s / scale)
-        a = revived(u, dead) * jnp.where(dead, FRESH, root)[None]
-        b = jnp.where(dead, 0.0, root)[:, None] * vt
-        return a, b, kernel - scale * jnp.matmul(a, b, precision="highest")
-
-    # One matrix at a time, because concurrent batched LAPACK calls deadlock small CPU thread pools.
-    return jax.lax.map(one, kernels)
-
-
-@jax.jit(static_argnums=(1, 2))
-def _orthonormal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, ...]:
-    def one(kernel: jax.Array) -> tuple[jax.Array, ...]:
-        b = orthonormal_rows(kernel[:rank])
-        # R is upper triangular; the product has rounding errors below its diagonal.
-        r = jnp.triu(jnp.matmul(b, kernel.T, precision="highest"))
-        a = r.T / scale
-        return a, b, kernel - scale * jnp.matmul(a, b, precision="highest")
-
-    return jax.lax.map(one, kernels)  # one at a time, as in _principal
-
-
-def _random(init: str, shape: tuple[int, ...], rank: int, key: Key) -> tuple[jax.Array, jax.Array]:
-    n_in, n_out = shape
-    if init == "kaiming":
-        bound = 1 / math.sqrt(n_in)
-        a = jax.random.uniform(key, (n_in, rank), minval=-bound, maxval=bound)
-    else:
-        a = jax.random.normal(key, (n_in, rank)) / rank
-    return a, jnp.zeros((rank, n_out))

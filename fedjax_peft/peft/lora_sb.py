@@ -31,7 +31,7 @@ from fedjax_peft.contracts import Batch, Key, Params, Task
 from fedjax_peft.models.base import AdapterConst, AdapterParam, Model
 from fedjax_peft.numerics.linalg import canonical, svd
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.peft.base import Defaults, Method, replace_module
+from fedjax_peft.peft.base import Defaults, Method, listed, replace_module
 from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
 from fedjax_peft.support.errors import InputError
 
@@ -69,17 +69,16 @@ def lora_sb(rank: int = 64, *, targets: str | Sequence[str] | None = None) -> Me
     """
     if rank < 1:
         raise InputError(f"rank = {rank} must be at least 1.")
-    chosen = targets if targets is None or isinstance(targets, str) else tuple(targets)
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        for path, site in core_sites(module, chosen, defaults, head, rank).items():
+        for path, site in core_sites(module, targets, defaults, head, rank).items():
             n_in, n_out = site.kernel.shape
             a = orthonormal(stream(key, path, "a"), n_in, rank)
             b = orthonormal(stream(key, path, "b"), n_out, rank).T
             replace_module(module, path, SBLinear(site, a, jnp.zeros((rank, rank)), b))
         return module
 
-    options = {"rank": rank, "targets": chosen}
+    options = {"rank": rank, "targets": listed(targets)}
     return Method("lora_sb", options, attach, start_missing=_start_missing)
 
 

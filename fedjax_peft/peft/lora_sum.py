@@ -101,19 +101,10 @@ def lora_sum(
     Raises:
       InputError: names that are no different Python names; as :func:`fedjax_peft.lora`.
     """
-    names = tuple(names)
+    options = low_rank_options(**locals())
+    options["names"] = names = tuple(names)
     usable = all(n.isidentifier() and not hasattr(LoRASumLinear, n) for n in names)
     if not names or not usable or len({*names, "base", "names", "dropout"}) < len(names) + 3:
         raise InputError(f"names = {list(names)} must be different names such as 'root'.")
-    options = low_rank_options(
-        rank=rank,
-        alpha=alpha,
-        targets=targets,
-        init=init,
-        dropout=dropout,
-        rslora=rslora,
-        rank_pattern=rank_pattern,
-        alpha_pattern=alpha_pattern,
-    )
     layer = partial(LoRASumLinear, names=names)
-    return low_rank_method("lora_sum", {**options, "names": names}, layer)
+    return low_rank_method("lora_sum", options, layer)

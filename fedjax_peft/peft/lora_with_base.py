@@ -42,17 +42,7 @@ def lora_with_base(
     Raises:
       InputError: as :func:`fedjax_peft.lora`; a quantised layer, when it is attached.
     """
-    options = low_rank_options(
-        rank=rank,
-        alpha=alpha,
-        targets=targets,
-        init=init,
-        dropout=dropout,
-        rslora=rslora,
-        rank_pattern=rank_pattern,
-        alpha_pattern=alpha_pattern,
-    )
-
+    options = low_rank_options(**locals())
     return low_rank_method("lora_with_base", options, LoRALinear, _train_base)
 
 

@@ -67,16 +67,7 @@ def mixed_lora(
     Raises:
       InputError: as :func:`fedjax_peft.lora`.
     """
-    options = low_rank_options(
-        rank=rank,
-        alpha=alpha,
-        targets=targets,
-        init=init,
-        dropout=dropout,
-        rslora=rslora,
-        rank_pattern=rank_pattern,
-        alpha_pattern=alpha_pattern,
-    )
+    options = low_rank_options(**locals())
 
     def start_mixer(path: str, site: MixedLoRALinear, key: Key) -> None:
         shape, own = site.mixer[...].shape, stream(key, f"{path}.mixer")

@@ -10,6 +10,7 @@ from flax import nnx
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import TokenEmbed
+from fedjax_peft.models.modules import submodules
 from fedjax_peft.peft.base import Adapted, Defaults, Method, replace_module
 from fedjax_peft.support.errors import InputError
 
@@ -99,11 +100,6 @@ def places(module: nnx.Module, kind: type, adapted: type) -> dict[str, Any]:
     Raises:
       InputError: the module already has a submodule of the type ``adapted``.
     """
-    found = {}
-    for parts, site in nnx.iter_modules(module):
-        path = ".".join(map(str, parts))
-        if isinstance(site, adapted):
-            raise InputError(f"The submodule {path!r} is already adapted.")
-        if isinstance(site, kind):
-            found[path] = site
-    return found
+    for path, _ in submodules(module, adapted):
+        raise InputError(f"The submodule {path!r} is already adapted.")
+    return dict(submodules(module, kind))

@@ -19,7 +19,7 @@ from flax import nnx
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.peft.base import Defaults, Method, replace_module
+from fedjax_peft.peft.base import Defaults, Method, listed, replace_module
 from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
 from fedjax_peft.support.errors import InputError
 
@@ -73,8 +73,7 @@ def ravan(
         raise InputError(f"rank = {rank} and heads = {heads} must be at least 1.")
     if init not in ("gram_schmidt", "normal"):
         raise InputError(f"init = {init!r} is not one of gram_schmidt, normal.")
-    chosen = targets if targets is None or isinstance(targets, str) else tuple(targets)
-    options = {"rank": rank, "heads": heads, "targets": chosen, "init": init}
+    options = {"rank": rank, "heads": heads, "targets": listed(targets), "init": init}
 
     def bases(key: Key, size: int) -> jax.Array:
         """Returns ``[heads, size, rank]``."""
@@ -87,7 +86,7 @@ def ravan(
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         room = heads * rank if init == "gram_schmidt" else rank
-        for path, site in core_sites(module, chosen, defaults, head, room).items():
+        for path, site in core_sites(module, targets, defaults, head, room).items():
             n_in, n_out = site.kernel.shape
             a = bases(stream(key, path, "a"), n_in)
             b = bases(stream(key, path, "b"), n_out).transpose(0, 2, 1)

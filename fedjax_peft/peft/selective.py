@@ -13,8 +13,9 @@ from flax import nnx
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import RMSNorm
+from fedjax_peft.models.modules import is_inside, leaves, submodules
 from fedjax_peft.models.quantized import QuantizedLinear
-from fedjax_peft.peft.base import Defaults, Method, find
+from fedjax_peft.peft.base import Defaults, Method, find, listed
 from fedjax_peft.support.errors import InputError
 
 __all__ = ["bitfit", "full", "head_only", "layer_norm"]
@@ -44,8 +45,7 @@ def bitfit(targets: str | Sequence[str] | None = None) -> Method:
             owners = {path: owner for path, owner in owners.items() if path in named}
         return _train(module, head, lambda path, _, name: name == "bias" and path in owners, "bias")
 
-    listed = targets if targets is None or isinstance(targets, str) else tuple(targets)
-    return Method("bitfit", {"targets": listed}, attach)
+    return Method("bitfit", {"targets": listed(targets)}, attach)
 
 
 def layer_norm() -> Method:
@@ -57,12 +57,8 @@ def layer_norm() -> Method:
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         del defaults, key
-        return _train(
-            module,
-            head,
-            lambda _, owner, __: isinstance(owner, nnx.LayerNorm | RMSNorm),
-            "layer norm",
-        )
+        norms = nnx.LayerNorm | RMSNorm
+        return _train(module, head, lambda _, owner, __: isinstance(owner, norms), "layer norm")
 
     return Method("layer_norm", {}, attach)
 
@@ -76,7 +72,7 @@ def full() -> Method:
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         del defaults, key
-        if any(isinstance(layer, QuantizedLinear) for _, layer in nnx.iter_modules(module)):
+        if any(submodules(module, QuantizedLinear)):
             raise InputError(
                 "Full fine-tuning trains all weights, and those of this model are quantised, so"
                 " they never change. Load the model without quantize, or attach an adapter."
@@ -122,9 +118,7 @@ def _train(module: nnx.Module, head: Sequence[str], chosen: Chosen, what: str) -
 
 
 def _refuse_adapted(module: nnx.Module) -> None:
-    trained = nnx.to_flat_state(nnx.state(module, AdapterParam))
-    if len(trained):
-        name = ".".join(map(str, trained[0][0]))
+    for name in leaves(module, AdapterParam):
         raise InputError(f"The model is already adapted: {name!r} is trained.")
 
 
@@ -132,10 +126,8 @@ def _parameters(
     module: nnx.Module, head: Sequence[str] = ()
 ) -> Iterator[tuple[str, nnx.Module, str]]:
     """Yields (module path, module, parameter name) of every parameter outside the head."""
-    inside = tuple(f"{path}." for path in head)
-    for parts, owner in nnx.iter_modules(module):
-        path = ".".join(map(str, parts))
-        if not f"{path}.".startswith(inside):
+    for path, owner in submodules(module):
+        if not is_inside(path, head):
             for name, value in list(vars(owner).items()):
                 if isinstance(value, nnx.Param):
                     yield path, owner, name

@@ -78,16 +78,7 @@ def slora(
     """
     if not 0 < density <= 1:
         raise InputError(f"density = {density!r} must be above 0 and at most 1.")
-    options = low_rank_options(
-        rank=rank,
-        alpha=alpha,
-        targets=targets,
-        init=init,
-        dropout=dropout,
-        rslora=rslora,
-        rank_pattern=rank_pattern,
-        alpha_pattern=alpha_pattern,
-    )
+    options = low_rank_options(**locals())
 
     def draw_places(path: str, site: SparseLoRALinear, key: Key) -> None:
         n_in, n_out = site.base.kernel.shape
@@ -97,5 +88,4 @@ def slora(
         site.sparse_index.set_value(jnp.sort(places).astype(jnp.int32))
         site.sparse_values.set_value(jnp.zeros(count))
 
-    options |= {"density": density}
     return low_rank_method("slora", options, SparseLoRALinear, draw_places)

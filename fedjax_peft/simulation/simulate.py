@@ -184,6 +184,7 @@ def simulate(
     check_step_memory(session, model, schedule, clients.data, placement.lanes)
     state = session.init(seed)
     private = _private(given, session, schedule)
+    parts = _parts(given, session, state, private)
     recorded = records.config is not None and "point" not in records.config
     metadata = _settings(given, session, schedule)
     metadata = {**({} if recorded else metadata), **(records.config or {})}
@@ -197,27 +198,7 @@ def simulate(
     ):
         if record.out is not None:
             _save_start(record.out, given, session, recipe=not recorded)
-        loop = Loop(
-            session=session,
-            model=model,
-            tested=_tests(given, session),
-            costs=_costs(given, session, state),
-            record=record,
-            phases=phases,
-            request=request,
-            stop=watched(evaluation.stop, private),
-            rounds=rounds,
-            system=system,
-            evaluation=evaluation,
-            checkpoint_every=records.checkpoint_every,
-            private=private,
-            local=LocalTest(session, test, evaluation.batch_size)
-            if "local" in evaluation.diagnostics
-            else None,
-            wrapped_for=federation_of(schedule, clients.data, algorithm)
-            if privacy is not None or attack is not None
-            else None,
-        )
+        loop = Loop(**parts, record=record, phases=phases, request=request)
         state = _train(loop, state, given)
     server, client_state = whole((state.server, session.trimmed(state).client_state))
     return Run(
@@ -232,6 +213,31 @@ def simulate(
         _text_length(clients.data),
         session.setup.task,
     )
+
+
+def _parts(
+    given: SimpleNamespace, session: Session, state: State, private: Accounted | None
+) -> dict[str, Any]:
+    """Returns the parts of the loop over rounds that need no run directory."""
+    evaluation, wrapping = given.evaluation, (given.privacy, given.attack)
+    facts = federation_of(session.schedule(given.seed), given.clients.data, session.setup.algorithm)
+    local = None
+    if "local" in evaluation.diagnostics:
+        local = LocalTest(session, given.test, evaluation.batch_size)
+    return {
+        "session": session,
+        "model": given.model,
+        "tested": _tests(given, session),
+        "costs": _costs(given, session, state),
+        "stop": watched(evaluation.stop, private),
+        "rounds": given.rounds,
+        "system": given.system,
+        "evaluation": evaluation,
+        "checkpoint_every": given.records.checkpoint_every,
+        "private": private,
+        "local": local,
+        "wrapped_for": None if wrapping == (None, None) else facts,
+    }
 
 
 def _check(given: SimpleNamespace) -> None:

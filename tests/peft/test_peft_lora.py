@@ -13,7 +13,8 @@ from fedjax_peft.models.base import AdapterParam, bind
 from fedjax_peft.models.layers import FusedLinear
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach, attach_module
-from fedjax_peft.peft.lora import LoRALinear, orthonormal_factors, principal_factors
+from fedjax_peft.peft.lora import LoRALinear
+from fedjax_peft.peft.lora_starts import orthonormal_factors, principal_factors
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -295,7 +296,7 @@ def test_attaching_twice():
     with pytest.raises(InputError, match="already has 'lora'"):
         attach(model, lora(4))
     module = attach_module(tiny().module(), lora(4, targets=["query"]))
-    with pytest.raises(InputError, match=r"query.* already has LoRA"):
+    with pytest.raises(InputError, match=r"query.* already adapted"):
         attach_module(module, lora(4, targets=["query"]))
 
 

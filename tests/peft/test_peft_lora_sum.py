@@ -87,5 +87,5 @@ def test_attaching_twice_and_options_out_of_range_are_refused():
     with pytest.raises(InputError, match="rank = 0"):
         lora_sum(0)
     module = attach_module(tiny().module(), lora_sum(2, targets=["query"]))
-    with pytest.raises(InputError, match=r"query.* already has LoRA"):
+    with pytest.raises(InputError, match=r"query.* already adapted"):
         attach_module(module, lora_sum(2, targets=["query"]))

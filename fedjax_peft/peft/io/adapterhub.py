@@ -14,10 +14,11 @@ import numpy as np
 from flax import nnx
 
 from fedjax_peft.contracts import Key, Params
-from fedjax_peft.models.base import Model, is_inside
+from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import read_json, source_name
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.layers import Residual
+from fedjax_peft.models.modules import is_inside, leaves, submodules
 from fedjax_peft.models.registry import FAMILIES, class_name
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.bottleneck import (
@@ -32,6 +33,7 @@ from fedjax_peft.peft.bottleneck import (
 )
 from fedjax_peft.peft.io.files import (
     Tensors,
+    head_tensors,
     read_tensors,
     to_torch,
     write_json,
@@ -163,7 +165,6 @@ def export_adapterhub(
     }
     width = next(iter(sites.values())).base.width
     options = model.method.options
-    head = {leaf: params[leaf] for leaf, kind in model.kinds.items() if kind == "head"}
     metadata: dict[str, Any] = {
         "model_type": model.config["model_type"],
         "model_name": origin(model) if base_model is None else base_model,
@@ -187,12 +188,7 @@ def export_adapterhub(
     target.mkdir(parents=True, exist_ok=True)
     write_tensors(target / "adapter.safetensors", tensors)
     write_json(target / "adapter_config.json", {**metadata, "name": name, "config": config})
-    if head:
-        family = FAMILIES[model.config["model_type"]]
-        held = {}
-        for leaf, value in head.items():
-            theirs, transposed = source_name(leaf, family)
-            held[theirs] = to_torch(value, transposed)
+    if held := head_tensors(model, params):
         write_tensors(target / "model_head.safetensors", held)
         labels = {label: i for i, label in enumerate(model.labels)}
         extra = {"name": None, "config": None, "label2id": labels, "num_labels": len(labels)}
@@ -225,14 +221,14 @@ def _check(model: Model, params: Params, name: str) -> _Names:
 
 def _check_places(module: nnx.Module) -> dict[str, AdaptedResidual]:
     """Returns the adapted slots by path, or raises if the format cannot hold them."""
-    adapted = _found(module, AdaptedResidual)
+    adapted = dict(submodules(module, AdaptedResidual))
     places = {site.base.place for site in adapted.values()}
     slots = {
         path.removesuffix(".base")
-        for path, slot in _found(module, Residual).items()
+        for path, slot in submodules(module, Residual)
         if slot.place in places
     }
-    adapters = {path.removesuffix(".adapter") for path in _found(module, Bottleneck)}
+    adapters = {path.removesuffix(".adapter") for path, _ in submodules(module, Bottleneck)}
     if odd := sorted(slots ^ adapters):
         raise InputError(
             "AdapterHub's format has adapters in all layers, after attention, after feed-forward or"
@@ -347,7 +343,7 @@ def _fit(
     """Returns the adapters' variables with their values, and what does not fit."""
     names = _NAMES[kind]
     wanted, problems = {}, []
-    for path, site in _found(module, AdaptedResidual).items():
+    for path, site in submodules(module, AdaptedResidual):
         if not path.startswith(f"{names.layers_here or names.layers}."):
             problems.append(f"{path} is not a place of a {kind} model")
             continue
@@ -363,7 +359,9 @@ def _fit_head(
     """Returns the head's variables with their values, and what does not fit."""
     family = FAMILIES[kind]
     wanted = {}
-    for leaf, variable in _head_leaves(module, head).items():
+    for leaf, variable in leaves(module).items():
+        if not is_inside(leaf, head):
+            continue
         theirs, transposed = source_name(leaf, family)
         # A pooler that is part of the base model may be absent, because adapters does not train it.
         if theirs in tensors or leaf.startswith(f"{head[-1]}."):
@@ -405,12 +403,6 @@ def _matched(
 # ------------------------------------------------------------------------------------------ sites
 
 
-def _found(module: nnx.Module, kind: type) -> dict[str, Any]:
-    """Returns the submodules of a kind, by path."""
-    every = {".".join(map(str, path)): found for path, found in nnx.iter_modules(module)}
-    return {path: every[path] for path in sorted(every) if isinstance(every[path], kind)}
-
-
 def _leaves(site: AdaptedResidual) -> list[tuple[nnx.Variable, str]]:
     """Returns a site's variables and their names in ``adapters``."""
     down, up = site.adapter.down, site.adapter.up
@@ -426,9 +418,3 @@ def _site(names: _Names, path: str, site: AdaptedResidual) -> str:
     """Returns the path in ``adapters`` of the module that holds a site's adapters."""
     layer = next(part for part in path.split(".") if part.isdigit())
     return f"{names.layers}.{layer}.{names.places[site.base.place]}"
-
-
-def _head_leaves(module: nnx.Module, head: Sequence[str]) -> dict[str, nnx.Variable]:
-    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
-    leaves = {".".join(map(str, path)): variable for path, variable in flat}
-    return {leaf: variable for leaf, variable in leaves.items() if is_inside(leaf, head)}

@@ -56,13 +56,7 @@ _PIPELINES = {
     "AutoModelForImageClassification": "image-classification",
     "AutoModelForCausalLM": "text-generation",
 }
-_AUTO = (
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForQuestionAnswering",
-    "ForImageClassification",
-)
-"""Ends of Hugging Face's class names that ``AutoModel...`` has too."""
+"""Class -> its pipeline. The ends of the names are those of the families' classes."""
 
 
 def describe(model: Model, directory: str | Path, format: Format) -> str:
@@ -168,8 +162,8 @@ def card(model: Model, format: Format, base_model: str | None = None) -> str:
 
 def _auto_class(model: Model) -> str:
     name = class_name(model)
-    found = next((end for end in _AUTO if name.endswith(end)), None)
-    return f"AutoModel{found}" if found else "AutoModelForCausalLM"
+    ends = {auto: auto.removeprefix("AutoModel") for auto in _PIPELINES}
+    return next((auto for auto, end in ends.items() if name.endswith(end)), "AutoModelForCausalLM")
 
 
 def _notes(model: Model, directory: Path, format: Format) -> list[str]:

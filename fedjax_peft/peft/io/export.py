@@ -81,13 +81,10 @@ def export_clients(
 ) -> Path:
     """Writes an export for each client, ``client_0000`` and so on; returns the directory.
 
+    The other arguments are those of :func:`export`.
+
     Args:
-      model: as for :func:`export`.
       clients: number and trained leaves of each client.
-      directory: as for :func:`export`.
-      format: as for :func:`export`.
-      base_model: as for :func:`export`.
-      overwrite: as for :func:`export`.
 
     Raises:
       InputError: as :func:`export`.

@@ -8,6 +8,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from fedjax_peft.contracts import Params
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.checkpoint import broken, only_pickle, source_name
+from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.numerics.linalg import is_finite
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
@@ -16,6 +20,7 @@ __all__ = [
     "FORMATS",
     "Format",
     "Tensors",
+    "head_tensors",
     "read_tensors",
     "to_torch",
     "write_json",
@@ -34,6 +39,16 @@ def to_torch(value: Any, transposed: bool = False) -> np.ndarray:
     """Returns an array as float32 in C order, transposed on request."""
     array = np.asarray(value, np.float32)
     return np.ascontiguousarray(array.T if transposed else array)
+
+
+def head_tensors(model: Model, params: Params) -> Tensors:
+    """Returns the trained leaves of the head."""
+    family, tensors = FAMILIES[model.config["model_type"]], {}
+    for leaf, kind in model.kinds.items():
+        if kind == "head":
+            theirs, transposed = source_name(leaf, family)
+            tensors[theirs] = to_torch(params[leaf], transposed)
+    return tensors
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
@@ -65,17 +80,10 @@ def read_tensors(path: Path, pickles: str, convert: str) -> Tensors:
             tensors = {name: np.asarray(file.get_tensor(name), np.float32) for name in names}
     except FileNotFoundError:
         if found := sorted(p.name for p in path.parent.glob(pickles)):
-            raise InputError(
-                f"{path.parent} holds its weights only as pickle ({found[0]}), which can run any"
-                " code when it is read and is refused. Convert it to safetensors first"
-                f" ({convert})."
-            ) from None
+            raise only_pickle(path.parent, found[0], convert) from None
         raise InputError(f"{path.parent} holds no {path.name}.") from None
     except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is not a whole safetensors file ({error}). It may be truncated: fetch it"
-            " again."
-        ) from None
+        raise broken(path, error) from None
     if damaged := [name for name, x in tensors.items() if not is_finite(x)]:
         raise InputError(
             f"{path} holds values that are not finite (NaN or infinity) in {len(damaged)}"

@@ -7,20 +7,22 @@ would take a directory with a ``config.json`` for a whole model.
 """
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import source_name
 from fedjax_peft.models.hub import origin
+from fedjax_peft.models.modules import submodules
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import submodule
 from fedjax_peft.peft.cores import CoreLinear
-from fedjax_peft.peft.io.files import Tensors, to_torch, write_json, write_tensors
+from fedjax_peft.peft.io.files import Tensors, head_tensors, to_torch, write_json, write_tensors
 from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.peft.lora_sum import LoRASumLinear
 from fedjax_peft.support.errors import InputError
@@ -67,10 +69,7 @@ def write_peft(
     # PEFT wraps the model in two modules, or in one module for a prompt.
     prefix = "base_model." if model.method.name == "prompt_tuning" else "base_model.model."
     whole = {n if n == "prompt_embeddings" else prefix + n: x for n, x in tensors.items()}
-    for leaf, kind in model.kinds.items():
-        if kind == "head":
-            theirs, transposed = source_name(leaf, _family(model))
-            whole[prefix + theirs] = to_torch(params[leaf], transposed)
+    whole |= {prefix + n: x for n, x in head_tensors(model, params).items()}
     config |= {
         "task_type": next((t for end, t in _TASKS.items() if architecture.endswith(end)), None),
         "base_model_name_or_path": base_model or origin(model),
@@ -84,10 +83,6 @@ def write_peft(
         names = dict(enumerate(model.labels))
         labels = {"id2label": names, "label2id": {name: i for i, name in names.items()}}
         write_json(directory / LABELS, labels)
-
-
-def _family(model: Model) -> Any:
-    return FAMILIES[model.config["model_type"]]
 
 
 # ----------------------------------------------------------------------------- the methods' files
@@ -133,18 +128,30 @@ def _low_rank(model: Model, params: Params) -> _Content:
         )
         if model.method.name == "dora":
             tensors[f"{path}.lora_magnitude_vector"] = to_torch(params[f"{path}.lora_magnitude"])
-    rank, alpha = (Counter(x.values()).most_common(1)[0][0] for x in (ranks, alphas))
     return tensors, {
+        **_lora_config(model, ranks, alphas),
+        "use_rslora": rslora,
+        "use_dora": model.method.name == "dora",
+        "lora_dropout": options["dropout"],
+    }
+
+
+def _lora_config(
+    model: Model, ranks: Mapping[str, int], alphas: Mapping[str, float]
+) -> dict[str, Any]:
+    """Returns the config of a plain LoRA, from the ranks and alphas of its layers by path."""
+    rank, alpha = (Counter(x.values()).most_common(1)[0][0] for x in (ranks, alphas))
+    return {
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": alpha,
         "rank_pattern": {path: r for path, r in ranks.items() if r != rank},
         "alpha_pattern": {path: x for path, x in alphas.items() if x != alpha},
-        "use_rslora": rslora,
-        "use_dora": model.method.name == "dora",
-        "lora_dropout": options["dropout"],
-        "target_modules": list(sites),
-        "fan_in_fan_out": _stored_as_ours(model, list(sites)),
+        "use_rslora": False,
+        "use_dora": False,
+        "lora_dropout": 0.0,
+        "target_modules": list(ranks),
+        "fan_in_fan_out": _stored_as_ours(model, ranks),
         "init_lora_weights": True,
         "bias": "none",
     }
@@ -182,30 +189,13 @@ def _joined(
 def _product(model: Model, params: Params) -> _Content:
     """Returns the contents of a LoRA with what layers with ``factors`` add to W; s is 1."""
     module, tensors = model.replace(trainable=dict(params)).module(), {}
-    kinds = (CoreLinear, LoRASumLinear)
-    sites = [".".join(map(str, p)) for p, m in nnx.iter_modules(module) if isinstance(m, kinds)]
     ranks: dict[str, int] = {}
-    for path in sorted(sites):
-        a, b = submodule(module, path).factors()
+    for path, site in sorted(submodules(module, (CoreLinear, LoRASumLinear)), key=itemgetter(0)):
+        a, b = site.factors()
         tensors[f"{path}.lora_A.weight"] = to_torch(a, transposed=True)
         tensors[f"{path}.lora_B.weight"] = to_torch(b, transposed=True)
         ranks[path] = a.shape[1]
-    rank = Counter(ranks.values()).most_common(1)[0][0]
-    others = {path: r for path, r in ranks.items() if r != rank}
-    return tensors, {
-        "peft_type": "LORA",
-        "r": rank,
-        "lora_alpha": rank,
-        "rank_pattern": others,
-        "alpha_pattern": others,
-        "use_rslora": False,
-        "use_dora": False,
-        "lora_dropout": 0.0,
-        "target_modules": sorted(sites),
-        "fan_in_fan_out": _stored_as_ours(model, sorted(sites)),
-        "init_lora_weights": True,
-        "bias": "none",
-    }
+    return tensors, _lora_config(model, ranks, ranks)
 
 
 def _ia3(model: Model, params: Params) -> _Content:
@@ -237,6 +227,7 @@ def _prompt(model: Model, params: Params) -> _Content:
     }
 
 
-def _stored_as_ours(model: Model, paths: list[str]) -> bool:
+def _stored_as_ours(model: Model, paths: Iterable[str]) -> bool:
     """Returns whether the checkpoint stores the kernels ``[in, out]``, as GPT-2's Conv1D does."""
-    return not any(source_name(f"{path}.kernel", _family(model))[1] for path in paths)
+    family = FAMILIES[model.config["model_type"]]
+    return not any(source_name(f"{path}.kernel", family)[1] for path in paths)

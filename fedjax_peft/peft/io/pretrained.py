@@ -5,7 +5,6 @@ understood. A config field that changes the maths and is not implemented is refu
 is never read.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ import numpy as np
 from flax import nnx
 
 from fedjax_peft.contracts import Key
-from fedjax_peft.models.base import is_inside
+from fedjax_peft.models.checkpoint import read_json
+from fedjax_peft.models.modules import is_inside, leaves, submodules
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import Defaults, Method, submodule
 from fedjax_peft.peft.dora import dora
@@ -56,11 +56,8 @@ def pretrained(adapter: str | Path) -> Method:
             f"The adapter in {directory} has peft_type = {config.get('peft_type')!r}, which is not"
             f" supported ({', '.join(_READERS)} are)."
         )
-    contents = _split(
-        read_tensors(
-            directory / "adapter_model.safetensors", "*.bin", "save_pretrained in peft does"
-        )
-    )
+    file = directory / "adapter_model.safetensors"
+    contents = _split(read_tensors(file, "*.bin", "save_pretrained in peft does"))
     method = _READERS[config["peft_type"]](_Config(directory, config), contents)
     made_for = config.get("base_model_name_or_path")
 
@@ -94,19 +91,13 @@ def pretrained(adapter: str | Path) -> Method:
 
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "adapter_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
+    if not path.is_file():
         what = f"holds no {path.name}" if directory.is_dir() else "is not a directory"
         raise InputError(
             f"There is no adapter in {str(directory)!r}: it {what}. An adapter on the hub must be"
             " fetched first (hf download ID --local-dir DIR)."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{path} must hold a JSON object.")
-    return config
+        )
+    return read_json(path)
 
 
 class _Contents(NamedTuple):
@@ -315,7 +306,7 @@ def _fit_sites(
     module: nnx.Module, head: Sequence[str], sites: Mapping[str, Tensors]
 ) -> tuple[dict[str, Tensors], list[str]]:
     """Returns the tensors by the paths of the module's layers, and what does not fit."""
-    modules = _modules(module)
+    modules = dict(submodules(module))
     found: dict[str, Tensors] = {}
     problems = []
     for name, tensors in sites.items():
@@ -352,7 +343,7 @@ def _fit_head(
 
     The layers of a head are dense ones (or norms), whose kernels torch has transposed.
     """
-    modules = _modules(module)
+    modules = dict(submodules(module))
     values: _Values = []
     filled, problems = set(), []
     for name, x in tensors.items():
@@ -374,25 +365,20 @@ def _fit_head(
         filled.add(f"{path}.{leaf}")
     # A module of the head may be absent, but not in part.
     for part in head:
-        state = nnx.to_flat_state(nnx.state(submodule(module, part), nnx.Param))
-        leaves = {f"{part}.{'.'.join(map(str, path))}" for path, _ in state}
-        if leaves & filled:
-            problems += [f"a tensor for {leaf} is missing" for leaf in sorted(leaves - filled)]
+        needed = {leaf for leaf in leaves(module) if is_inside(leaf, (part,))}
+        if needed & filled:
+            problems += [f"a tensor for {leaf} is missing" for leaf in sorted(needed - filled)]
     return values, problems
 
 
 def _prompt_of(module: nnx.Module, prompt: np.ndarray, directory: Path) -> nnx.Variable:
-    (site,) = (m for _, m in nnx.iter_modules(module) if isinstance(m, PromptEmbed))
+    (site,) = (m for _, m in submodules(module, PromptEmbed))
     if site.prompt.shape != prompt.shape:
         raise InputError(
             f"The adapter in {directory} does not fit this model: its prompt_embeddings are"
             f" {list(prompt.shape)}, the model needs {list(site.prompt.shape)}."
         )
     return site.prompt
-
-
-def _modules(module: nnx.Module) -> dict[str, Any]:
-    return {".".join(map(str, path)): found for path, found in nnx.iter_modules(module)}
 
 
 def _resolved(name: str, modules: Mapping[str, Any]) -> str:

@@ -1,0 +1,106 @@
+"""The initial factors of LoRA: random ones, and those of FeDeRA and OLoRA from the weights."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_peft.contracts import Key
+from fedjax_peft.numerics.linalg import (
+    FRESH,
+    canonical,
+    dead_directions,
+    orthonormal_rows,
+    revived,
+    svd,
+)
+
+__all__ = ["orthonormal_factors", "principal_factors", "random_factors"]
+
+
+def principal_factors(
+    kernels: Mapping[str, jax.Array], ranks: Mapping[str, int], scales: Mapping[str, float]
+) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
+    """Returns FeDeRA's (A, B) of every kernel ``[in, out]``, and the residual kernels.
+
+    ``A = U_r sqrt(S_r / s)``, ``B = sqrt(S_r / s) V_rᵀ``, residual ``W - s·AB``: FeDeRA Eq 6-10
+    with corrected indices; dividing by s makes the start exact for any alpha. Signs are canonical,
+    so that the start is the same on every backend. A direction whose singular value is zero gets
+    B = 0 and an A of the length of a Kaiming start, so that it can train; the residual keeps the
+    rounding noise in that direction.
+    """
+    return _each_alike(_principal, kernels, ranks, scales)
+
+
+def orthonormal_factors(
+    kernels: Mapping[str, jax.Array], ranks: Mapping[str, int], scales: Mapping[str, float]
+) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
+    """Returns OLoRA's and ILoRA's (A, B) of every kernel ``[in, out]``, and the residual kernels.
+
+    With ``Wᵀ = Q R``: ``B = (Q_{:, :r})ᵀ``, ``A = (R_{:r, :})ᵀ / s``, residual ``W - s·AB``. R's
+    diagonal is not negative. Hugging Face PEFT (``init_lora_weights="olora"``) does not divide by
+    s; the start is the same for s = 1. Without pivoting, the first r columns of Q span the weights
+    of the first r **input features**: the factors hold these weights whole, and the residual has
+    zeros there. The first columns of Q need those of Wᵀ only.
+    """
+    return _each_alike(_orthonormal, kernels, ranks, scales)
+
+
+def _each_alike(
+    decompose: Callable[[jax.Array, int, float], tuple[jax.Array, ...]],
+    kernels: Mapping[str, jax.Array],
+    ranks: Mapping[str, int],
+    scales: Mapping[str, float],
+) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
+    """Returns factors and residuals by name; kernels of one shape, rank and scale go together."""
+    factors, residuals = {}, {}
+    alike = {name: (k.shape, ranks[name], scales[name]) for name, k in kernels.items()}
+    for shape, rank, scale in sorted(set(alike.values())):
+        names = [n for n, what in alike.items() if what == (shape, rank, scale)]
+        stacked = jnp.stack([kernels[n].astype(jnp.float32) for n in names])
+        a, b, rest = decompose(stacked, rank, scale)
+        for i, name in enumerate(names):
+            factors[name] = (a[i], b[i])
+            residuals[name] = rest[i].astype(kernels[name].dtype)
+    return factors, residuals
+
+
+@jax.jit(static_argnums=(1, 2))
+def _principal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, ...]:
+    def one(kernel: jax.Array) -> tuple[jax.Array, ...]:
+        u, s, vt = svd(kernel, full_matrices=False)
+        u, s, vt = canonical(u[:, :rank], s[:rank], vt[:rank])
+        dead = dead_directions(s, kernel.shape)
+        root = jnp.sqrt(s / scale)
+        a = revived(u, dead) * jnp.where(dead, FRESH, root)[None]
+        b = jnp.where(dead, 0.0, root)[:, None] * vt
+        return a, b, kernel - scale * jnp.matmul(a, b, precision="highest")
+
+    # One matrix at a time, because concurrent batched LAPACK calls deadlock small CPU thread pools.
+    return jax.lax.map(one, kernels)
+
+
+@jax.jit(static_argnums=(1, 2))
+def _orthonormal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, ...]:
+    def one(kernel: jax.Array) -> tuple[jax.Array, ...]:
+        b = orthonormal_rows(kernel[:rank])
+        # R is upper triangular; the product has rounding errors below its diagonal.
+        r = jnp.triu(jnp.matmul(b, kernel.T, precision="highest"))
+        a = r.T / scale
+        return a, b, kernel - scale * jnp.matmul(a, b, precision="highest")
+
+    return jax.lax.map(one, kernels)  # one at a time, as in _principal
+
+
+def random_factors(
+    init: str, shape: tuple[int, ...], rank: int, key: Key
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (A, B) with a random A (``init``: ``kaiming`` or ``gaussian``) and B = 0."""
+    n_in, n_out = shape
+    if init == "kaiming":
+        bound = 1 / math.sqrt(n_in)
+        a = jax.random.uniform(key, (n_in, rank), minval=-bound, maxval=bound)
+    else:
+        a = jax.random.normal(key, (n_in, rank)) / rank
+    return a, jnp.zeros((rank, n_out))
