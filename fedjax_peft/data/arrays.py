@@ -15,7 +15,10 @@ from fedjax_peft.data.vocabulary import count_words
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task
 
-__all__ = ["Encoding", "clustered", "encoded", "refuse", "taken", "vocabulary", "with_given"]
+__all__ = [
+    *("Encoding", "add_clusters", "encode_rows", "make_vocabulary"),
+    *("refuse", "split_options", "take_rows"),
+]
 
 
 class Encoding(NamedTuple):
@@ -28,7 +31,7 @@ class Encoding(NamedTuple):
     """The task for which rows become instructions; None: they do not."""
 
 
-def taken(
+def take_rows(
     name: str,
     task: Task,
     tables: Mapping[str, Table],
@@ -47,7 +50,7 @@ def taken(
     }
 
 
-def with_given(name: str, task: Task, given: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:
+def split_options(name: str, task: Task, given: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:
     """Returns the task, and the options that its encoder gets in every call.
 
     The template becomes part of the task: generation reads prompts by the same one.
@@ -60,7 +63,7 @@ def with_given(name: str, task: Task, given: Mapping[str, Any]) -> tuple[Task, d
     return task, options
 
 
-def vocabulary(
+def make_vocabulary(
     name: str, task: Task, rows: Table | Instructions, size: int, tokenizer: Any
 ) -> tuple[str, ...]:
     """Returns the vocabulary of the training texts."""
@@ -75,7 +78,7 @@ def vocabulary(
     return count_words(encoder.texts(rows.table if isinstance(rows, Instructions) else rows), size)
 
 
-def encoded(
+def encode_rows(
     name: str,
     task: Task,
     rows: Table | Instructions,
@@ -93,7 +96,7 @@ def encoded(
     return table, replace(data, tokenizer=tokenizer if encoder_of(task).needs_tokenizer else None)
 
 
-def clustered(data: Dataset, table: Table, task: Task, clusters: int, seed: int) -> Dataset:
+def add_clusters(data: Dataset, table: Table, task: Task, clusters: int, seed: int) -> Dataset:
     """Returns a data set with the key ``cluster``."""
     from fedjax_peft.data.cluster import kmeans
 

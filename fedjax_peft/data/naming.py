@@ -9,10 +9,10 @@ from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["prepared", "renamed"]
+__all__ = ["prepare", "rename_columns"]
 
 
-def renamed(table: Table, entry: Source, chosen: Mapping[str, str] | None) -> Table:
+def rename_columns(table: Table, entry: Source, chosen: Mapping[str, str] | None) -> Table:
     """Returns a table with our column names, in the order of its columns.
 
     Args:
@@ -51,7 +51,7 @@ def _chosen(table: Table, chosen: Mapping[str, str]) -> Table:
     return replace(table, columns=first | others)
 
 
-def prepared(table: Table, entry: Source) -> Table:
+def prepare(table: Table, entry: Source) -> Table:
     """Returns a table with class names instead of numbers, in the form that the encoder reads."""
     encoder = encoder_of(entry.find_task())
     # All values at once: one by one is a hundred times slower from a table of ``datasets``.

@@ -22,7 +22,7 @@ from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encode import encoder_of, with_options
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
-from fedjax_peft.data.naming import prepared, renamed
+from fedjax_peft.data.naming import prepare, rename_columns
 from fedjax_peft.data.reading import Reading, entry_of, folder_of_parts, read_tables
 from fedjax_peft.data.subsets import draw_rows, equal_shares, keep_users
 from fedjax_peft.data.table import MissingColumn, Table
@@ -188,18 +188,18 @@ def load_dataset(
     for table in tables.values():  # all rows, so that an error does not depend on the subset
         encoder.check(table, names)
     rows = {part: draw_rows(table, sizes[part], part, seed) for part, table in tables.items()}
-    splits = arrays.taken(name, entry.find_task(), tables, names, rows, how)
+    splits = arrays.take_rows(name, entry.find_task(), tables, names, rows, how)
     options = {"doc_stride": doc_stride, "order": order, "template": template}
-    task, options = arrays.with_given(name, requests or entry.find_task(), options)
+    task, options = arrays.split_options(name, requests or entry.find_task(), options)
     words: tuple[str, ...] = ()
     if vocabulary is not None:
-        words = arrays.vocabulary(name, task, splits["train"], vocabulary, tokenizer)
+        words = arrays.make_vocabulary(name, task, splits["train"], vocabulary, tokenizer)
         how = how._replace(tokenizer=word_tokenizer(words))
     result = {}
     for part, some in splits.items():
-        table, data = arrays.encoded(name, task, some, names, how, options)
+        table, data = arrays.encode_rows(name, task, some, names, how, options)
         if clusters is not None and part == "train":
-            data = arrays.clustered(data, table, task, clusters, seed)
+            data = arrays.add_clusters(data, table, task, clusters, seed)
         result[part] = replace(data, vocabulary=words)
     return result
 
@@ -250,11 +250,12 @@ def _silo(
     for part in DATASETS[name].parts:
         place = str(folder / part) if folder else source
         entry, tables = load_tables(part, source=place, seed=how.seed)
-        names = entry.label_names or ()
+        task, names = entry.find_task(), entry.label_names or ()
         divided = silo.divide(part, tables, rule, how.seed)
         kept = {split: range(len(table))[: sizes.get(split)] for split, table in divided.items()}
-        for split, rows in arrays.taken(part, entry.find_task(), divided, names, kept, how).items():
-            _, data = arrays.encoded(part, how.requests or entry.find_task(), rows, names, how, {})
+        taken = arrays.take_rows(part, task, divided, names, kept, how)
+        for split, rows in taken.items():
+            _, data = arrays.encode_rows(part, how.requests or task, rows, names, how, {})
             result.setdefault(split, {})[part] = data
     return {split: combine(parts).data for split, parts in result.items()}
 
@@ -292,7 +293,7 @@ def load_tables(
         refuse(name, user_examples=user_examples)
     how = Reading(seed, test_share, users, user_examples, tabular.csv_form(csv))
     tables = read_tables(name, entry, source, how)
-    tables = {part: renamed(table, entry, columns) for part, table in tables.items()}
+    tables = {part: rename_columns(table, entry, columns) for part, table in tables.items()}
     if task is None and name not in DATASETS:
         first = next(iter(tables.values()))
         entry = entry._replace(task=tasks.for_columns(first.columns.keys(), first.origin))
@@ -303,7 +304,7 @@ def load_tables(
     encoder.check_splits(tables, entry.columns)
     if "all" in tables and entry.share is not None:
         tables["all"] = equal_shares(tables["all"], entry.share, seed)
-    tables = {part: prepared(table, entry) for part, table in tables.items()}
+    tables = {part: prepare(table, entry) for part, table in tables.items()}
     if "all" in tables:
         tables = hold_out_test(tables["all"], seed, test_share)
     elif test_share is not None:
@@ -356,11 +357,11 @@ def check_header(
     names = None if path.is_dir() else tabular.header(path, tabular.csv_form(csv))
     if names is None:
         return task
-    table = renamed(Table(str(path), dict.fromkeys(names, ())), entry, columns)
+    table = rename_columns(Table(str(path), dict.fromkeys(names, ())), entry, columns)
     task = task or tasks.for_columns(table.columns.keys(), table.origin)
     encoder = encoder_of(task)
     try:
-        made = prepared(table, entry._replace(task=task))
+        made = prepare(table, entry._replace(task=task))
         encoder.check(made, encoder.class_names(made))
     except MissingColumn:
         raise

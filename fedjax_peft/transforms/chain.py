@@ -45,7 +45,9 @@ def chain(*transforms: Transform) -> Transform:
 
     def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
         memories, measured = [], []
-        for i, (transform, stage) in enumerate(zip(transforms, stages(update), strict=True)):
+        for i, (transform, stage) in enumerate(
+            zip(transforms, _stages(transforms, update), strict=True)
+        ):
             own = jax.random.fold_in(key, i)
             given, back = pack(update, stage.sent) if stage.packs else (update, None)
             encoded = transform.client(given, memory[i], received[i], own)
@@ -53,23 +55,6 @@ def chain(*transforms: Transform) -> Transform:
             memories.append(encoded.memory)
             measured.append(encoded.measured)
         return Encoded(update, tuple(memories), tuple(measured))
-
-    def stages(template: PyTree, wires: PyTree = None) -> list[_Stage]:
-        made, wires = [], wires_of(template) if wires is None else wires
-        for transform in transforms:
-            if transform.wire is not None and transform.changes_aggregate:
-                wires = all_entries(template, wires)  # the server's part is given all of them
-            packs = transform.wire is not None and all_entries(template, wires) is not wires
-            if packs and transform.receive is not None:
-                raise InputError(f"{transform.name!r} must be the first transform of a chain.")
-            given = (
-                jax.eval_shape(lambda x, w=wires: pack(x, w)[0], template) if packs else template
-            )
-            sent = wires
-            if transform.wire is not None:
-                wires = transform.wire(given, wires)
-            made.append(_Stage(given, packs, sent, wires))
-        return made
 
     def server(
         aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
@@ -90,15 +75,9 @@ def chain(*transforms: Transform) -> Transform:
         return Decoded(aggregate, tuple(states), _joined(metrics[::-1]))
 
     def wire(template: PyTree, wires: PyTree) -> PyTree:
-        return stages(template, wires)[-1].wires
+        return _stages(transforms, template, wires)[-1].wires
 
-    down = [i for i, transform in enumerate(transforms) if transform.receive is not None]
-    if len(down) > 1:
-        names = " and ".join(repr(transforms[i].name) for i in down)
-        raise InputError(
-            f"Only one transform can change what clients receive, not {names}. Give"
-            " fp.transforms.downlink a chain of compressors."
-        )
+    down = _downlink(transforms)
 
     def receive(leaves: PyTree, state: PyTree, key: Key) -> tuple[PyTree, dict[str, jax.Array]]:
         (i,) = down
@@ -110,13 +89,15 @@ def chain(*transforms: Transform) -> Transform:
         name=", ".join(transform.name for transform in transforms),
         client=client,
         init=lambda template: tuple(
-            t.init(own.given) for t, own in zip(transforms, stages(template), strict=True)
+            t.init(own.given)
+            for t, own in zip(transforms, _stages(transforms, template), strict=True)
         ),
         broadcast=lambda state: tuple(
             t.broadcast(own) for t, own in zip(transforms, state, strict=True)
         ),
         memory=lambda template: tuple(
-            t.memory(own.given) for t, own in zip(transforms, stages(template), strict=True)
+            t.memory(own.given)
+            for t, own in zip(transforms, _stages(transforms, template), strict=True)
         ),
         server=server if any(t.server is not None for t in transforms) else None,
         changes_aggregate=any(t.changes_aggregate for t in transforms),
@@ -138,6 +119,41 @@ class _Stage(NamedTuple):
     """The wires before it."""
     wires: PyTree
     """The wires after it."""
+
+
+def _stages(
+    transforms: tuple[Transform, ...], template: PyTree, wires: PyTree = None
+) -> list[_Stage]:
+    """Returns what each transform of a chain is given."""
+    made, wires = [], wires_of(template) if wires is None else wires
+    for transform in transforms:
+        if transform.wire is not None and transform.changes_aggregate:
+            wires = all_entries(template, wires)  # the server's part is given all of them
+        packs = transform.wire is not None and all_entries(template, wires) is not wires
+        if packs and transform.receive is not None:
+            raise InputError(f"{transform.name!r} must be the first transform of a chain.")
+        given = jax.eval_shape(lambda x, w=wires: pack(x, w)[0], template) if packs else template
+        sent = wires
+        if transform.wire is not None:
+            wires = transform.wire(given, wires)
+        made.append(_Stage(given, packs, sent, wires))
+    return made
+
+
+def _downlink(transforms: tuple[Transform, ...]) -> list[int]:
+    """Returns the place of the transform that changes what clients receive; empty: there is none.
+
+    Raises:
+      InputError: there are several.
+    """
+    down = [i for i, transform in enumerate(transforms) if transform.receive is not None]
+    if len(down) > 1:
+        names = " and ".join(repr(transforms[i].name) for i in down)
+        raise InputError(
+            f"Only one transform can change what clients receive, not {names}. Give"
+            " fp.transforms.downlink a chain of compressors."
+        )
+    return down
 
 
 def _check_order(transforms: tuple[Transform, ...]) -> None:

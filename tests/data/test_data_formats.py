@@ -114,6 +114,12 @@ def test_glue_oddities(tmp_path):
     put(tmp_path / "mnli", train__tsv=f"{header}A.\tB.\tneutral\n", dev_matched__tsv=dev)
     test = tables("mnli", tmp_path / "mnli")["test"]
     assert list(test.row_numbers) == [3]  # the file's lines
+    put(tmp_path / "mnli", train__tsv__gz="twice")
+    with pytest.raises(InputError, match=r"several files for one split: train\.tsv, train"):
+        tables("mnli", tmp_path / "mnli")
+    (tmp_path / "mnli" / "train.tsv").unlink()
+    put(tmp_path / "mnli", train__tsv__gz=dev)
+    assert tables("mnli", tmp_path / "mnli")["train"].columns["text"] == ["A."]
 
 
 @pytest.mark.parametrize(
