@@ -9,12 +9,13 @@ from fedjax_peft.simulation.records import MOVED, RECORDS
 def run_options(**given: Any) -> dict[str, Any]:
     """Returns the arguments of ``fp.simulate``: ``lanes=2`` becomes a part of ``placement``."""
     found: dict[str, Any] = {name: value for name, value in given.items() if name not in MOVED}
+    fields: dict[str, dict[str, Any]] = {}
     for name in given.keys() - found.keys():
         table, _, field = MOVED[name].partition(".")
-        if name == "time_model" and given[name] is None:
-            continue
-        record = found.get(table, RECORDS[table]())
-        found[table] = dataclasses.replace(record, **{field: given[name]})
+        if name != "time_model" or given[name] is not None:
+            fields.setdefault(table, {})[field] = given[name]
+    for table, values in fields.items():
+        found[table] = dataclasses.replace(found.get(table, RECORDS[table]()), **values)
     return found
 
 

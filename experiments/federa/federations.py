@@ -74,7 +74,7 @@ def read(name: str, data: str | None = None) -> Corpus:
     entry, tables = load_tables(name, source=source_of(name, data))
     by = (entry.settings.partition or {}).get("by")
     if by == "cluster":
-        texts = encoder_of(entry.task).texts(tables["train"])
+        texts = encoder_of(entry.find_task()).texts(tables["train"])
         clusters = kmeans(texts, min(CLUSTERS, len(texts)))
         found = {"train": [str(cluster) for cluster in clusters], "test": []}
     else:

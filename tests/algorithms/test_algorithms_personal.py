@@ -550,7 +550,7 @@ def test_moon_compares_the_pooled_representations(pooling):
     state = update.init(leaves, kept, None)
     # A step has been made, so that the local model is no longer the received one.
     moved = {**leaves, "adapter.w": leaves["adapter.w"] + 0.3}
-    state = state._replace(local=state.local._replace(shared=moved))
+    state = state._replace(shared=moved)
     batch = {"x": x, "attention_mask": tokens, "labels": np.array([0, 1, 2, 0, 1])}
     batch["mask"] = np.arange(5) < 4
     _, metrics = update.step(state, jax.tree.map(jnp.asarray, batch), jax.random.key(0))

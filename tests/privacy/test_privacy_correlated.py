@@ -91,7 +91,7 @@ def test_the_whole_run_is_one_gaussian_mechanism():
 
 def test_the_noise_of_a_run_is_correlated_and_resumes_exactly(tmp_path):
     """With a learning rate of 0 the model moves by the noise alone."""
-    clients, model = toy.clients([4] * 6), toy.lora_model()
+    clients, model = toy.clients([4] * 6), toy.lora_model(width=40)  # many numbers to correlate
     options = {
         "privacy": correlated(1.0, 1.0, rounds=4),
         "sampling": "round_robin",

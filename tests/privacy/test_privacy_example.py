@@ -261,9 +261,9 @@ def test_the_pull_towards_a_model_is_not_clipped():
     update = algorithm.client(ClientContext(apply, classification(), {}, jnp.int32(1)))
     received = {n: x + 1.0 for n, x in params.items()}
     state = update.init(received, {"model": {}}, jax.random.key(0))
-    state = state._replace(local=state.local._replace(shared=params))
+    state = state._replace(shared=params)
     state, _ = jax.jit(update.step)(state, batch, jax.random.key(1))
-    for name, x in state.local.shared.items():
+    for name, x in state.shared.items():
         assert_close(x, params[name] + 0.1 * 2.0, atol=1e-6)
 
 

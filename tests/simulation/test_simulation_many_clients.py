@@ -9,7 +9,7 @@ import fedjax_peft as fp
 from fedjax_peft.engine import schedule as schedules
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.numerics import random
-from fedjax_peft.simulation import cost
+from fedjax_peft.simulation import time_model
 from fedjax_peft.simulation.session import federation_of
 from fedjax_peft.simulation.time_model import Slowness, TimeModel
 
@@ -54,7 +54,7 @@ def test_work_on_the_host_grows_with_the_cohort(sampling, monkeypatch):
         streams.append(name)
         return random.host_rng(seed, name, *indices)
 
-    for module in (schedules, cost):
+    for module in (schedules, time_model):
         monkeypatch.setattr(module, "host_rng", counted)
     schedules._shuffled.cache_clear()
     run = fp.simulate(

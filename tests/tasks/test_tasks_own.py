@@ -47,7 +47,7 @@ def test_the_name_of_a_task_stands_in_its_file_only(name):
     homes = {ROOT / "tasks" / f"{name}.py", ROOT / "tasks" / "__init__.py"}
     assert homes <= {*ROOT.rglob("*.py")}
     found = {path for path in ROOT.rglob("*.py") if name in strings(path)}
-    assert found == homes
+    assert found - {ROOT / "data" / "catalog.py"} == homes, "the catalogue names tasks"
 
 
 @pytest.mark.parametrize("name", tasks.__all__)
