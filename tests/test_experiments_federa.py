@@ -141,7 +141,7 @@ def test_configs_have_the_seconds_of_table_8(scripts):
     """WNUT's and SQuAD's are in their configs, 20 Newsgroups' in the presets."""
     for data, name in (("WNUT", "wnut17"), ("SQuAD", "squad")):
         for one in configs.methods(configs.load(FOLDER / "paper" / f"{name}.toml")).values():
-            label = scripts.printed.STAGES[scripts.printed.METHODS[one["system"]]]
+            label = scripts.printed.STAGES[scripts.printed.METHODS[one["preset"]]]
             printed = scripts.printed.PAPER.value("8", f"RoBERTa {data}", f"{label} training")
             steps = scripts.printed.STEPS[data]
             assert steps * one["time"]["seconds_per_step"] == approx(printed, abs=1e-3)

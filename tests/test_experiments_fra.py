@@ -291,7 +291,7 @@ def test_the_config_of_exact_aggregation_has_equal_settings():
         assert (one["sampling"], one["partition"]["clients"]) == ("all", 10)
         assert len(grid["optimizer.learning_rate"]) == 4, "as many rates for every method"
         assert grid["seed"] == [0, 1, 2]
-        assert one["rounds"] // one["eval_every"] == 10
+        assert one["rounds"] // one["evaluation"]["every"] == 10
     assert found["fra"][0]["aggregator"]["name"] == "fra"
     assert found["lora_fair"][0]["aggregator"]["name"] == "lora_fair"
 

@@ -193,12 +193,21 @@ def upgrade(options: argparse.Namespace) -> None:
 
 def _backbones() -> dict[str, str]:
     """Returns the families of models -> their heads."""
-    kinds = source.strings(source.find("fedjax_peft.models.heads", "__all__"))
     families = source.keys("fedjax_peft.models.registry", "FAMILIES")
-    return {
-        name: ", ".join(text for text in source.strings(family) if text in kinds)
-        for name, family in families.items()
-    }
+    return {name: ", ".join(_heads(family)) for name, family in families.items()}
+
+
+def _heads(place: source.Place) -> list[str]:
+    """Returns the kinds of heads that a statement names, itself or by the functions that it calls.
+
+    A statement that names some calls no function for them but ``class_kinds`` and ``text_kinds``.
+    """
+    kinds = source.strings(source.find("fedjax_peft.models.heads", "__all__"))
+    found = {text for text in source.strings(place) if text in kinds}
+    for module, function in source.called(place):
+        if not found or getattr(function, "name", "").endswith("_kinds"):
+            found |= {*_heads((module, function))}
+    return [kind for kind in kinds if kind in found]
 
 
 def _data_lines(entry: "Source") -> str:

@@ -5,11 +5,12 @@ prints names reads them here instead, from the same lines that Python would exec
 """
 
 import ast
+import contextlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-__all__ = ["FirstLines", "Place", "find", "keys", "strings"]
+__all__ = ["FirstLines", "Place", "called", "find", "keys", "strings"]
 
 Place = tuple[str, ast.AST]
 """(module, statement): where something is defined. For a module, the statement is its tree."""
@@ -76,6 +77,14 @@ def strings(place: Place) -> list[str]:
     """Returns all texts in a statement, in their order."""
     texts = (node.value for node in ast.walk(place[1]) if isinstance(node, ast.Constant))
     return [text for text in texts if isinstance(text, str)]
+
+
+def called(place: Place) -> Iterator[Place]:
+    """Yields the places of the package's functions that a statement calls by their names."""
+    for node in ast.walk(place[1]):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            with contextlib.suppress(LookupError):
+                yield find(place[0], node.func.id)
 
 
 def _place_of(value: ast.expr, place: Place) -> Place:

@@ -48,7 +48,7 @@ def resolved(folder, *overrides, file="rows.csv"):
 @pytest.fixture(autouse=True)
 def nothing_loaded(monkeypatch):
     """Fails the test if rows are read, or weights or a tokenizer loaded."""
-    for module, name in ((sources, "_read"), (hub, "load_model"), (hub, "load_tokenizer")):
+    for module, name in ((sources, "read_tables"), (hub, "load_model"), (hub, "load_tokenizer")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("loaded"))
 
 
