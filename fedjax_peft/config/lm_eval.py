@@ -86,8 +86,7 @@ def of_model(
         raise InputError(
             'The evaluation harness is not installed: pip install "fedjax_peft[lm-eval]".'
         ) from None
-    if model.tokenizer is None:
-        raise InputError("This model has no tokenizer, so it cannot read text.")
+    model.require_tokenizer()
     answers = _Answers(
         model,
         model.trainable if params is None else params,

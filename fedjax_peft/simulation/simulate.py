@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fedjax_peft.contracts import Algorithm, Asynchronous, Attack, Privacy, Task
+from fedjax_peft.contracts import Algorithm, Asynchronous, Attack, Federation, Privacy, Task
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
 from fedjax_peft.engine.compilation import use_compilation_cache
@@ -183,10 +183,11 @@ def simulate(
     schedule = session.schedule(seed)
     check_step_memory(session, model, schedule, clients.data, placement.lanes)
     state = session.init(seed)
-    private = _private(given, session, schedule)
-    parts = _parts(given, session, state, private)
+    federation = federation_of(schedule, clients.data, algorithm)
+    private = _private(given, session, federation)
+    parts = _parts(given, session, state, private, federation)
     recorded = records.config is not None and "point" not in records.config
-    metadata = _settings(given, session, schedule)
+    metadata = _settings(given, session, schedule, private)
     metadata = {**({} if recorded else metadata), **(records.config or {})}
     found = fingerprint(vars(given)) if out is not None or processes() > 1 else {}
     check_same_run({**metadata, **_of_this_process(given), **found})
@@ -216,11 +217,14 @@ def simulate(
 
 
 def _parts(
-    given: SimpleNamespace, session: Session, state: State, private: Accounted | None
+    given: SimpleNamespace,
+    session: Session,
+    state: State,
+    private: Accounted | None,
+    federation: Federation,
 ) -> dict[str, Any]:
     """Returns the parts of the loop over rounds that need no run directory."""
     evaluation, wrapping = given.evaluation, (given.privacy, given.attack)
-    facts = federation_of(session.schedule(given.seed), given.clients.data, session.setup.algorithm)
     local = None
     if "local" in evaluation.diagnostics:
         local = LocalTest(session, given.test, evaluation.batch_size)
@@ -236,7 +240,7 @@ def _parts(
         "checkpoint_every": given.records.checkpoint_every,
         "private": private,
         "local": local,
-        "wrapped_for": None if wrapping == (None, None) else facts,
+        "wrapped_for": None if wrapping == (None, None) else federation,
     }
 
 
@@ -275,11 +279,11 @@ def _tests(given: SimpleNamespace, session: Session) -> dict[str, Evaluated]:
     )
 
 
-def _private(given: SimpleNamespace, session: Session, schedule: Schedule) -> Accounted | None:
+def _private(given: SimpleNamespace, session: Session, federation: Federation) -> Accounted | None:
     """Returns the accountant of a run with differential privacy."""
     private = accounted(
         parametrised(given.privacy, given.values)[0],
-        federation_of(schedule, given.clients.data, session.setup.algorithm),
+        federation,
         diagnostics=given.evaluation.diagnostics,
         nonfinite=given.system.nonfinite,
         transform=session.setup.transform,
@@ -299,18 +303,19 @@ def _costs(given: SimpleNamespace, session: Session, state: State) -> Costs:
     return Costs(ledger, system.time, slowness, system.deadline, preload_bytes(system.time, model))
 
 
-def _settings(given: SimpleNamespace, session: Session, schedule: Schedule) -> dict[str, Any]:
+def _settings(
+    given: SimpleNamespace, session: Session, schedule: Schedule, private: Accounted | None
+) -> dict[str, Any]:
     """Returns the settings of a run made in Python, as its ``config.toml`` records them."""
     names = ("sampling", "batch_size", "batch_sampling", "epochs", "local_steps", "seed")
     system = dict(vars(given.system))
     time, availability = system.pop("time"), system.pop("availability")
-    transform, privacy = session.setup.transform, parametrised(given.privacy, given.values)[0]
     origin = given.records.origin
     named = {
         "availability": availability,
         "asynchronous": given.asynchronous,
-        "transforms": transform,
-        "privacy": privacy,
+        "transforms": session.setup.transform,
+        "privacy": None if private is None else private.privacy,
     }
     return {
         "algorithm": session.setup.algorithm.name,

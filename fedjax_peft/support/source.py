@@ -20,7 +20,7 @@ def find(module: str, name: str) -> Place:
     """Returns the place where a name of a module is defined, following imports.
 
     Raises:
-      LookupError: the module has no such name.
+      LookupError: the module has no such name, or is none of this package.
     """
     for statement in _tree(module).body:
         if name not in _bound(statement):
@@ -112,7 +112,8 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 @cache
 def _tree(module: str) -> ast.Module:
     path = _path(module)
-    assert path is not None, module
+    if path is None:
+        raise LookupError(f"{module} is no module of this package.")
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
