@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Modules are compiled to bytecode when they are first imported: most of them never are.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# The tests run with the versions that they were last seen green with.
+CONSTRAINTS ?= tests/constraints.txt
 
 .PHONY: demo test quick exhaustive portable docs fuzz lint mutants clean
 
@@ -52,18 +54,18 @@ $(VENV)/.base: pyproject.toml | $(VENV)/bin/python
 	@$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "Installing fedjax_peft and the tools of its documentation"
-	@$(PIP) --editable '.[docs]'
+	@$(PIP) --constraint $(CONSTRAINTS) --editable '.[docs]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "Installing PyTorch, whose models are the reference (1 of 3)"
-	@$(PIP) torch==2.13.0
+	@$(PIP) --constraint $(CONSTRAINTS) torch==2.13.0
 	@echo "Installing fedjax_peft and its libraries (2 of 3)"
-	@$(PIP) --editable .
+	@$(PIP) --constraint $(CONSTRAINTS) --editable .
 	@echo "Installing what the tests compare with, and the tools (3 of 3)"
-	@$(PIP) --editable '.[test]'
+	@$(PIP) --constraint $(CONSTRAINTS) --editable '.[test]'
 	@touch $@ $(VENV)/.base $(VENV)/.docs
 
 # Small faults in algorithms and aggregators, which the tests must notice; about 20 minutes.
