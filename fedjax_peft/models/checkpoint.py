@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,11 @@ from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import read_text
 
 __all__ = [
+    "Safetensors",
     "Tensors",
     "broken",
     "held_head",
+    "leaf_value",
     "match",
     "normal_names",
     "only_pickle",
@@ -71,6 +73,17 @@ def read_json(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------ tensors
 
 
+class Tensors(Protocol):
+    """The tensors of a checkpoint in any format."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes by Hugging Face's names of tensors."""
+
+    def read(self, name: str, transposed: bool) -> jax.Array:
+        """Returns a tensor in float32, with flax's order of axes if ``transposed``."""
+
+
 class _Stored(NamedTuple):
     """The location of a tensor."""
 
@@ -97,7 +110,7 @@ _ALIGNMENT = 64
 """Alignment in bytes. XLA uses memory with this alignment without a copy."""
 
 
-class Tensors:
+class Safetensors:
     """The tensors of a checkpoint directory: one safetensors file, or shards with an index.
 
     Raises:
@@ -144,15 +157,23 @@ class Tensors:
             f.seek(offset)
             if f.readinto(memory.data) != size:
                 raise broken(file, f"{name} ends early")
-        array = memory.view(_STORED[kind])
-        if not is_finite(array):
-            raise InputError(
-                f"{file} holds values that are not finite (NaN or infinity) in the tensor {name!r}:"
-                " its weights are damaged, or their training diverged."
-            )
-        value = jax.device_put(array.reshape(shape), may_alias=True)
-        value = value.astype(jnp.float32)
-        return jnp.transpose(value, _AXES[value.ndim]) if transposed else value
+        array = memory.view(_STORED[kind]).reshape(shape)
+        return leaf_value(file, name, array, transposed)
+
+
+def leaf_value(file: Path, name: str, array: np.ndarray, transposed: bool) -> jax.Array:
+    """Returns a tensor of a file in float32, with flax's order of axes if ``transposed``.
+
+    Raises:
+      InputError: a value that is not finite.
+    """
+    if not is_finite(array):
+        raise InputError(
+            f"{file} holds values that are not finite (NaN or infinity) in the tensor {name!r}:"
+            " its weights are damaged, or their training diverged."
+        )
+    value = jax.device_put(array, may_alias=True).astype(jnp.float32)
+    return jnp.transpose(value, _AXES[value.ndim]) if transposed else value
 
 
 def _files(directory: Path) -> list[Path]:

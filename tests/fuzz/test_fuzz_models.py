@@ -6,13 +6,17 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from formats import SHAPE, write_gguf, write_onnx
 from fuzzing import damaged, damaged_json, dumped, fuzz, refused_or_fine
 from hypothesis import given
 from hypothesis import strategies as st
+from torch_reference import tiny_model
 
 from fedjax_peft.data.text import tokenize
+from fedjax_peft.models.gguf import Gguf
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model, load_tokenizer
+from fedjax_peft.models.onnx import Onnx
 from fedjax_peft.testing import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -60,3 +64,25 @@ def test_a_damaged_file(intact, copy, data, name):
 def test_hostile_values(intact, copy, data, name):
     content = data.draw(damaged_json(json.loads((intact / name).read_text())))
     load(intact, copy, name, dumped(content))
+
+
+@pytest.fixture(scope="module")
+def others(intact, tmp_path_factory):
+    """A GGUF and an ONNX file, each with the class that reads it."""
+    folder = tmp_path_factory.mktemp("others")
+    write_gguf(folder / "model.gguf", tiny_model("llama", kind="causal_lm", **SHAPE), "Q8_0")
+    write_onnx(intact, folder / "model.onnx")
+    return {Gguf: folder / "model.gguf", Onnx: folder / "model.onnx"}
+
+
+@fuzz(40)
+@given(data=st.data(), kind=st.sampled_from([Gguf, Onnx]))
+def test_a_damaged_file_of_another_format(others, copy, data, kind):
+    path = copy.parent / others[kind].name
+    path.write_bytes(data.draw(damaged(others[kind].read_bytes())))
+    with refused_or_fine():
+        stored = kind(path)
+        for name in stored.shapes:
+            assert np.isfinite(stored.read(name, False)).all()
+        if kind is Gguf:
+            stored.tokenizer()

@@ -1,0 +1,167 @@
+"""Checkpoints in GGUF, llama.cpp's format: one file with a config, a tokenizer and weights.
+
+Decoders of Llama (SmolLM, TinyLlama and Mistral are stored as Llama), Qwen2 and Qwen3 are read,
+with weights in ``F32``, ``F16``, ``BF16``, ``Q8_0``, ``Q4_0`` or ``Q4_1``. The package ``gguf`` of
+llama.cpp reads the file and dequantises; ``transformers`` translates its config and its tokenizer.
+Tensors are read one by one, when a model asks for them. Checked against ``transformers``, which
+reads the same files.
+
+llama.cpp rotates neighbouring pairs of a head, Hugging Face's Llama its two halves. A GGUF file of
+Llama therefore has the rows of queries and keys in another order; they are put back.
+"""
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_peft.models.checkpoint import leaf_value
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.libraries import silence_transformers_advice
+
+__all__ = ["Gguf"]
+
+_FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"attn_{short}": f"self_attn.{short}_proj" for short in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    **{f"ffn_{short}": f"mlp.{short}_proj" for short in ("gate", "up", "down")},
+}
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+"""Names of modules in GGUF -> those of Hugging Face."""
+
+
+_HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads"}
+
+
+class Gguf:
+    """A GGUF file as a checkpoint: its config, its tokenizer and its tensors.
+
+    Raises:
+      InputError: the package ``gguf`` is missing, or the file is damaged, of a family or with a
+        type of weights that is not read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from gguf import GGUFReader
+        except ImportError:
+            raise InputError(
+                f"{path} is a GGUF file, which the package gguf reads: pip install"
+                " 'fedjax_peft[gguf]'."
+            ) from None
+        self.path = path
+        try:
+            reader = GGUFReader(str(path))
+            fields = {name: field.contents() for name, field in reader.fields.items()}
+        except Exception as error:  # a damaged header raises all kinds
+            raise self._broken(error) from error
+        self._family = str(fields.get("general.architecture"))
+        if self._family not in _FAMILIES:
+            raise InputError(
+                f"{path} holds a model of the architecture {self._family!r}. GGUF files of"
+                f" {', '.join(_FAMILIES)} are read; other models load from safetensors."
+            )
+        scaling = fields.get(f"{self._family}.rope.scaling.type", "none")
+        names = [tensor.name for tensor in reader.tensors]
+        if scaling != "none" or "rope_freqs.weight" in names:
+            raise InputError(
+                f"{path} scales its rotary positions, as Llama 3.1 does. A GGUF file does not"
+                " describe how. Load the model's safetensors checkpoint."
+            )
+        self._head_width = fields.get(f"{self._family}.attention.key_length")
+        self._tensors = {_hugging_face(tensor.name): tensor for tensor in reader.tensors}
+        if foreign := {t.tensor_type.name for t in reader.tensors}.difference(_TYPES):
+            raise InputError(
+                f"{path} holds weights of the type {min(foreign)}. These are read:"
+                f" {', '.join(_TYPES)}."
+            )
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The fields of the ``config.json`` of the same model.
+
+        Raises:
+          InputError: the file lacks a field.
+        """
+        from transformers import AutoConfig
+
+        config = self._translated(AutoConfig).to_dict()
+        # The file stores the number in float32: 1e-5 is 9.99999975e-6 in it.
+        config["rms_norm_eps"] = float(str(np.float32(config["rms_norm_eps"])))
+        config["head_dim"] = self._head_width or config.get("head_dim")
+        config["architectures"] = [f"{_FAMILIES[self._family]}ForCausalLM"]
+        config["tie_word_embeddings"] = "lm_head.weight" not in self._tensors
+        return config
+
+    def tokenizer(self) -> Any:
+        """Returns the tokenizer.
+
+        Raises:
+          InputError: the file has none, or a damaged one.
+        """
+        from transformers import AutoTokenizer
+
+        return self._translated(AutoTokenizer)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes by Hugging Face's names of tensors."""
+        return {name: tuple(map(int, t.shape[::-1])) for name, t in self._tensors.items()}
+
+    def read(self, name: str, transposed: bool) -> jax.Array:
+        """Returns a tensor in float32, with flax's order of axes if ``transposed``.
+
+        Raises:
+          InputError: a value that is not finite.
+        """
+        from gguf import dequantize
+
+        tensor = self._tensors[name]
+        array = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        array = array.reshape(self.shapes[name])
+        if self._family == "llama" and (rotated := re.search(r"\.([qk])_proj\.", name)):
+            array = _halves(array, self.config[_HEADS[rotated[1]]])
+        return leaf_value(self.path, name, array, transposed)
+
+    def _translated(self, kind: Any) -> Any:
+        silence_transformers_advice()
+        try:
+            return kind.from_pretrained(str(self.path.parent), gguf_file=self.path.name)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+            raise
+        except BaseException as error:  # damaged files raise all kinds, even a panic of Rust
+            raise self._broken(error) from error
+
+    def _broken(self, reason: BaseException) -> InputError:
+        said = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        return InputError(
+            f"{self.path} is not a whole GGUF file ({said}). It may be truncated: fetch it again."
+        )
+
+
+def _hugging_face(name: str) -> str:
+    """Returns Hugging Face's name of a tensor of a GGUF file; unknown names stay."""
+    stem, _, kind = name.rpartition(".")
+    if layer := re.fullmatch(r"blk\.(\d+)\.(\w+)", stem):
+        module = _LAYER.get(layer[2], layer[2])
+        return f"model.layers.{layer[1]}.{module}.{kind}"
+    return f"{_NAMES.get(stem, stem)}.{kind}"
+
+
+def _halves(array: np.ndarray, heads: int) -> np.ndarray:
+    """Returns rows ordered by the halves of each head, given neighbouring pairs."""
+    pairs = array.reshape(heads, -1, 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)

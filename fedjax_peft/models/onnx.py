@@ -1,0 +1,121 @@
+"""Weights of a BERT model in an ONNX file, as PyTorch's exporter writes it.
+
+Only the names and values of the weights are read; the graph is not run. The exporter keeps the name
+of each weight but for the matrices of linear layers, which it transposes and numbers. Such a matrix
+enters a product whose result is added to a bias, and the bias has kept its name.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_peft.models.checkpoint import leaf_value
+from fedjax_peft.support.errors import InputError
+
+__all__ = ["Onnx"]
+
+_FLOAT = 1
+"""``TensorProto.FLOAT``."""
+_PREFIX = "model.0.auto_model."
+"""Of the transformer in an export of sentence-transformers."""
+
+
+class Onnx:
+    """The weights of an ONNX file, under Hugging Face's names.
+
+    Raises:
+      InputError: the file is damaged, or its weights are not float32 numbers inside the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from google.protobuf.message import DecodeError
+
+        self.path = path
+        try:
+            graph = _messages()["Model"].FromString(path.read_bytes()).graph
+        except (DecodeError, OSError) as error:
+            raise self._broken(error) from error
+        self._arrays: dict[str, np.ndarray] = {}
+        names = _linear_names(graph)
+        for tensor in graph.initializer:
+            shape, size = tuple(tensor.dims), len(tensor.raw_data)
+            if tensor.data_type != _FLOAT or 4 * int(np.prod(shape, dtype=object)) != size:
+                raise self._broken(f"{tensor.name} is not an array of float32 numbers")
+            array = np.frombuffer(tensor.raw_data, "<f4").reshape(shape)
+            name = names.get(tensor.name)
+            self._arrays[(name or tensor.name).removeprefix(_PREFIX)] = array.T if name else array
+        if not self._arrays:
+            raise self._broken("it holds no weights")
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes by Hugging Face's names of tensors."""
+        return {name: array.shape for name, array in self._arrays.items()}
+
+    def read(self, name: str, transposed: bool) -> jax.Array:
+        """Returns a tensor in float32, with flax's order of axes if ``transposed``.
+
+        Raises:
+          InputError: a value that is not finite.
+        """
+        return leaf_value(self.path, name, self._arrays[name], transposed)
+
+    def _broken(self, reason: object) -> InputError:
+        return InputError(
+            f"{self.path} is not an ONNX file of a BERT model ({reason}). It may be truncated:"
+            " fetch it again."
+        )
+
+
+def _linear_names(graph: Any) -> dict[str, str]:
+    """Returns the numbered name of each linear layer's matrix -> ``<layer>.weight``."""
+    added = {x: node for node in graph.node if node.op_type == "Add" for x in node.input}
+    stored = {tensor.name for tensor in graph.initializer}
+    found = {}
+    for node in graph.node:
+        if node.op_type != "MatMul" or node.input[1] not in stored:
+            continue
+        for bias in added[node.output[0]].input if node.output[0] in added else ():
+            if bias in stored and bias.endswith(".bias"):
+                found[node.input[1]] = bias.removesuffix("bias") + "weight"
+    return found
+
+
+@functools.cache
+def _messages() -> dict[str, Any]:
+    """Returns protobuf's classes for the few fields of ``onnx.proto`` that are read."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    F = descriptor_pb2.FieldDescriptorProto
+    fields = {  # message: {field: (number, type, repeated)}
+        "Tensor": {
+            "dims": (1, F.TYPE_INT64, True),
+            "data_type": (2, F.TYPE_INT32, False),
+            "name": (8, F.TYPE_STRING, False),
+            "raw_data": (9, F.TYPE_BYTES, False),
+        },
+        "Node": {
+            "input": (1, F.TYPE_STRING, True),
+            "output": (2, F.TYPE_STRING, True),
+            "op_type": (4, F.TYPE_STRING, False),
+        },
+        "Graph": {"node": (1, ".onnx.Node", True), "initializer": (5, ".onnx.Tensor", True)},
+        "Model": {"graph": (7, ".onnx.Graph", False)},
+    }
+    file = descriptor_pb2.FileDescriptorProto(name="onnx", package="onnx", syntax="proto2")
+    for message, members in fields.items():
+        described = file.message_type.add(name=message)
+        for name, (number, kind, repeated) in members.items():
+            label = F.LABEL_REPEATED if repeated else F.LABEL_OPTIONAL
+            named = {"type_name": kind} if isinstance(kind, str) else {}
+            code = F.TYPE_MESSAGE if named else kind
+            described.field.add(name=name, number=number, type=code, label=label, **named)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"onnx.{name}"))
+        for name in fields
+    }

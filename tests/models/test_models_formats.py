@@ -1,0 +1,146 @@
+"""Weights in GGUF and in ONNX, against transformers' own reading and against safetensors."""
+
+import json
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import tiny_tokenizers
+import torch
+from closeness import assert_close
+from formats import SHAPE, write_gguf, write_onnx
+from torch_reference import padded_batch, saved, tensors, tiny_model
+from transformers import AutoModelForCausalLM
+
+from fedjax_peft import testing
+from fedjax_peft.models import onnx
+from fedjax_peft.models.checkpoint import Safetensors
+from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hub import load_model, load_tokenizer, read_config
+from fedjax_peft.support import assets
+from fedjax_peft.support.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", "F32"), ("llama", "Q4_1"), ("llama", "Q8_0"), ("qwen2", "Q4_0"), ("qwen3", "F16")],
+)
+def test_a_gguf_file_is_the_model_that_transformers_reads(tmp_path, family, kind):
+    # transformers takes the width of Qwen3's heads to be 128, whatever the file says.
+    width = {"head_dim": 128} if family == "qwen3" else {}
+    written = tiny_model(family, kind="causal_lm", **SHAPE, **width)
+    path = write_gguf(tmp_path / "tiny.gguf", written, kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reference = AutoModelForCausalLM.from_pretrained(
+            tmp_path, gguf_file=path.name, dtype=torch.float32
+        ).eval()
+    model = load_model(path)
+    batch = padded_batch(written.config)
+    with torch.no_grad():
+        expected = reference(**tensors(batch)).logits.numpy()
+    got = model.apply(model.frozen, model.trainable, batch, None, False).logits
+    shown = batch["attention_mask"] == 1
+    # Sums of 64 terms in float32, through two layers, into logits of some tens.
+    assert_close(np.asarray(got)[shown], expected[shown], rtol=2e-5, atol=2e-5)
+    assert model.name == str(path)
+    assert read_config(path)["model_type"] == family
+    text = "Who built the lighthouse of Marenholm?"
+    assert model.tokenizer(text).input_ids == tiny_tokenizers.gpt2()(text).input_ids
+    assert load_tokenizer(path).eos_token == "<|endoftext|>"
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return tiny_model("llama", kind="causal_lm", **SHAPE), tmp_path / "tiny.gguf"
+
+
+def test_a_gguf_file_that_cannot_be_read_is_one_paragraph(llama, monkeypatch):
+    model, path = llama
+    whole = write_gguf(path, model).read_bytes()
+    for size in (10, 3_000, len(whole) - 100):
+        path.write_bytes(whole[:size])
+        with pytest.raises(InputError, match=r"tiny.gguf is not a whole GGUF file.*fetch it again"):
+            load_model(path)
+    for damaged in (b"GGUF" + b"\xff" * 200, b"PK" + whole[2:]):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match="not a whole GGUF file"):
+            load_model(path)
+    path.unlink()
+    write_gguf(path, model, llama_dot_rope_dot_scaling_dot_type="yarn")
+    with pytest.raises(InputError, match="scales its rotary positions"):
+        load_model(path)
+    path.write_bytes(whole.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0bloom"))
+    with pytest.raises(InputError, match=r"architecture 'bloom'.*llama, qwen2, qwen3 are read"):
+        load_model(path)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(InputError, match=r"pip install 'fedjax_peft\[gguf\]'"):
+        load_model(path)
+
+
+def test_the_width_of_heads_is_the_files(tmp_path):
+    written = tiny_model("qwen3", kind="causal_lm", **SHAPE, head_dim=32)
+    assert read_config(write_gguf(tmp_path / "tiny.gguf", written))["head_dim"] == 32
+
+
+def test_a_type_of_weights_that_is_not_read_is_named(llama):
+    model, path = llama
+    write_gguf(path, model, "Q5_0")
+    with pytest.raises(InputError, match=r"the type Q5_0. These are read: F32, F16"):
+        load_model(path)
+
+
+def test_onnx_has_the_weights_of_the_safetensors_checkpoint(tmp_path):
+    directory = saved(tiny_model("bert", kind="classification").bert, tmp_path)
+    write_onnx(directory, tmp_path / "model.onnx")
+    expected, got = Safetensors(directory), onnx.Onnx(tmp_path / "model.onnx")
+    assert got.shapes == expected.shapes
+    for name in expected.shapes:
+        np.testing.assert_array_equal(got.read(name, False), expected.read(name, False))
+        turned = len(got.shapes[name]) == 2
+        np.testing.assert_array_equal(got.read(name, turned), expected.read(name, turned))
+
+
+def test_an_asset_in_onnx_is_a_model_with_the_tokenizer_of_another(tmp_path, monkeypatch):
+    directory = testing.write_tiny_checkpoint(tmp_path / "whole")
+    (tmp_path / "onnx").mkdir()
+    write_onnx(directory, tmp_path / "onnx" / "model.onnx")
+    config = json.loads((directory / "config.json").read_text())
+    folders = {"tiny-onnx": tmp_path / "onnx", "whole": directory}
+    monkeypatch.setattr(assets, "fetch", folders.__getitem__)
+    asset = assets.ASSETS["minilm-l3"]._replace(name="tiny-onnx", config=config, tokenizer="whole")
+    monkeypatch.setitem(assets.ASSETS, "tiny-onnx", asset)
+    got, expected = (load_model(x, head=classification(2)) for x in ("tiny-onnx", directory))
+    assert got.name == "tiny-onnx"
+    assert got.tokenizer("a text").input_ids == expected.tokenizer("a text").input_ids
+    for name, value in expected.frozen.items():
+        np.testing.assert_array_equal(got.frozen[name], value)
+
+
+@pytest.mark.parametrize("change", ["truncated", "integers", "short", "empty", "foreign"])
+def test_an_onnx_file_that_cannot_be_read_is_one_paragraph(tmp_path, change):
+    path = tmp_path / "model.onnx"
+    directory = saved(tiny_model("bert", kind="classification").bert, tmp_path)
+    message = write_onnx(directory, path)
+    first = message.graph.initializer[0]
+    if change == "integers":
+        first.data_type = 7
+    elif change == "short":
+        first.raw_data = first.raw_data[:-4]
+    elif change == "empty":
+        del message.graph.initializer[:]
+    data = message.SerializeToString()
+    path.write_bytes({"truncated": data[:-50], "foreign": b"\xff" * 300}.get(change, data))
+    with pytest.raises(InputError, match=r"model.onnx is not an ONNX file of a BERT model"):
+        onnx.Onnx(path)
+
+
+@pytest.mark.assets
+def test_minilm_l3_is_what_onnxruntime_computes():
+    """The numbers are those of onnxruntime 1.32, for the first token's state."""
+    model = load_model("minilm-l3", head=classification(2))
+    text = model.tokenizer(["The cat sat on the mat."], return_tensors="np")
+    outputs = model.apply(model.frozen, model.trainable, text, None, False)
+    expected = [-0.1856900, 0.2617271, 0.2934228, -0.1266311]
+    assert_close(outputs.hidden[0, 0, :4], expected, rtol=2e-5, atol=2e-5)
