@@ -13,6 +13,7 @@ first.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.aggregators.krum import ranks
 from fedjax_peft.aggregators.ranking import each_entry, middle_of_ranked, ranked
@@ -28,8 +29,6 @@ from fedjax_peft.aggregators.robust import (
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 from fedjax_peft.numerics import tree
-
-__all__ = ["bulyan"]
 
 
 def bulyan(hostile: int, *, space: Space = "factors") -> Aggregator:
@@ -49,13 +48,12 @@ def bulyan(hostile: int, *, space: Space = "factors") -> Aggregator:
     number_of_hostile("bulyan", hostile)
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
-        del context
         here, number = changes.here, changes.number
         enough_clients("bulyan", len(here), hostile, per=4)
         distances = squared_distances(changes)
         theta = jnp.maximum(number - 2 * hostile, 1)
 
-        def choose(i: int, rest: jax.Array) -> jax.Array:
+        def choose(i: int, rest: Array) -> Array:
             best = rest & (ranks(distances, rest, hostile) == 0)
             return jnp.where(i < theta, rest & ~best, rest)
 
@@ -68,7 +66,7 @@ def bulyan(hostile: int, *, space: Space = "factors") -> Aggregator:
     return robust("bulyan", rule, space)
 
 
-def _around_median(rows: jax.Array, here: jax.Array, kept: jax.Array) -> jax.Array:
+def _around_median(rows: Array, here: Array, kept: Array) -> Array:
     """Returns the mean of the ``kept`` values closest to the median, in each entry.
 
     In the sorted values they stand side by side: in the window whose ends are closest.

@@ -13,6 +13,7 @@ v is a weighted sum of the last centre and of the changes, so the steps only nee
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.aggregators.ranking import middle
 from fedjax_peft.aggregators.robust import (
@@ -26,9 +27,8 @@ from fedjax_peft.aggregators.robust import (
 )
 from fedjax_peft.contracts import Aggregator, Params, PyTree, RoundContext
 from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.support.checks import check_count
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["centred_clipping"]
 
 
 def centred_clipping(
@@ -51,21 +51,19 @@ def centred_clipping(
     """
     if radius is not None and not is_traced(radius) and radius <= 0:
         raise InputError(f"radius = {radius} of 'centred_clipping' must be above 0.")
-    if steps < 1:
-        raise InputError(f"steps = {steps} of 'centred_clipping' must be at least 1.")
+    check_count("centred_clipping", "steps", steps)
 
     def rule(changes: Changes, context: RoundContext, state: Params) -> Combined:
-        del context
         gram = inner_products_around(changes, state)  # the centre is the last row
 
-        def distances(weights: jax.Array) -> jax.Array:
+        def distances(weights: Array) -> Array:
             return distances_from(gram, weights)[:-1]
 
         start = jnp.zeros(len(gram)).at[-1].set(1.0)
         reach = middle(distances(start), changes.here) if radius is None else radius
         bound = jnp.asarray(reach, jnp.float32)
 
-        def step(_: int, weights: jax.Array) -> jax.Array:
+        def step(_: int, weights: Array) -> Array:
             away = distances(weights)
             factor = jnp.where(away > bound, bound / jnp.where(away > 0, away, 1.0), 1.0)
             pulls = jnp.where(changes.here, factor, 0.0) / jnp.maximum(changes.number, 1)

@@ -1,11 +1,10 @@
 """An aggregator for uploads of several parts, such as a model and a control variate."""
 
 import jax
+from jax import Array
 
 from fedjax_peft.contracts import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
 from fedjax_peft.numerics.random import stream
-
-__all__ = ["by_field"]
 
 
 def by_field(**fields: Aggregator) -> Aggregator:
@@ -33,7 +32,7 @@ def by_field(**fields: Aggregator) -> Aggregator:
             )
             for f, a in fields.items()
         }
-        metrics: dict[str, jax.Array] = {}
+        metrics: dict[str, Array] = {}
         for part in reversed(parts.values()):  # of equal names the first field's counts
             metrics |= part.metrics
         return Aggregated(

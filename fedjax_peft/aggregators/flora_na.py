@@ -27,23 +27,16 @@ its full text could not be read, and checked against a loop in NumPy over dense 
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Params,
-    PyTree,
-    RoundContext,
-    Stacked,
-    Total,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Stacked, Total
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.numerics.linalg import solve
-from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, required_pairs, scale
-from fedjax_peft.support.errors import InputError
-
-__all__ = ["flora_na"]
+from fedjax_peft.numerics.lowrank import factors_apart, matmul, one_by_one, pairs, scale
+from fedjax_peft.support.checks import check_count
 
 _RIDGE = 1e-5
 """ε, relative to the mean diagonal entry of M."""
@@ -63,41 +56,28 @@ def flora_na(*, steps: int = 20, error: bool = True) -> Aggregator:
     Raises:
       InputError: ``steps`` is not a whole number from 0; on use, a model without LoRA pairs.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise InputError(f"steps = {steps!r} must be a whole number from 0 up.")
+    check_count("flora_na", "steps", steps, 0)
 
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
-        del fixed
         changes = {n: x - template[n] for n, x in upload.items()}
-        factors = {
-            path: (changes.pop(a), changes.pop(b))
-            for path, (a, b) in required_pairs(template, "flora_na").items()
-        }
-        return {"rest": changes, "factors": Stacked(factors)}
+        rest, factors = factors_apart(changes, "flora_na")
+        return {"rest": rest, "factors": Stacked(factors)}
 
     def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:
         some = total.weight > 0
         by = jnp.where(some, total.weight, 1.0)
         weights = total.weights / by
         change = {n: x / by for n, x in total.value["rest"].items()}
-        errors, exact = {}, {}
-        for paths in pairs_by_shape(template).values():
-            names = [pairs(template)[path] for path in paths]
-            uploads = [total.value["factors"].value[path] for path in paths]
-            parts = (
-                jnp.stack([template[a] for a, _ in names]),
-                jnp.stack([template[b] for _, b in names]),
-                jnp.stack([x for x, _ in uploads]),
-                jnp.stack([x for _, x in uploads]),
-            )
-            # One matrix at a time: concurrent LAPACK calls can deadlock small CPU thread pools.
-            made = jax.lax.map(lambda x: _combined(x[0], x[1], x[2], x[3], weights, steps), parts)
-            for i, (path, (a, b)) in enumerate(zip(paths, names, strict=True)):
-                change[a], change[b], left, right = (x[i] for x in made)
-                if error:
-                    s, off = scale(context.fixed, path), matmul(left, right)
-                    used = matmul(template[a] + change[a], template[b] + change[b])
-                    errors[path], exact[path] = s * off, s * (used - off)
+        errors, exact, found = {}, {}, pairs(template)
+        uploads = total.value["factors"].value
+        parts = {p: (template[a], template[b], *uploads[p]) for p, (a, b) in found.items()}
+        made = one_by_one(lambda matrix: _combined(matrix, weights, steps), parts)
+        for path, (a, b) in found.items():
+            change[a], change[b], left, right = made[path]
+            if error:
+                s, off = scale(context.fixed, path), matmul(left, right)
+                used = matmul(template[a] + change[a], template[b] + change[b])
+                errors[path], exact[path] = s * off, s * (used - off)
         new = {n: jnp.where(some, x + change[n], x).astype(x.dtype) for n, x in template.items()}
         if not error:
             return Aggregated(new, {}, state)
@@ -107,19 +87,15 @@ def flora_na(*, steps: int = 20, error: bool = True) -> Aggregator:
     return Aggregator("flora_na", lift, finish, needs_all_uploads=True)
 
 
-def _combined(
-    a0: jax.Array, b0: jax.Array, a: jax.Array, b: jax.Array, weights: jax.Array, steps: int
-) -> tuple[jax.Array, ...]:
+def _combined(matrix: tuple[Array, ...], weights: Array, steps: int) -> tuple[Array, ...]:
     """Returns the changes of A and B, and factors of the difference ``A B - W̄``.
 
     Args:
-      a0: the received A, ``[in, r]``.
-      b0: the received B, ``[r, out]``.
-      a: the clients' changes of A, ``[slots, in, r]``.
-      b: their changes of B, ``[slots, r, out]``.
+      matrix: the received A ``[in, r]`` and B ``[r, out]``, and the clients' changes of them,
+        ``[slots, in, r]`` and ``[slots, r, out]``.
       weights: w, ``[slots]``, summing to 1; 0 for a slot without an upload.
-      steps: of the minimisation.
     """
+    a0, b0, a, b = matrix
     here = (weights > 0)[:, None, None]
     whole_a, whole_b = jnp.where(here, a0[None] + a, 0.0), jnp.where(here, b0[None] + b, 0.0)
     mean_a, mean_b = _sum(weights, a), _sum(weights, b)
@@ -128,7 +104,7 @@ def _combined(
     grams_a = jnp.einsum("uir,vis->uvrs", whole_a, whole_a, precision="highest")
     grams_b = jnp.einsum("uro,vso->uvrs", whole_b, whole_b, precision="highest")
 
-    def difference(p: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def difference(p: Array, q: Array) -> tuple[Array, Array]:
         """Returns factors of ``A B - W̄``, where A = P A_0 + α and B = Q B_0 + β:
 
         (PQ - 1) A_0 B_0 + A_0 (P β - b̄) + (Q α - ā) B_0 + α β - Σ w_k a_k b_k
@@ -138,7 +114,7 @@ def _combined(
         right = [b0, total_p * beta - mean_b, b0, beta, rows]
         return jnp.concatenate(left, axis=1), jnp.concatenate(right, axis=0)
 
-    def step(_: int, pq: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def step(_: int, pq: tuple[Array, Array]) -> tuple[Array, Array]:
         p, q = pq
         left, right = difference(p, q)
         now = _sum(q, whole_b)
@@ -158,11 +134,11 @@ def _combined(
     return change_a, change_b, *difference(p, q)
 
 
-def _sum(coefficients: jax.Array, stacked: jax.Array) -> jax.Array:
+def _sum(coefficients: Array, stacked: Array) -> Array:
     return jnp.einsum("u,uij->ij", coefficients, stacked, precision="highest")
 
 
-def _solve(m: jax.Array, g: jax.Array) -> jax.Array:
+def _solve(m: Array, g: Array) -> Array:
     """Returns ``(M + ε I)⁻¹ g``; 0 where M is 0."""
     ridge = _RIDGE * jnp.trace(m) / len(m)
     ridge = jnp.where(ridge > 0, ridge, 1.0)

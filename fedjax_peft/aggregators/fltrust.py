@@ -24,8 +24,6 @@ from fedjax_peft.aggregators.robust import (
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["fltrust"]
-
 
 def fltrust(trusted: int = 0, *, space: Space = "factors") -> Aggregator:
     """Mean of uploads by their agreement with a trusted one (FLTrust, Cao et al. 2021).

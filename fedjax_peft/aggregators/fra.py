@@ -16,33 +16,17 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Factors,
-    Params,
-    PyTree,
-    RoundContext,
-    Total,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Factors, Total
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.numerics.linalg import FRESH, canonical, dead_directions, qr, revived, svd
-from fedjax_peft.numerics.lowrank import matmul, pairs, required_pairs, scale
+from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, required_pairs, scale
 from fedjax_peft.support.errors import InputError
 
-__all__ = [
-    "Truncated",
-    "Truncation",
-    "by_svd",
-    "factored",
-    "fra",
-    "truncated_average",
-    "truncated_products",
-    "truncating",
-]
-
-Truncated: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+Truncated: TypeAlias = tuple[Array, Array, Array, Array, Array]
 """New A, new B, Frobenius error, largest absolute error, Frobenius norm of the exact average; each
 ``[matrices, ...]``."""
 
@@ -53,10 +37,10 @@ class Truncation(NamedTuple):
     Both functions take several matrices of one shape.
     """
 
-    factors: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], Truncated]
+    factors: Callable[[Array, Array, Array, Array], Truncated]
     """(A ``[matrices, clients, in, r]``, B ``[matrices, clients, r, out]``, weights ``[clients]``
     that sum to 1 or are all 0, LoRA's s ``[matrices]``) -> the factors of ``Σ w_k s A_k B_k``."""
-    products: Callable[[jax.Array, jax.Array, int], Truncated]
+    products: Callable[[Array, Array, int], Truncated]
     """(A·B ``[matrices, in, out]``, LoRA's s ``[matrices]``, r) -> the factors of ``s·AB``."""
 
 
@@ -103,14 +87,10 @@ def truncating(
     """Returns the aggregator that cuts the average of LoRA products to the adapters' rank.
 
     Args:
-      name: of the aggregator.
-      truncation: of the average.
       rank: directions that it keeps; None: the adapters' rank.
-      error: return metrics of the truncation.
     """
 
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
-        del fixed
         found = required_pairs(template, name)
         least = min(template[a].shape[1] for a, _ in found.values())
         if rank is not None and rank > least:
@@ -154,20 +134,16 @@ def truncating(
 
 def _each_shape(
     template: Params, truncated: Callable[[list[str], int], Truncated]
-) -> tuple[Params, dict[str, jax.Array]]:
+) -> tuple[Params, dict[str, Array]]:
     """Returns the factors by leaf name, and the metrics of the truncation.
 
     Args:
-      template: leaves with the shapes of the factors.
       truncated: (module paths of pairs of one shape, their rank) -> the truncated average.
     """
     found = pairs(template)
-    shapes: dict[tuple, list[str]] = {}
-    for path, (a, b) in found.items():
-        shapes.setdefault((template[a].shape, template[b].shape), []).append(path)
     factors: Params = {}
     frobenius, largest, norms = {}, {}, {}
-    for (shape, _), paths in sorted(shapes.items()):
+    for (shape, _), paths in sorted(pairs_by_shape(template).items()):
         new_a, new_b, *sizes = truncated(paths, shape[1])
         for i, path in enumerate(paths):
             name_a, name_b = found[path]
@@ -177,10 +153,10 @@ def _each_shape(
 
 
 def truncated_average(
-    a: jax.Array,
-    b: jax.Array,
-    weights: jax.Array,
-    scales: jax.Array,
+    a: Array,
+    b: Array,
+    weights: Array,
+    scales: Array,
     *,
     rank: int | None = None,
     split: str = "balanced",
@@ -203,25 +179,12 @@ def truncated_average(
       A ``[matrices, in, r]`` and B ``[matrices, r, out]``; then, per matrix, the Frobenius error,
       the largest absolute error and the Frobenius norm of the exact average.
     """
-    _, clients, n_in, r = a.shape
-    n_out = b.shape[-1]
+    r = a.shape[-1]
     keep = r if rank is None else rank
-    total_rank = clients * r
-    if dense is None:
-        dense = total_rank >= min(n_in, n_out)
 
-    def one(arguments: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def one(arguments: tuple[Array, ...]) -> tuple[Array, ...]:
         a, b, s = arguments
-        root = jnp.sqrt(weights * s)[:, None, None]
-        a_cat = (a * root).transpose(1, 0, 2).reshape(n_in, total_rank)
-        b_cat = (b * root).reshape(total_rank, n_out)
-        if dense:
-            u, sigma, vt = svd(matmul(a_cat, b_cat), full_matrices=False)
-        else:
-            q_a, r_a = qr(a_cat)
-            q_b, r_b = qr(b_cat.T)
-            p, sigma, zt = svd(matmul(r_a, r_b.T))
-            u, vt = matmul(q_a, p[:, :r]), matmul(zt[:r], q_b.T)
+        (a_cat, b_cat), (u, sigma, vt) = decomposed_sum(a, b, weights * s, r, dense)
         new_a, new_b, tail, norm = _truncate(u, sigma, vt, s, r, keep, split)
         largest = jnp.zeros(())
         if error:
@@ -234,20 +197,40 @@ def truncated_average(
     return jax.lax.map(one, (a, b, scales))
 
 
+def decomposed_sum(
+    a: Array, b: Array, weights: Array, most: int | None = None, dense: bool | None = None
+) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    """Returns (A_cat, B_cat) and the SVD of their product ``Σ w_k A_k B_k``, of one matrix.
+
+    Args:
+      a: ``[clients, in, r]``.
+      b: ``[clients, r, out]``.
+      weights: ``[clients]``, LoRA's s included.
+      most: how many singular vectors are needed; None: all. There may be more.
+      dense: form the product and decompose it; by default where that is smaller than the factors.
+    """
+    clients, n_in, r = a.shape
+    root = jnp.sqrt(weights)[:, None, None]
+    a_cat = (a * root).transpose(1, 0, 2).reshape(n_in, clients * r)
+    b_cat = (b * root).reshape(clients * r, -1)
+    if dense is None:
+        dense = clients * r >= min(n_in, b_cat.shape[1])
+    if dense:
+        return (a_cat, b_cat), svd(matmul(a_cat, b_cat), full_matrices=False)
+    q_a, r_a = qr(a_cat)
+    q_b, r_b = qr(b_cat.T)
+    p, sigma, zt = svd(matmul(r_a, r_b.T))
+    return (a_cat, b_cat), (matmul(q_a, p[:, :most]), sigma, matmul(zt[:most], q_b.T))
+
+
 def truncated_products(
-    products: jax.Array,
-    scales: jax.Array,
-    r: int,
-    *,
-    rank: int | None = None,
-    split: str = "balanced",
+    products: Array, scales: Array, r: int, *, rank: int | None = None, split: str = "balanced"
 ) -> Truncated:
     """Returns the factors of several matrices of one shape, by a dense SVD.
 
     Args:
       products: ``[matrices, in, out]``, A·B without LoRA's scale.
       scales: LoRA's s, ``[matrices]``.
-      r: the rank of the factors.
       rank: directions kept, by default r.
       split: see :func:`fra`.
 
@@ -256,7 +239,7 @@ def truncated_products(
     """
     keep = r if rank is None else rank
 
-    def one(arguments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+    def one(arguments: tuple[Array, Array]) -> tuple[Array, ...]:
         product, s = arguments
         u, sigma, vt = svd(s * product, full_matrices=False)
         new_a, new_b, tail, norm = _truncate(u, sigma, vt, s, r, keep, split)
@@ -267,16 +250,16 @@ def truncated_products(
 
 
 def _truncate(
-    u: jax.Array, sigma: jax.Array, vt: jax.Array, s: jax.Array, r: int, keep: int, split: str
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    u: Array, sigma: Array, vt: Array, s: Array, r: int, keep: int, split: str
+) -> tuple[Array, Array, Array, Array]:
     """Returns A and B of rank r with ``keep`` directions, the Frobenius error, and the norm."""
     a, b = factored(u[:, :r], sigma[:r], vt[:r], s, keep, split)
     return a, b, jnp.sqrt(jnp.sum(sigma[keep:] ** 2)), jnp.sqrt(jnp.sum(sigma**2))
 
 
 def factored(
-    u: jax.Array, sigma: jax.Array, vt: jax.Array, s: jax.Array, keep: int, split: str
-) -> tuple[jax.Array, jax.Array]:
+    u: Array, sigma: Array, vt: Array, s: Array, keep: int, split: str
+) -> tuple[Array, Array]:
     """Returns (A, B) with ``s A B = u Σ vt`` of rank ``keep``, dead directions revived.
 
     A direction with σ = 0 would have A = B = 0 and never get a gradient again. Here it gets B = 0,

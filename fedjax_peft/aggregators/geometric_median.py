@@ -14,6 +14,7 @@ uploads, so the steps only need their inner products.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.aggregators.ranking import middle
 from fedjax_peft.aggregators.robust import (
@@ -28,9 +29,8 @@ from fedjax_peft.aggregators.robust import (
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.support.checks import check_count
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["geometric_median"]
 
 
 def geometric_median(
@@ -51,22 +51,20 @@ def geometric_median(
       InputError: an option out of its range, or an unknown space; on use, ``product`` with a model
         without LoRA pairs.
     """
-    if steps < 1:
-        raise InputError(f"steps = {steps} of 'geometric_median' must be at least 1.")
+    check_count("geometric_median", "steps", steps)
     if not is_traced(smoothing) and smoothing <= 0:
         raise InputError(f"smoothing = {smoothing} of 'geometric_median' must be above 0.")
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
-        del context
         here = changes.here
         differences, one = around_one(changes)
         gram = inner_products(differences)
 
-        def moved(distances: jax.Array, least: jax.Array) -> jax.Array:
+        def moved(distances: Array, least: Array) -> Array:
             inverse = jnp.where(here, 1 / jnp.maximum(distances, least), 0.0)
             return inverse / jnp.maximum(jnp.sum(inverse), 1e-30)
 
-        def step(_: int, weights: jax.Array) -> jax.Array:
+        def step(_: int, weights: Array) -> Array:
             return moved(distances_from(gram, weights), jnp.asarray(smoothing))
 
         start = distances_from(gram, one)

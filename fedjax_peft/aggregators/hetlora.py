@@ -14,20 +14,11 @@ FlexLoRA's authors uses weights by size instead.
 
 import jax.numpy as jnp
 
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Params,
-    Product,
-    PyTree,
-    RoundContext,
-    Total,
-    Weighted,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Product, Total, Weighted
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.measures.aggregation_error import error_metrics
-from fedjax_peft.numerics.lowrank import matmul, pairs, product_norms, required_pairs, scale
-
-__all__ = ["hetlora"]
+from fedjax_peft.numerics.lowrank import factors_apart, matmul, pairs, product_norms, scale
 
 
 def hetlora(*, error: bool = True) -> Aggregator:
@@ -41,14 +32,13 @@ def hetlora(*, error: bool = True) -> Aggregator:
     """
 
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
-        del fixed
-        rest, matrices = dict(upload), {}
-        for path, (a, b) in required_pairs(template, "hetlora").items():
-            value: PyTree = {"a": rest.pop(a), "b": rest.pop(b)}
-            norm = product_norms(value["a"][None], value["b"][None])[0]
+        rest, factors = factors_apart(upload, "hetlora")
+        matrices = {}
+        for path, (a, b) in factors.items():
+            value: PyTree = {"a": a, "b": b}
             if error:
-                value["product"] = Product(value["a"], value["b"])
-            matrices[path] = Weighted(norm, value)
+                value["product"] = Product(a, b)
+            matrices[path] = Weighted(product_norms(a[None], b[None])[0], value)
         return {"rest": rest, "matrices": matrices}
 
     def finish(total: Total, template: Params, context: RoundContext, state: PyTree) -> Aggregated:

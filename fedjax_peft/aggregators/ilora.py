@@ -30,13 +30,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.aggregators.fra import Truncated, Truncation, truncating
 from fedjax_peft.contracts import Aggregator
 from fedjax_peft.numerics.linalg import orthonormal_rows
 from fedjax_peft.numerics.lowrank import matmul
-
-__all__ = ["ilora"]
 
 
 def ilora(*, error: bool = True) -> Aggregator:
@@ -57,13 +56,11 @@ def ilora(*, error: bool = True) -> Aggregator:
     return aggregator._replace(unmasked_policy="zero")
 
 
-def _of_factors(
-    a: jax.Array, b: jax.Array, weights: jax.Array, scales: jax.Array, *, error: bool
-) -> Truncated:
+def _of_factors(a: Array, b: Array, weights: Array, scales: Array, *, error: bool) -> Truncated:
     _, clients, n_in, r = a.shape
     n_out = b.shape[-1]
 
-    def one(arguments: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def one(arguments: tuple[Array, ...]) -> tuple[Array, ...]:
         a, b, s = arguments
         left = (a * weights[:, None, None]).transpose(1, 0, 2).reshape(n_in, clients * r)
         right = b.reshape(clients * r, n_out)
@@ -77,8 +74,8 @@ def _of_factors(
     return jax.lax.map(one, (a, b, scales))
 
 
-def _of_products(products: jax.Array, scales: jax.Array, r: int) -> Truncated:
-    def one(arguments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+def _of_products(products: Array, scales: Array, r: int) -> Truncated:
+    def one(arguments: tuple[Array, Array]) -> tuple[Array, ...]:
         product, s = arguments
         new_b = orthonormal_rows(product[:r])
         new_a = matmul(product, new_b.T)
@@ -87,7 +84,7 @@ def _of_products(products: jax.Array, scales: jax.Array, r: int) -> Truncated:
     return jax.lax.map(one, (products, scales))  # one at a time, as in _of_factors
 
 
-def _sizes(exact: jax.Array, a: jax.Array, b: jax.Array, s: jax.Array) -> tuple[jax.Array, ...]:
+def _sizes(exact: Array, a: Array, b: Array, s: Array) -> tuple[Array, ...]:
     """Returns the Frobenius error, the largest absolute error, and the norm of ``s exact``."""
     off = s * (matmul(a, b) - exact)
     norm = s * jnp.sqrt(jnp.sum(exact**2))

@@ -12,8 +12,8 @@ is as far from honest ones as they are from each other passes, in whatever entry
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.aggregators.robust import (
     Changes,
@@ -29,8 +29,6 @@ from fedjax_peft.aggregators.robust import (
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["krum", "multi_krum", "ranks", "scores"]
 
 
 def krum(hostile: int, *, space: Space = "factors") -> Aggregator:
@@ -72,7 +70,6 @@ def _krum(name: str, hostile: Any, keep: Any, space: Space) -> Aggregator:
     number_of_hostile(name, hostile)
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
-        del context
         here, count = changes.here, changes.number
         enough_clients(name, len(here), hostile, per=2)
         distances = squared_distances(changes)
@@ -84,27 +81,26 @@ def _krum(name: str, hostile: Any, keep: Any, space: Space) -> Aggregator:
     return robust(name, rule, space)
 
 
-def scores(distances: jax.Array, here: jax.Array, hostile: Any) -> jax.Array:
+def scores(distances: Array, here: Array, hostile: Any) -> Array:
     """Returns Krum's scores, ``[slots]``; infinite where a slot has no upload.
 
     Args:
       distances: squared, ``[slots, slots]``.
       here: bool ``[slots]``.
-      hostile: f.
     """
     count = jnp.sum(here, dtype=jnp.int32)
     neighbours = jnp.minimum(jnp.maximum(count - hostile - 2, 1), count - 1)
     return _nearest(distances, here, neighbours)
 
 
-def ranks(distances: jax.Array, here: jax.Array, hostile: Any) -> jax.Array:
+def ranks(distances: Array, here: Array, hostile: Any) -> Array:
     """Returns the place of each slot in the order of Krum's scores, int32 ``[slots]`` from 0."""
     everyone = _nearest(distances, here, jnp.sum(here) - 1)
     order = jnp.lexsort((everyone, scores(distances, here, hostile)))
     return jnp.argsort(order)
 
 
-def _nearest(distances: jax.Array, here: jax.Array, neighbours: jax.Array) -> jax.Array:
+def _nearest(distances: Array, here: Array, neighbours: Array) -> Array:
     """Returns the sum of each row's ``neighbours`` smallest distances to others, ``[slots]``."""
     slots = len(here)
     others = here[:, None] & here[None] & ~jnp.eye(slots, dtype=bool)

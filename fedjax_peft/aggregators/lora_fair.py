@@ -30,6 +30,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.aggregators.mean import mean, product_errors
 from fedjax_peft.contracts import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
@@ -37,9 +38,8 @@ from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.linalg import pinv
 from fedjax_peft.numerics.lowrank import matmul, required_pairs, scale
+from fedjax_peft.support.checks import check_count, check_number
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["lora_fair"]
 
 
 def lora_fair(
@@ -66,14 +66,13 @@ def lora_fair(
     """
     if solver not in ("gradient", "least_squares"):
         raise InputError(f"solver = {solver!r} is not one of gradient, least_squares.")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps = {steps!r} must be a whole number from 1 up.")
-    for name, value, low in (("lam", lam, 0), ("rate", rate, 0)):
-        if not is_traced(value) and not low <= value < float("inf"):
-            raise InputError(f"{name} = {value!r} must be a finite number from {low} up.")
+    check_count("lora_fair", "steps", steps)
+    for name, value in (("lam", lam), ("rate", rate)):
+        if not is_traced(value):
+            check_number("lora_fair", name, value)
     inner = mean(error=True)
 
-    def corrected(a: jax.Array, b: jax.Array, exact: jax.Array) -> jax.Array:
+    def corrected(a: Array, b: Array, exact: Array) -> Array:
         if solver == "least_squares":
             return _least_squares(a, b, exact, lam)
         return _descent(a, b, exact, lam, rate, steps)
@@ -99,25 +98,20 @@ def lora_fair(
     return Aggregator("lora_fair", lift, finish, unmasked_policy="refused")
 
 
-def _descent(
-    a: jax.Array, b: jax.Array, exact: jax.Array, lam: float, rate: float, steps: int
-) -> jax.Array:
+def _descent(a: Array, b: Array, exact: Array, lam: float, rate: float, steps: int) -> Array:
     """Returns ``B̄ + ΔB`` after proximal gradient descent on Eq 8 from ΔB = 0.
 
     Args:
       a: Ā, ``[in, r]``.
       b: B̄, ``[r, out]``.
       exact: ΔW, ``[in, out]``.
-      lam: λ.
-      rate: η.
-      steps: how many.
     """
     m, g = matmul(a.T, exact), matmul(a.T, a)
     size = _norm(exact)
 
     step = rate * jnp.sum(b**2)
 
-    def descend(_: int, change: jax.Array) -> jax.Array:
+    def descend(_: int, change: Array) -> Array:
         c = b + change
         gc = matmul(g, c)
         inner, length = jnp.sum(m * c), jnp.sqrt(jnp.maximum(jnp.sum(c * gc), 0.0))
@@ -129,7 +123,7 @@ def _descent(
     return b + jax.lax.fori_loop(0, steps, descend, jnp.zeros_like(b))
 
 
-def _least_squares(a: jax.Array, b: jax.Array, exact: jax.Array, lam: float) -> jax.Array:
+def _least_squares(a: Array, b: Array, exact: Array, lam: float) -> Array:
     """Returns ``B̄ + ΔB`` that minimises ``‖ΔW - Ā (B̄ + ΔB)‖² + λ ‖ΔB‖²``; see :func:`_descent`."""
     m, g = matmul(a.T, exact), matmul(a.T, a)
     # The pseudo-inverse serves λ = 0 with an A of lower rank: ΔB is then the smallest one.
@@ -137,10 +131,10 @@ def _least_squares(a: jax.Array, b: jax.Array, exact: jax.Array, lam: float) -> 
     return b + matmul(inverse, m - matmul(g, b))
 
 
-def _norm(x: jax.Array) -> jax.Array:
+def _norm(x: Array) -> Array:
     return jnp.sqrt(jnp.sum(x**2))
 
 
-def _over(x: jax.Array, y: jax.Array) -> jax.Array:
+def _over(x: Array, y: Array) -> Array:
     """Returns x / y, and 0 where y is 0."""
     return jnp.where(y > 0, x / jnp.where(y > 0, y, 1.0), 0.0)

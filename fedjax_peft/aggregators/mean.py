@@ -7,19 +7,11 @@ that entries that no client has changed stay the same bit for bit.
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Params,
-    Product,
-    PyTree,
-    RoundContext,
-    Total,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Product, Total
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.numerics.lowrank import matmul, pairs, scale
-
-__all__ = ["mean", "product_errors"]
 
 
 def mean(*, error: bool = True) -> Aggregator:
@@ -36,7 +28,6 @@ def mean(*, error: bool = True) -> Aggregator:
     """
 
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
-        del fixed
         changes = jax.tree.map(jnp.subtract, upload, template)
         # The error is computed from changes. It is of second order in them, so no large terms
         # cancel. E = Σ w dA_k dB_k - dĀ dB̄ does not depend on which matrices are subtracted.
@@ -74,9 +65,6 @@ def product_errors(
 
     Args:
       total: the sum of :func:`mean`.
-      new: the means.
-      template: the received leaves.
-      fixed: the fixed leaves, which include LoRA's scales.
     """
     by = jnp.where(total.weight > 0, total.weight, 1.0)
     errors, exact = {}, {}

@@ -10,8 +10,6 @@ from fedjax_peft.aggregators.ranking import each_entry, middle
 from fedjax_peft.aggregators.robust import Changes, Combined, Space, robust
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 
-__all__ = ["median"]
-
 
 def median(*, space: Space = "factors") -> Aggregator:
     """Coordinate-wise median; resists fewer than half of the clients (Yin et al. 2018).
@@ -27,7 +25,6 @@ def median(*, space: Space = "factors") -> Aggregator:
     """
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
-        del context
         return Combined(each_entry(changes, lambda rows: middle(rows, changes.here)), {}, state)
 
     return robust("median", rule, space)

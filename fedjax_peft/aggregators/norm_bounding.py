@@ -22,8 +22,6 @@ from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["norm_bounding"]
-
 
 def norm_bounding(norm: float | None = None, *, space: Space = "factors") -> Aggregator:
     """Mean of uploads whose change is shortened to a norm (Sun et al. 2019).
@@ -44,7 +42,6 @@ def norm_bounding(norm: float | None = None, *, space: Space = "factors") -> Agg
         raise InputError(f"norm = {norm} of 'norm_bounding' must be above 0.")
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
-        del context
         lengths = jnp.sqrt(squared_lengths(changes))
         bound = jnp.asarray(middle(lengths, changes.here) if norm is None else norm, jnp.float32)
         factor = jnp.where(lengths > bound, bound / jnp.where(lengths > 0, lengths, 1.0), 1.0)

@@ -12,18 +12,10 @@ instead.
 
 import jax.numpy as jnp
 
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Params,
-    Product,
-    PyTree,
-    RoundContext,
-    Total,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Product, Total
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.numerics.lowrank import matmul, pairs, required_pairs, scale
-
-__all__ = ["PRODUCT", "product_changes", "with_products"]
 
 PRODUCT = ".product"
 """Suffix of the name of a product: module path + ``.product``."""
@@ -50,7 +42,6 @@ def product_changes(base: Aggregator) -> Aggregator:
         return base._replace(finish=base.finish_products)
 
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
-        del fixed
         changes = {n: x - template[n] for n, x in upload.items()}
         products = {
             path: Product(changes.pop(a), upload[b])
@@ -70,7 +61,6 @@ def product_changes(base: Aggregator) -> Aggregator:
 
     def whole(upload: Params, template: Params, fixed: Params) -> PyTree:
         """Lifts with one entry for each product: ``[A_k - A, A] [B_k; B_k - B]``."""
-        del fixed
         changes = {n: x - template[n] for n, x in upload.items()}
         products = {}
         for path, (a, b) in required_pairs(template, base.name).items():

@@ -4,30 +4,22 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedjax_peft.aggregators.robust import Changes, one_by_one
-from fedjax_peft.contracts import (
-    Factors,
-    Params,
-)
+from fedjax_peft.aggregators.robust import Changes
+from fedjax_peft.contracts.aggregator import Factors
+from fedjax_peft.contracts.types import Params
 from fedjax_peft.numerics import tree
-
-__all__ = [
-    "each_entry",
-    "middle",
-    "middle_of_ranked",
-    "ranked",
-]
+from fedjax_peft.numerics.lowrank import one_by_one
 
 
-def each_entry(changes: Changes, rule: Callable[[jax.Array], jax.Array]) -> Params:
+def each_entry(changes: Changes, rule: Callable[[Array], Array]) -> Params:
     """Returns what a rule of single entries makes of the changes.
 
     The products of all clients are formed, one matrix at a time.
 
     Args:
-      changes: of the clients.
       rule: ``[slots, n]`` -> ``[n]``.
     """
     slots = len(changes.here)
@@ -36,14 +28,14 @@ def each_entry(changes: Changes, rule: Callable[[jax.Array], jax.Array]) -> Para
     rows = jax.vmap(lambda x: ravel_pytree(x)[0])(changes.leaves) if leaves else None
     new = back(_in_pieces(rule, rows)) if rows is not None and flat.size else leaves
 
-    def one(factors: Factors) -> jax.Array:
+    def one(factors: Factors) -> Array:
         rows = jnp.einsum("kir,kro->kio", *factors, precision="highest")
         return _in_pieces(rule, rows.reshape(slots, -1)).reshape(rows.shape[1:])
 
     return new | one_by_one(one, changes.products)
 
 
-def _in_pieces(rule: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+def _in_pieces(rule: Callable[[Array], Array], rows: Array) -> Array:
     """Returns ``rule(rows)``, a few entries at a time, which stay in a processor's cache."""
     slots, entries = rows.shape
     if entries <= _PIECE:
@@ -58,7 +50,7 @@ _PIECE = 4096
 """Entries at a time."""
 
 
-def ranked(rows: jax.Array, here: jax.Array) -> jax.Array:
+def ranked(rows: Array, here: Array) -> Array:
     """Returns the rows sorted in each entry; those that are not here come last, as infinities.
 
     It is Batcher's bitonic network: minima and maxima of whole halves. With 50 rows it is ten times
@@ -73,7 +65,7 @@ def ranked(rows: jax.Array, here: jax.Array) -> jax.Array:
     x = tree.where(here, rows, jnp.full_like(rows, jnp.inf))
     x = jnp.concatenate([x, jnp.full((size - slots, *rest), jnp.inf, rows.dtype)])
 
-    def exchanged(x: jax.Array, block: int, *, mirrored: bool) -> jax.Array:
+    def exchanged(x: Array, block: int, *, mirrored: bool) -> Array:
         """Orders the pairs of the two halves of each block of rows."""
         halves = x.reshape(size // block, 2, block // 2, *rest)
         first, second = halves[:, 0], halves[:, 1]
@@ -93,7 +85,7 @@ def ranked(rows: jax.Array, here: jax.Array) -> jax.Array:
     return x[:slots]
 
 
-def middle(rows: jax.Array, here: jax.Array) -> jax.Array:
+def middle(rows: Array, here: Array) -> Array:
     """Returns the median over the rows that are here; of an even number, the mean of the two.
 
     Args:
@@ -103,7 +95,7 @@ def middle(rows: jax.Array, here: jax.Array) -> jax.Array:
     return middle_of_ranked(ranked(rows, here), jnp.sum(here, dtype=jnp.int32))
 
 
-def middle_of_ranked(rows: jax.Array, number: jax.Array) -> jax.Array:
+def middle_of_ranked(rows: Array, number: Array) -> Array:
     """Returns :func:`middle` of the first ``number`` rows, which are sorted."""
     low, high = (jnp.maximum(i, 0) for i in ((number - 1) // 2, number // 2))
     value = (jnp.take(rows, low, axis=0) + jnp.take(rows, high, axis=0)) / 2

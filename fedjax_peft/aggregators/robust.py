@@ -25,43 +25,19 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.aggregators.fra import fra
 from fedjax_peft.aggregators.products import PRODUCT
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Factors,
-    Params,
-    PyTree,
-    RoundContext,
-    Stacked,
-    Total,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Factors, Stacked, Total
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.linalg import qr
-from fedjax_peft.numerics.lowrank import matmul, pairs, scale, weighted_product
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = [
-    "Changes",
-    "Combined",
-    "Rule",
-    "Space",
-    "around_one",
-    "distances_from",
-    "enough_clients",
-    "inner_products",
-    "inner_products_around",
-    "number_of_hostile",
-    "one_by_one",
-    "robust",
-    "squared_distances",
-    "squared_lengths",
-    "too_few",
-    "weighted_sum",
-]
+from fedjax_peft.numerics.lowrank import matmul, one_by_one, pairs, scale, weighted_product
+from fedjax_peft.support.checks import check_choice
+from fedjax_peft.support.errors import InputError
 
 Space = Literal["factors", "product"]
 """What a robust rule compares: LoRA's ``factors`` A and B, or their ``product`` A·B."""
@@ -78,9 +54,9 @@ class Changes(NamedTuple):
     products: dict[str, Factors]
     """Module path -> factors ``[slots, in, 2 r]`` and ``[slots, 2 r, out]``; ``{}`` in factor
     space. They contain LoRA's s."""
-    here: jax.Array
+    here: Array
     """bool ``[slots]``: which slots have an upload."""
-    number: jax.Array
+    number: Array
     """How many, int32."""
 
 
@@ -89,7 +65,7 @@ class Combined(NamedTuple):
 
     change: Params
     """Leaf name or module path -> the combined change, float32; of a product: ``[in, out]``."""
-    metrics: dict[str, jax.Array]
+    metrics: dict[str, Array]
     """Float32 scalars."""
     state: PyTree = ()
     """The rule's state for the next round."""
@@ -103,34 +79,22 @@ class Rule(Protocol):
 
 
 def _no_state(start: Params) -> PyTree:
-    del start
     return ()
 
 
 def robust(
-    name: str,
-    rule: Rule,
-    space: Space,
-    init: Callable[[Params], PyTree] = _no_state,
+    name: str, rule: Rule, space: Space, init: Callable[[Params], PyTree] = _no_state
 ) -> Aggregator:
     """Returns the aggregator of a robust rule.
 
     Args:
-      name: of the aggregator.
-      rule: combines the clients' changes.
-      space: what the rule compares.
       init: zeros in the structure of ``Combined.change`` -> the rule's state before the first
         round.
-
-    Raises:
-      InputError: an unknown space; on use, ``product`` with a model without LoRA pairs.
     """
-    if space not in get_args(Space):
-        raise InputError(f"space = {space!r} is unknown. {nearest(str(space), get_args(Space))}")
+    check_choice("space", space, get_args(Space))
     product = space == "product"
 
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
-        del fixed
         if product and not pairs(template):
             raise InputError(
                 f"The aggregator {name!r} in space = 'product' needs LoRA factors A and B that are"
@@ -140,7 +104,7 @@ def robust(
 
     def combine(
         total: Total, template: Params, context: RoundContext, state: PyTree
-    ) -> tuple[Combined, jax.Array]:
+    ) -> tuple[Combined, Array]:
         """Returns what the rule makes of the uploads, and whether there is any."""
         sent = total.weights > 0
         usable = sent & (jax.vmap(tree.norm)(total.value.value) < _LONGEST)
@@ -184,7 +148,7 @@ def robust(
 
 
 def _changes(
-    stacked: Params, here: jax.Array, template: Params, fixed: Params, product: bool
+    stacked: Params, here: Array, template: Params, fixed: Params, product: bool
 ) -> Changes:
     """Returns the changes in the rule's space from stacked changes of the leaves."""
     leaves = tree.where(here, stacked, jax.tree.map(jnp.zeros_like, stacked))
@@ -199,9 +163,7 @@ def _changes(
     return Changes(leaves, products, here, jnp.sum(here, dtype=jnp.int32))
 
 
-def _applied(
-    change: Params, template: Params, fixed: Params
-) -> tuple[Params, dict[str, jax.Array]]:
+def _applied(change: Params, template: Params, fixed: Params) -> tuple[Params, dict[str, Array]]:
     """Returns the leaves after the change, and the metrics of the truncation, if any."""
     found = {path: pair for path, pair in pairs(template).items() if path in change}
     scales = {path: scale(fixed, path) for path in found}
@@ -230,7 +192,7 @@ def _zeros(template: Params, product: bool) -> Params:
 # ------------------------------------------------------------------------- operations on changes
 
 
-def squared_lengths(changes: Changes) -> jax.Array:
+def squared_lengths(changes: Changes) -> Array:
     """Returns ``‖x_k‖²``, float32 ``[slots]``."""
     total = jnp.zeros(len(changes.here))
     for x in changes.leaves.values():
@@ -240,7 +202,7 @@ def squared_lengths(changes: Changes) -> jax.Array:
     return jnp.maximum(total, 0.0)
 
 
-def inner_products(changes: Changes) -> jax.Array:
+def inner_products(changes: Changes) -> Array:
     """Returns ``<x_j, x_k>``, float32 ``[slots, slots]``, symmetric."""
     slots = len(changes.here)
     total = jnp.zeros((slots, slots))
@@ -253,19 +215,16 @@ def inner_products(changes: Changes) -> jax.Array:
     return (total + total.T) / 2
 
 
-def _gram(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+def _gram(subscripts: str, x: Array, y: Array) -> Array:
     return jnp.einsum(subscripts, x, y, precision="highest")
 
 
-def around_one(changes: Changes) -> tuple[Changes, jax.Array]:
+def around_one(changes: Changes) -> tuple[Changes, Array]:
     """Returns the changes minus one of them that is close to most, and which one that is.
 
     It is the upload with the smallest sum of distances and of bounds of their rounding: near the
     honest changes if most are honest, and without factors that are much longer than their product.
     Distances after the subtraction have an error of rounding's share of their own size.
-
-    Args:
-      changes: of the clients.
 
     Returns:
       The differences, and float32 ``[slots]``: 1 for the upload that was subtracted, else 0.
@@ -282,7 +241,7 @@ def around_one(changes: Changes) -> tuple[Changes, jax.Array]:
     return differences, jnp.zeros(len(here)).at[one].set(1.0)
 
 
-def _rounding(changes: Changes) -> jax.Array:
+def _rounding(changes: Changes) -> Array:
     """Returns how far rounding moves the distances of each upload, float32 ``[slots]``."""
     total = jnp.zeros(len(changes.here))
     for x in changes.leaves.values():
@@ -292,7 +251,7 @@ def _rounding(changes: Changes) -> jax.Array:
     return jnp.sqrt(jnp.finfo(total.dtype).eps * total)
 
 
-def _minus_one(factors: Factors, one: jax.Array) -> Factors:
+def _minus_one(factors: Factors, one: Array) -> Factors:
     """Returns the products minus that of one slot: ``[A_k - A_m, A_m] [B_k; B_k - B_m]``.
 
     The left factor is made orthonormal. The right one is then as long as the product, however the
@@ -308,25 +267,24 @@ def _minus_one(factors: Factors, one: jax.Array) -> Factors:
     return Factors(basis, matmul(triangle, right))
 
 
-def squared_distances(changes: Changes) -> jax.Array:
+def squared_distances(changes: Changes) -> Array:
     """Returns ``‖x_j - x_k‖²``, ``[slots, slots]``; infinite where a slot has no upload."""
     return _between(inner_products(around_one(changes)[0]), changes.here)
 
 
-def _between(gram: jax.Array, here: jax.Array) -> jax.Array:
+def _between(gram: Array, here: Array) -> Array:
     """Returns squared distances ``[slots, slots]`` from inner products of the same shape."""
     squares = jnp.diagonal(gram)
     distances = jnp.maximum(squares[:, None] + squares[None] - 2 * gram, 0.0)
     return jnp.where(here[:, None] & here[None], distances, jnp.inf)
 
 
-def inner_products_around(changes: Changes, centre: Params) -> jax.Array:
+def inner_products_around(changes: Changes, centre: Params) -> Array:
     """Returns the inner products of the changes and of one more vector, as the last row.
 
     All of them, the vector too, are those of :func:`around_one`: only differences mean something.
 
     Args:
-      changes: of the clients.
       centre: in the structure of ``Combined.change``.
 
     Returns:
@@ -346,45 +304,22 @@ def inner_products_around(changes: Changes, centre: Params) -> jax.Array:
     return jnp.block([[gram, across[:, None]], [across[None], square[None, None]]])
 
 
-def distances_from(gram: jax.Array, weights: jax.Array) -> jax.Array:
+def distances_from(gram: Array, weights: Array) -> Array:
     """Returns ``‖x_k - Σ w_j x_j‖`` from the inner products of the x_k; both are ``[n]``."""
     mixed = matmul(gram, weights)
     square = jnp.diagonal(gram) - 2 * mixed + jnp.sum(weights * mixed)
     return jnp.sqrt(jnp.maximum(square, 0.0))
 
 
-def weighted_sum(changes: Changes, weights: jax.Array) -> Params:
+def weighted_sum(changes: Changes, weights: Array) -> Params:
     """Returns ``Σ w_k x_k`` in the structure of ``Combined.change``; ``weights`` is ``[slots]``."""
     summed = tree.weighted_sum(changes.leaves, weights)
     products = {p: weighted_product(x.a, x.b, weights) for p, x in changes.products.items()}
     return {**summed, **products}
 
 
-# -------------------------------------------------------------------- the number of hostile clients
-
-
-def one_by_one(function: Callable[[Factors], PyTree], products: dict[str, Factors]) -> PyTree:
-    """Returns path -> ``function(product)``, computed for one matrix of a shape at a time.
-
-    That needs less memory, and concurrent batched LAPACK calls deadlock small CPU thread pools.
-    """
-    shapes: dict[tuple, list[str]] = {}
-    for path, (a, b) in products.items():
-        shapes.setdefault((a.shape, b.shape), []).append(path)
-    made: dict[str, PyTree] = {}
-    for paths in shapes.values():
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(products[p] for p in paths))
-        results = jax.lax.map(function, stacked)
-        made |= {p: jax.tree.map(lambda x, i=i: x[i], results) for i, p in enumerate(paths)}
-    return made
-
-
 def number_of_hostile(name: str, hostile: Any) -> Any:
-    """Returns ``hostile``, the number f of hostile clients in a round; it may be a traced value.
-
-    Raises:
-      InputError: it is not a whole number from 0.
-    """
+    """Returns ``hostile``, the number f of hostile clients in a round; it may be a traced value."""
     if not is_traced(hostile) and (hostile < 0 or hostile != int(hostile)):
         raise InputError(
             f"hostile = {hostile!r} of {name!r} must be a whole number from 0: the number of"
@@ -397,9 +332,6 @@ def enough_clients(name: str, slots: int, hostile: Any, per: int) -> None:
     """Raises InputError if a round has too few clients for ``hostile`` hostile ones.
 
     Args:
-      name: of the aggregator.
-      slots: the largest number of uploads in a round.
-      hostile: their number f; nothing is checked for a traced value.
       per: the rule needs ``per * f + 3`` uploads.
     """
     if is_traced(hostile):
@@ -413,7 +345,7 @@ def enough_clients(name: str, slots: int, hostile: Any, per: int) -> None:
         )
 
 
-def too_few(count: jax.Array, hostile: Any, per: int) -> dict[str, jax.Array]:
+def too_few(count: Array, hostile: Any, per: int) -> dict[str, Array]:
     """Returns the metric ``too_few_clients``: 1 in a round with fewer than ``per * f + 3`` uploads.
 
     The rule's guarantee does not hold in such a round.

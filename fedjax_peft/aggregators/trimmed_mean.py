@@ -6,8 +6,8 @@
 clients are hostile: the breakdown point is the share β < 1/2.
 """
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.aggregators.ranking import each_entry, ranked
 from fedjax_peft.aggregators.robust import Changes, Combined, Space, robust
@@ -15,8 +15,6 @@ from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["trimmed_mean"]
 
 
 def trimmed_mean(share: float, *, space: Space = "factors") -> Aggregator:
@@ -38,11 +36,10 @@ def trimmed_mean(share: float, *, space: Space = "factors") -> Aggregator:
         raise InputError(f"share = {share} of 'trimmed_mean' must be from 0 to below 1/2.")
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
-        del context
         # The small number absorbs rounding: 0.35 * 20 may come out just below 7.
         cut = jnp.floor(share * changes.number + 1e-4).astype(jnp.int32)
 
-        def trimmed(rows: jax.Array) -> jax.Array:
+        def trimmed(rows: Array) -> Array:
             return _trimmed(rows, changes.here, changes.number, cut)
 
         return Combined(each_entry(changes, trimmed), {}, state)
@@ -50,7 +47,7 @@ def trimmed_mean(share: float, *, space: Space = "factors") -> Aggregator:
     return robust("trimmed_mean", rule, space)
 
 
-def _trimmed(rows: jax.Array, here: jax.Array, count: jax.Array, cut: jax.Array) -> jax.Array:
+def _trimmed(rows: Array, here: Array, count: Array, cut: Array) -> Array:
     """Returns the mean of the rows that are here, ``cut`` at each end left out in each entry."""
     rank = jnp.arange(len(rows))
     kept = (rank >= cut) & (rank < count - cut)

@@ -21,17 +21,15 @@ leaf: w_k and v_k have one head each.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import at_least, checked, share
 from fedjax_peft.algorithms.common import Local, init_local, train, with_client_state
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-
-__all__ = ["apfl"]
 
 
 class State(NamedTuple):
@@ -43,12 +41,12 @@ class State(NamedTuple):
     """v_k."""
     optimizer: c.PyTree
     """The optimizer state of v_k."""
-    alpha: jax.Array
+    alpha: Array
 
 
 @checked
 def apfl(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     alpha: float = 0.5,
     adaptive: bool = False,
@@ -77,7 +75,6 @@ def apfl(
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> State:
-            del key
             v = client_state["personal"]
             model = init_local(optimizer, broadcast, client_state["model"])
             return State(model, v, optimizer.init(v), client_state["alpha"])
@@ -123,5 +120,5 @@ def apfl(
     )
 
 
-def _mixture(alpha: jax.Array, v: c.Params, w: c.Params) -> c.Params:
+def _mixture(alpha: Array, v: c.Params, w: c.Params) -> c.Params:
     return {n: alpha * x + (1 - alpha) * w[n] for n, x in v.items()}

@@ -7,9 +7,8 @@ A round is then only the interval between two evaluations.
 
 from collections.abc import Mapping
 
-import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
@@ -18,12 +17,10 @@ from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.algorithms.local import Trained, trained_as
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["centralised"]
-
 
 @checked
 def centralised(
-    optimizer: optax.GradientTransformation, *, train: Trained = "all", keep_optimizer: bool = True
+    optimizer: c.Optimizer, *, train: Trained = "all", keep_optimizer: bool = True
 ) -> c.Algorithm:
     """Baseline with all data in one place, ``partition.pooled``: usually an upper bound.
 
@@ -34,15 +31,13 @@ def centralised(
     """
 
     def check(kinds: Mapping[str, str], clients: int) -> None:
-        del kinds
         if clients != 1:
             raise InputError(
                 f"The algorithm 'centralised' trains on all data in one place, but there are"
                 f" {clients} clients: make one that has everything with partition.pooled(data)."
             )
 
-    def nothing(broadcast: c.PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
-        del round_index
+    def nothing(broadcast: c.PyTree, round_index: Array) -> dict[str, Array]:
         return {name: jnp.zeros((), bool) for name in broadcast}
 
     rules, traffic = trained_as("shared", train), c.Traffic(sent_leaves=nothing)

@@ -2,12 +2,13 @@
 
 import functools
 import inspect
+import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.keeping import keeping, marked
@@ -16,21 +17,6 @@ from fedjax_peft.numerics.roles import HeadPolicy
 from fedjax_peft.numerics.schedules import Scheduled, scaled
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
-
-__all__ = [
-    "SHARED_OPTIONS",
-    "at_least",
-    "checked",
-    "dual_adapters",
-    "fraction",
-    "lora_model",
-    "model_with",
-    "only_head",
-    "positive",
-    "share",
-    "whole",
-    "with_factor",
-]
 
 
 def at_least(low: float, **options: float) -> None:
@@ -73,7 +59,11 @@ def _known(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
     A run-time value is an array, such as a rate that a schedule changes.
     """
-    return [(name, value) for name, value in options.items() if not isinstance(value, jax.Array)]
+    known = [(name, value) for name, value in options.items() if not isinstance(value, Array)]
+    for name, value in known:
+        if not isinstance(value, numbers.Real):
+            raise InputError(f"{name} = {show(value)} must be a number.")
+    return known
 
 
 SHARED_OPTIONS = {
@@ -153,7 +143,7 @@ def _made(factory: Callable[..., Any], call: inspect.BoundArguments) -> Any:
     schedule = optimizer.schedule if isinstance(optimizer, Scheduled) else None
     plain = optimizer.optimizer if isinstance(optimizer, Scheduled) else optimizer
 
-    def at(factor: jax.Array | None) -> Any:
+    def at(factor: Array | None) -> Any:
         """Returns the algorithm with the clients' rates multiplied by ``factor``."""
         now = plain if factor is None else scaled(plain, factor)
         changed = {"optimizer": marked(now) if keep else now, "keep_optimizer": False}
@@ -169,7 +159,7 @@ def _made(factory: Callable[..., Any], call: inspect.BoundArguments) -> Any:
 
 
 def _scheduled(
-    algorithm: c.Algorithm, schedule: c.RateSchedule, at: Callable[[jax.Array], c.Algorithm]
+    algorithm: c.Algorithm, schedule: c.RateSchedule, at: Callable[[Array], c.Algorithm]
 ) -> c.Algorithm:
     """Returns the algorithm whose clients are those of ``at(schedule(round))``."""
 
@@ -183,14 +173,12 @@ def with_factor(algorithm: c.Algorithm, name: str, schedule: c.RateSchedule | No
     """Returns the algorithm that also reports a schedule's factor in the row of each round.
 
     Args:
-      algorithm: any algorithm.
-      name: the field of the row.
       schedule: None reports nothing.
     """
     if schedule is None:
         return algorithm
 
-    def round_metrics(round_index: jax.Array) -> dict[str, jax.Array]:
+    def round_metrics(round_index: Array) -> dict[str, Array]:
         factor = jnp.asarray(schedule(round_index), jnp.float32)
         return {**algorithm.round_metrics(round_index), name: factor}
 
@@ -246,15 +234,9 @@ def only_head(algorithm: str, given: HeadPolicy, wanted: HeadPolicy) -> None:
 
 
 def model_with(message: str, *rules: str) -> Callable[[Mapping[str, str], int], None]:
-    """Returns an ``Algorithm.check`` for a model that has a leaf for each rule.
-
-    Args:
-      message: of the error: what the algorithm needs, and what to attach.
-      rules: regular expressions, searched in the names of the leaves.
-    """
+    """Returns an ``Algorithm.check`` for a model that has a leaf for each rule."""
 
     def check(kinds: Mapping[str, str], clients: int) -> None:
-        del clients
         if not all(any(re.search(rule, name) for name in kinds) for rule in rules):
             raise InputError(message)
 
@@ -274,12 +256,10 @@ def lora_model(algorithm: str, *, alone: bool = False) -> Callable[[Mapping[str,
     """Returns an ``Algorithm.check`` for a model with LoRA.
 
     Args:
-      algorithm: its name, for the message.
       alone: the method must train LoRA's factors only: the adapted weight is ``W + s·AB``.
     """
 
     def check(kinds: Mapping[str, str], clients: int) -> None:
-        del clients
         factors = {name for pair in pairs(kinds).values() for name in pair}
         if not factors:
             raise InputError(

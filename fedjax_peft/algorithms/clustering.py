@@ -12,16 +12,15 @@ largest sum in D, then adds the farthest point K - 1 times, and takes a fixed nu
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.numerics.linalg import dead_directions, eigh, svd
-
-__all__ = ["spectral_clusters", "subspace_distances"]
 
 _STEPS = 20
 """Steps of k-means."""
 
 
-def subspace_distances(rows: jax.Array) -> jax.Array:
+def subspace_distances(rows: Array) -> Array:
     """Returns d_ij for the spaces that rows span, ``[clients, clients]``.
 
     A direction that is zero belongs to no subspace, so r counts it as different from all others.
@@ -30,14 +29,14 @@ def subspace_distances(rows: jax.Array) -> jax.Array:
       rows: ``[clients, r, n]``; those of a client span its subspace.
     """
 
-    def basis(matrix: jax.Array) -> jax.Array:
+    def basis(matrix: Array) -> Array:
         _, sigma, vt = svd(matrix, full_matrices=False)
         return jnp.where(dead_directions(sigma, matrix.shape)[:, None], 0.0, vt)
 
     # One matrix at a time, because concurrent batched LAPACK calls deadlock small CPU thread pools.
     bases = jax.lax.map(basis, rows)
 
-    def shared(one: jax.Array) -> jax.Array:
+    def shared(one: Array) -> Array:
         cosines = jnp.einsum("rn,csn->crs", one, bases, precision="highest")
         return jnp.sum(cosines**2, axis=(1, 2))
 
@@ -45,8 +44,8 @@ def subspace_distances(rows: jax.Array) -> jax.Array:
 
 
 def spectral_clusters(
-    distances: jax.Array, present: jax.Array, fewest: int, most: int
-) -> tuple[jax.Array, jax.Array]:
+    distances: Array, present: Array, fewest: int, most: int
+) -> tuple[Array, Array]:
     """Returns the cluster of each client, int32 ``[clients]``, and the number of clusters K.
 
     K is at most the number of clients that are present, and less if it is to be chosen by a gap:
@@ -55,8 +54,6 @@ def spectral_clusters(
     Args:
       distances: d_ij, ``[clients, clients]``.
       present: bool ``[clients]``; the clusters of other clients mean nothing.
-      fewest: the smallest K.
-      most: the largest K, at most the number of clients.
     """
     clients = len(present)
     pairs = present[:, None] & present[None] & ~jnp.eye(clients, dtype=bool)
@@ -77,7 +74,7 @@ def spectral_clusters(
     return _k_means(points, present, first, k, most), k
 
 
-def _by_gap(values: jax.Array, present: jax.Array, fewest: int, most: int) -> jax.Array:
+def _by_gap(values: Array, present: Array, fewest: int, most: int) -> Array:
     """Returns the K from ``fewest`` to ``most`` before the largest gap of the eigenvalues."""
     k = jnp.arange(fewest, most + 1)
     last = len(values) - 1
@@ -87,31 +84,26 @@ def _by_gap(values: jax.Array, present: jax.Array, fewest: int, most: int) -> ja
     return jnp.where(jnp.any(k < present), best, jnp.clip(present, 1, fewest)).astype(jnp.int32)
 
 
-def _k_means(
-    points: jax.Array, present: jax.Array, first: jax.Array, k: jax.Array, most: int
-) -> jax.Array:
+def _k_means(points: Array, present: Array, first: Array, k: Array, most: int) -> Array:
     """Returns the cluster of each point, int32 ``[points]``.
 
     Args:
       points: ``[points, n]``.
       present: bool ``[points]``.
-      first: the point that is the first centre.
-      k: the number of clusters.
-      most: the largest k.
     """
     used = jnp.arange(most) < k
 
-    def apart(centres: jax.Array) -> jax.Array:
+    def apart(centres: Array) -> Array:
         """Returns squared distances, ``[points, most]``; infinite for a centre that is not used."""
         square = jnp.sum((points[:, None] - centres[None]) ** 2, axis=-1)
         return jnp.where(used[None], square, jnp.inf)
 
-    def add(i: int, centres: jax.Array) -> jax.Array:
+    def add(i: int, centres: Array) -> Array:
         known = jnp.where(jnp.arange(most)[None] < i, apart(centres), jnp.inf)
         farthest = jnp.argmax(jnp.where(present, jnp.min(known, axis=1), -1.0))
         return centres.at[i].set(points[farthest])
 
-    def step(_: int, centres: jax.Array) -> jax.Array:
+    def step(_: int, centres: Array) -> Array:
         own = jnp.argmin(apart(centres), axis=1)
         member = (own[:, None] == jnp.arange(most)[None]) & present[:, None]
         count = jnp.sum(member, axis=0)[:, None]

@@ -6,37 +6,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.numerics.lowrank import empty_products, matmul, pairs, scale
 
-__all__ = [
-    "Local",
-    "add_to_gradient",
-    "freeze_where",
-    "init_local",
-    "loss_where",
-    "merge_into_frozen",
-    "optimizer_step",
-    "proximal",
-    "replace_server",
-    "send_shared",
-    "train",
-    "with_client_state",
-]
-
 
 def optimizer_step(
-    optimizer: optax.GradientTransformation, gradient: c.PyTree, params: c.PyTree, state: c.PyTree
+    optimizer: c.Optimizer, gradient: c.PyTree, params: c.PyTree, state: c.PyTree
 ) -> tuple[Any, c.PyTree]:
     """Returns (params, optimizer state) after one step of an optimizer.
 
     Args:
-      optimizer: makes the step.
       gradient: from ``context.gradient``, with the terms that do not depend on examples.
-      params: the trained leaves.
-      state: the optimizer's state.
     """
     updates, state = optimizer.update(gradient, state, params)
     return optax.apply_updates(params, updates), state
@@ -53,17 +36,14 @@ class Local(NamedTuple):
 
 
 def init_local(
-    optimizer: optax.GradientTransformation,
-    shared: c.Params,
-    private: c.Params,
-    start: c.PyTree = (),
+    optimizer: c.Optimizer, shared: c.Params, private: c.Params, start: c.PyTree = ()
 ) -> Local:
     """Returns a client before its first step. Optimizer state starts afresh."""
     return Local(shared, private, optimizer.init({**shared, **private}), start)
 
 
 def train(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     context: c.ClientContext,
     local: Local,
     batch: c.Batch,
@@ -74,11 +54,6 @@ def train(
     """Returns a client after one step on its training loss, and the metrics of the step.
 
     Args:
-      optimizer: makes the step.
-      context: the model and the task.
-      local: the client.
-      batch: the examples.
-      key: the step's key.
       correct: gradient -> the gradient that the optimizer gets.
       loss: the loss of all leaves; by default ``context.objective``.
     """
@@ -110,7 +85,7 @@ def add_to_gradient(extra: c.Params) -> Callable[[c.Params], c.Params]:
 
 
 def proximal(
-    strength: float | jax.Array, params: c.Params, anchor: c.Params
+    strength: float | Array, params: c.Params, anchor: c.Params
 ) -> Callable[[c.Params], c.Params]:
     """Returns a function that adds the gradient of ``strength/2 ‖params - anchor‖²`` to a gradient.
 
@@ -129,16 +104,13 @@ def with_client_state(broadcast: c.Params, client_state: c.PyTree) -> c.Params:
     return {**broadcast, **client_state["model"]}
 
 
-def freeze_where(
-    optimizer: optax.GradientTransformation, moves: Callable[[str], jax.Array | bool]
-) -> optax.GradientTransformation:
+def freeze_where(optimizer: c.Optimizer, moves: Callable[[str], Array | bool]) -> c.Optimizer:
     """Returns an optimizer for which some leaves, by name, have no gradient and no decay.
 
     These leaves stay bit-identical, whatever the optimizer does to a leaf without gradient. Neither
     they nor their gradients enter the optimizer's state.
 
     Args:
-      optimizer: an optimizer for a dict of leaves.
       moves: leaf name -> whether the optimizer moves it (a traced bool, so it may change).
     """
 
@@ -150,22 +122,44 @@ def freeze_where(
         updates, state = optimizer.update(held(gradient), state, known)
         return held(updates), state
 
-    return optax.GradientTransformation(optimizer.init, update)
+    return c.Optimizer(optimizer.init, update)
 
 
-def loss_where(context: c.ClientContext, moves: Callable[[str], jax.Array | bool]) -> c.LossFn:
+def loss_where(context: c.ClientContext, moves: Callable[[str], Array | bool]) -> c.LossFn:
     """Returns the training loss without gradient by the leaves that rest.
 
     Private training then clips the gradients of the others alone.
 
     Args:
-      context: the model and the task.
       moves: leaf name -> whether it is trained, as for :func:`freeze_where`.
     """
 
-    def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+    def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[Array, c.Metrics]:
         trained = {n: jnp.where(moves(n), x, jax.lax.stop_gradient(x)) for n, x in params.items()}
         return context.objective(trained, batch, key)
+
+    return loss
+
+
+def tuned_by(
+    client: Callable[[c.ClientContext], c.ClientUpdate], epochs: int, what: str
+) -> dict[str, Any]:
+    """Returns the fields of an algorithm whose ``tune_epochs`` train ``what`` at the end."""
+    if not epochs:
+        return {}
+    reason = (
+        f"The option tune_epochs trains {what} after the last round, which the guarantee of the"
+        " rounds does not count. Set tune_epochs = 0."
+    )
+    incompatible = {c.Feature.EXAMPLE_PRIVACY: reason}
+    return {"tuning": c.Tuning(client, epochs), "incompatible": incompatible}
+
+
+def loss_beside(context: c.ClientContext, resting: c.Params) -> c.LossFn:
+    """Returns the training loss of some leaves beside others that rest."""
+
+    def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[Array, c.Metrics]:
+        return context.objective({**resting, **params}, batch, key)
 
     return loss
 
@@ -189,12 +183,11 @@ def merge_into_frozen() -> c.ServerUpdate:
         return {"model": shared, "fold": empty_products(shared)}
 
     def update(state: c.PyTree, new: c.PyTree, context: c.RoundContext) -> c.PyTree:
-        del context
         return {"model": new["model"], "fold": jax.tree.map(jnp.add, state["fold"], new["fold"])}
 
     def measure(
         new: c.PyTree, before: c.Params, after: c.Params, fixed: c.Params
-    ) -> dict[str, jax.Array]:
+    ) -> dict[str, Array]:
         model, errors, exact = new["model"], {}, {}
         for path, (a, b) in pairs(model).items():
             folded, name = new["fold"][path], kernel(path)

@@ -15,17 +15,12 @@ has no head. Both steps use the same dropout masks.
 
 from typing import NamedTuple
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import at_least, checked
 from fedjax_peft.algorithms.common import Local, init_local, proximal, train
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-
-__all__ = ["ditto"]
-
 
 _BASIS = (
     "Ditto pulls a client's own factors of earlier rounds towards the received ones, entry by"
@@ -45,7 +40,7 @@ class State(NamedTuple):
 
 @checked
 def ditto(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     lam: float = 0.1,
     aggregator: c.Aggregator | None = None,
@@ -69,7 +64,6 @@ def ditto(
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> State:
-            del key
             model = init_local(optimizer, broadcast, client_state["model"])
             return State(broadcast, model, init_local(optimizer, {}, client_state["personal"]))
 

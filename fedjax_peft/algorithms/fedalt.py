@@ -32,17 +32,13 @@ checked against a loop that holds every client's LoRA and averages those of the 
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, model_with
-from fedjax_peft.algorithms.common import Local, init_local, train
+from fedjax_peft.algorithms.common import Local, init_local, loss_beside, train
 from fedjax_peft.numerics.roles import HeadPolicy, with_head
-
-__all__ = ["fedalt"]
 
 _REST, _OWN = ".rest_of_world.", ".individual."
 
@@ -60,10 +56,7 @@ class Start(NamedTuple):
 
 @checked
 def fedalt(
-    optimizer: optax.GradientTransformation,
-    *,
-    head: HeadPolicy = "private",
-    keep_optimizer: bool = False,
+    optimizer: c.Optimizer, *, head: HeadPolicy = "private", keep_optimizer: bool = False
 ) -> c.Algorithm:
     """FedALT: an individual LoRA, a frozen mean of the others', and a mixer (``peft.mixed_lora``).
 
@@ -73,15 +66,12 @@ def fedalt(
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.PyTree, client_state: c.Params, key: c.Key) -> Local:
-            del key
             shared = {n: x for n, x in broadcast["model"].items() if _REST not in n}
             start = Start(broadcast["model"], client_state, _rest(broadcast, client_state))
             return init_local(optimizer, shared, client_state, start)
 
         def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
-            def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
-                return context.objective({**local.start.rest, **params}, batch, key)
-
+            loss = loss_beside(context, local.start.rest)
             return train(optimizer, context, local, batch, key, loss=loss)
 
         def final(local: Local) -> tuple[c.Params, c.Params]:

@@ -11,22 +11,17 @@ With LoRA and :func:`aggregators.mean` this is FedLR (FedIT); with ``lora(init="
 from functools import partial
 from typing import Any
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import Local, init_local, replace_server, send_shared, train
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["averaging", "client", "fedavg"]
 
-
-def client(optimizer: optax.GradientTransformation, context: c.ClientContext) -> c.ClientUpdate:
+def client(optimizer: c.Optimizer, context: c.ClientContext) -> c.ClientUpdate:
     """Returns plain local training."""
 
     def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
-        del key
         return init_local(optimizer, broadcast, private)
 
     def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
@@ -37,7 +32,7 @@ def client(optimizer: optax.GradientTransformation, context: c.ClientContext) ->
 
 @checked
 def fedavg(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
@@ -50,7 +45,7 @@ def fedavg(
 
 def averaging(
     name: str,
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     rules: c.Roles,
     aggregator: c.Aggregator | None = None,
     **others: Any,
@@ -58,10 +53,7 @@ def averaging(
     """Returns plain local training and aggregation of the leaves that the rules call shared.
 
     Args:
-      name: the algorithm's name.
-      rules: which leaves are shared, private or fixed.
       aggregator: how uploads combine; by default their mean.
-      others: further fields of the algorithm.
     """
     plain = partial(client, optimizer)
     return c.Algorithm(name, rules, plain, aggregator or mean(), replace_server(), **others)

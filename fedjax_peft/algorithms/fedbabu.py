@@ -12,19 +12,15 @@ result of the first run::
     tuned = fp.simulate(run.trained, own, clients, rounds=1, clients_per_round=len(clients), ...)
 """
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, only_head
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["fedbabu"]
-
 
 @checked
 def fedbabu(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "frozen",

@@ -32,18 +32,16 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, fraction, model_with, positive, whole
-from fedjax_peft.algorithms.common import Local, init_local, replace_server, train
+from fedjax_peft.algorithms.common import Local, init_local, replace_server, train, tuned_by
 from fedjax_peft.contracts.instance_weights import REFERENCE, embedding, with_weight
 from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
-
-__all__ = ["feddpa_f", "feddpa_t"]
 
 _NONE = optax.identity()
 """The optimizer of leaves that rest."""
@@ -61,13 +59,13 @@ class State(NamedTuple):
     """g_k and the head."""
     private: Local
     """l_k."""
-    reference: jax.Array
+    reference: Array
     """What instance weights compare with; zeros: nothing yet."""
 
 
 @checked
 def feddpa_t(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     mix: float = 0.5,
     max_weight: float = 0.5,
@@ -104,7 +102,7 @@ def feddpa_t(
 
 @checked
 def feddpa_f(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     tune_epochs: int = 1,
     max_weight: float = 0.5,
@@ -147,16 +145,7 @@ def feddpa_f(
         return c.ClientUpdate(init, step, lambda state: ({}, _end(state)[1]))
 
     algorithm = _algorithm("feddpa_f", client, aggregator, head, weights)
-    return algorithm._replace(
-        tuning=c.Tuning(tuning, tune_epochs) if tune_epochs else None,
-        incompatible={c.Feature.EXAMPLE_PRIVACY: _TUNING} if tune_epochs else {},
-    )
-
-
-_TUNING = (
-    "The option tune_epochs trains the local adapters after the last round, which the guarantee of"
-    " the rounds does not count. Set tune_epochs = 0."
-)
+    return algorithm._replace(**tuned_by(tuning, tune_epochs, "the local adapters"))
 
 
 def _algorithm(
@@ -175,17 +164,11 @@ def _algorithm(
 
 
 def _begin(
-    shared_optimizer: optax.GradientTransformation, own_optimizer: optax.GradientTransformation
+    shared_optimizer: c.Optimizer, own_optimizer: c.Optimizer
 ) -> Callable[[c.Params, c.Params, c.Key], State]:
-    """Returns the function that makes a client before its first step.
-
-    Args:
-      shared_optimizer: of the global adapter and the head.
-      own_optimizer: of the local adapter.
-    """
+    """Returns the function that makes a client before its first step."""
 
     def init(broadcast: c.Params, private: c.Params, key: c.Key) -> State:
-        del key
         local = {n: x for n, x in private.items() if _is_local(n)}
         rest = {n: x for n, x in private.items() if n not in local and n != REFERENCE}
         shared = init_local(shared_optimizer, broadcast, rest)
@@ -212,11 +195,7 @@ def _as_local(broadcast: c.Params) -> c.Params:
 
 
 def _global_step(
-    optimizer: optax.GradientTransformation,
-    context: c.ClientContext,
-    state: State,
-    batch: c.Batch,
-    key: c.Key,
+    optimizer: c.Optimizer, context: c.ClientContext, state: State, batch: c.Batch, key: c.Key
 ) -> tuple[Local, c.Metrics]:
     """Returns g_k and the head after a step with the global adapter alone."""
     loss = _loss(context, state.private.private, 0.0)
@@ -224,7 +203,7 @@ def _global_step(
 
 
 def _local_step(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     context: c.ClientContext,
     state: State,
     batch: c.Batch,
@@ -248,7 +227,7 @@ def _local_step(
 def _loss(context: c.ClientContext, resting: c.Params, weight: float) -> c.LossFn:
     """Returns the training loss of some leaves beside others that rest."""
 
-    def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+    def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[Array, c.Metrics]:
         leaves = {**resting, **params, REFERENCE: jnp.zeros(0)}
         return context.objective(with_weight(leaves, weight), batch, key)
 

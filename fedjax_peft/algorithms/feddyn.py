@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
@@ -35,8 +34,6 @@ from fedjax_peft.algorithms.common import (
 )
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-
-__all__ = ["feddyn"]
 
 
 class Start(NamedTuple):
@@ -57,7 +54,7 @@ class Server(NamedTuple):
 
 @checked
 def feddyn(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     alpha: float = 0.01,
     head: HeadPolicy = "shared",
@@ -75,7 +72,6 @@ def feddyn(
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> Local:
-            del key
             start = Start(broadcast, client_state["gradient"])
             return init_local(optimizer, broadcast, client_state["model"], start)
 

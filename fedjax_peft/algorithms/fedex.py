@@ -16,7 +16,6 @@ transposes only because of its weight layout.
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
@@ -27,12 +26,10 @@ from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.lowrank import required_pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["fedex"]
-
 
 @checked
 def fedex(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",

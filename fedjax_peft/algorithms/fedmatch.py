@@ -9,19 +9,15 @@ adapters for this baseline; with a private patch it is one. The unweighted mean,
 and the private prediction layer follow the authors' code for question answering.
 """
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, dual_adapters
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
 
-__all__ = ["fedmatch"]
-
 
 @checked
 def fedmatch(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",

@@ -36,7 +36,7 @@ from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import at_least, checked, dual_adapters, fraction
@@ -53,9 +53,8 @@ from fedjax_peft.measures.representation import (
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["fedmcp"]
+from fedjax_peft.support.checks import check_choice
+from fedjax_peft.support.errors import InputError
 
 PrivateRep = Literal["private_only", "dual"]
 
@@ -95,7 +94,7 @@ class Terms(NamedTuple):
 
 @checked
 def fedmcp(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     gamma: float = 0.5,
     mu: float = 0.05,
@@ -131,17 +130,12 @@ def fedmcp(
     fraction(gamma=gamma)
     at_least(0.0, mu=mu)
     check_pooling(pooling)
-    for option, value, known in (
-        ("similarity", similarity, tuple(SIMILARITIES)),
-        ("private_rep", private_rep, get_args(PrivateRep)),
-    ):
-        if value not in known:
-            raise InputError(f"{option} = {value!r} is unknown. {nearest(value, known)}")
+    check_choice("similarity", similarity, SIMILARITIES)
+    check_choice("private_rep", private_rep, get_args(PrivateRep))
     terms = Terms(gamma, mu, similarity, pooling, private_rep, stop_grad_global_in_private_term)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
-            del key
             adapter = {n: x for n, x in broadcast.items() if ".global_adapter." in n}
             return init_local(optimizer, broadcast, private, adapter if terms.contrasts else {})
 
@@ -183,16 +177,14 @@ def _loss(terms: Terms, context: c.ClientContext, received: c.Params) -> c.LossF
     """Returns the training loss.
 
     Args:
-      terms: what it consists of.
-      context: the model and the task.
       received: the client's leaves, with the global adapter at the start of the round.
     """
 
-    def cross_entropy(outputs: c.Outputs, batch: c.Batch) -> jax.Array:
+    def cross_entropy(outputs: c.Outputs, batch: c.Batch) -> Array:
         total, count = context.task.loss(outputs, batch)
         return total / jnp.maximum(count, 1.0)
 
-    def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+    def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[Array, c.Metrics]:
         passes: dict[str, c.Outputs] = {}
         for modes in terms.calls:
             passes |= _passes(context, params, batch, key, modes)
@@ -216,7 +208,7 @@ def _loss(terms: Terms, context: c.ClientContext, received: c.Params) -> c.LossF
 
 def _contrast(
     terms: Terms, passes: dict[str, c.Outputs], average: c.Outputs, batch: c.Batch
-) -> tuple[jax.Array, c.Metrics]:
+) -> tuple[Array, c.Metrics]:
     """Returns ``Sim(R_global, R_private) - Sim(R_global, R_average)``, and both as metrics."""
     similar, mask = SIMILARITIES[terms.similarity], batch["mask"]
     near = pool(average, batch, terms.pooling)

@@ -26,25 +26,22 @@ has), and checked against a loop with a dense SVD.
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
-from fedjax_peft.aggregators.fra import factored
+from fedjax_peft.aggregators.fra import decomposed_sum, factored
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import merge_into_frozen
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.hyperparameters import is_traced
-from fedjax_peft.numerics.linalg import qr, svd
-from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, required_pairs, scale
+from fedjax_peft.numerics.lowrank import factors_apart, matmul, pairs, pairs_by_shape, scale
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["fedmomentum"]
 
 
 @checked
 def fedmomentum(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     energy: float = 0.9999,
     head: HeadPolicy = "shared",
@@ -80,15 +77,12 @@ def fedmomentum(
     )
 
 
-def _splitting(energy: float | jax.Array) -> c.Aggregator:
+def _splitting(energy: float | Array) -> c.Aggregator:
     """Returns the aggregator of ``{"model": leaves, "fold": residuals by module path}``."""
 
     def lift(upload: c.Params, template: c.Params, fixed: c.Params) -> c.PyTree:
-        del fixed
-        rest, products = dict(upload), {}
-        for path, (a, b) in required_pairs(template, "fedmomentum").items():
-            products[path] = c.Factors(rest.pop(a), rest.pop(b))
-        return {"rest": rest, "products": products}
+        rest, factors = factors_apart(upload, "fedmomentum")
+        return {"rest": rest, "products": {p: c.Factors(*ab) for p, ab in factors.items()}}
 
     def finish(
         total: c.Total, template: c.Params, context: c.RoundContext, state: c.PyTree
@@ -124,8 +118,8 @@ def _splitting(energy: float | jax.Array) -> c.Aggregator:
 
 
 def _split(
-    a: jax.Array, b: jax.Array, weights: jax.Array, scales: jax.Array, energy: float | jax.Array
-) -> tuple[jax.Array, ...]:
+    a: Array, b: Array, weights: Array, scales: Array, energy: float | Array
+) -> tuple[Array, ...]:
     """Returns new A, new B, the residual, and energies ``[matrices, 3]``.
 
     The energies are those of the new factors, of the residual and of the whole average.
@@ -135,23 +129,12 @@ def _split(
       b: ``[matrices, clients, r, out]``.
       weights: ``[clients]``, summing to 1, or all 0.
       scales: LoRA's s, ``[matrices]``.
-      energy: τ.
     """
-    clients, n_in, r = a.shape[1:]
-    stacked, n_out = clients * r, b.shape[-1]
+    r = a.shape[-1]
 
-    def one(arguments: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def one(arguments: tuple[Array, ...]) -> tuple[Array, ...]:
         a, b, s = arguments
-        root = jnp.sqrt(weights * s)[:, None, None]
-        left = (a * root).transpose(1, 0, 2).reshape(n_in, stacked)
-        right = (b * root).reshape(stacked, n_out)
-        if stacked >= min(n_in, n_out):
-            u, sigma, vt = svd(matmul(left, right), full_matrices=False)
-        else:
-            q_a, r_a = qr(left)
-            q_b, r_b = qr(right.T)
-            p, sigma, zt = svd(matmul(r_a, r_b.T))
-            u, vt = matmul(q_a, p), matmul(zt, q_b.T)
+        _, (u, sigma, vt) = decomposed_sum(a, b, weights * s)
         squares = sigma**2
         before = jnp.cumsum(squares) - squares  # the energy of the directions before each one
         needed = (before < energy * jnp.sum(squares)) | (jnp.asarray(energy) >= 1)

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
@@ -38,8 +39,6 @@ from fedjax_peft.algorithms.common import Local, init_local, train
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["fednova"]
-
 
 class Gauge(NamedTuple):
     """Numbers that measure the weight of a client's gradients."""
@@ -47,9 +46,9 @@ class Gauge(NamedTuple):
     numbers: c.Params
     """One for each leaf; their gradient is 1."""
     optimizer: c.PyTree
-    first: jax.Array
+    first: Array
     """The first steps of the shared leaves' numbers, ``[leaves]``."""
-    length: jax.Array
+    length: Array
     """``‖a_k‖₁`` so far, in units of ``first``, ``[leaves]``."""
 
 
@@ -63,7 +62,7 @@ class State(NamedTuple):
 
 @checked
 def fednova(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
@@ -83,7 +82,6 @@ def fednova(
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, private: c.Params, key: c.Key) -> State:
-            del key
             local = init_local(optimizer, broadcast, private)
             return State(local, broadcast, _start(optimizer, broadcast, private))
 
@@ -105,12 +103,10 @@ def fednova(
         return c.ClientUpdate(init, step, final)
 
     def update(state: c.Params, new: c.PyTree, context: c.RoundContext) -> c.Params:
-        del context
         return _moved(state, new)
 
-    def update_norm(upload: c.PyTree, template: c.PyTree, fixed: c.Params) -> jax.Array:
+    def update_norm(upload: c.PyTree, template: c.PyTree, fixed: c.Params) -> Array:
         # A direction is the change per step: multiplied by the client's ‖a_k‖₁ it is θ_k - θ.
-        del fixed
         lengths, direction = upload["work"]["length"], upload["direction"]
         moved = {n: lengths[i] * x for i, (n, x) in enumerate(sorted(direction.items()))}
         return tree.distance(moved, template["direction"])
@@ -150,16 +146,14 @@ def _moved(shared: c.Params, upload: c.PyTree) -> c.Params:
     return {n: x + length[i] * direction[n] for i, (n, x) in enumerate(sorted(shared.items()))}
 
 
-def _start(optimizer: optax.GradientTransformation, shared: c.Params, private: c.Params) -> Gauge:
+def _start(optimizer: c.Optimizer, shared: c.Params, private: c.Params) -> Gauge:
     # As many axes as its leaf has: an optimizer may treat vectors and matrices differently.
     numbers = {n: jnp.zeros((1,) * x.ndim) for n, x in {**shared, **private}.items()}
     nothing = jnp.zeros(len(shared))
     return Gauge(numbers, optimizer.init(numbers), nothing, nothing)
 
 
-def _measure(
-    optimizer: optax.GradientTransformation, gauge: Gauge, shared: c.Params, begins: jax.Array
-) -> Gauge:
+def _measure(optimizer: c.Optimizer, gauge: Gauge, shared: c.Params, begins: Array) -> Gauge:
     """Returns the gauge after a step."""
     ones = jax.tree.map(jnp.ones_like, gauge.numbers)
     steps, state = optimizer.update(ones, gauge.optimizer, gauge.numbers)

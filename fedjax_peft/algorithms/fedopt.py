@@ -39,6 +39,7 @@ from typing import Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import fra
@@ -49,10 +50,8 @@ from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import pairs, required_pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.numerics.schedules import Scheduled, at_round, scheduled
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["fedadagrad", "fedadam", "fedavgm", "fedopt", "fedyogi"]
-
+from fedjax_peft.support.checks import check_choice
+from fedjax_peft.support.errors import InputError
 
 Space = Literal["factors", "product"]
 """The server optimizer steps on LoRA's ``factors`` A and B, leaf by leaf, or on their ``product``
@@ -81,15 +80,15 @@ class ProductState(NamedTuple):
     """The factors and the other leaves."""
     optimizer: c.PyTree
     """The optimizer state of the products and the other leaves."""
-    metrics: dict[str, jax.Array]
+    metrics: dict[str, Array]
     """Metrics of the last factorisation."""
 
 
 @checked
 def fedopt(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
-    server: optax.GradientTransformation,
+    server: c.Optimizer,
     aggregator: c.Aggregator | None = None,
     space: Space = "factors",
     head: HeadPolicy = "shared",
@@ -114,8 +113,8 @@ def fedopt(
 
 def _fedopt(
     name: str,
-    optimizer: optax.GradientTransformation,
-    server: optax.GradientTransformation,
+    optimizer: c.Optimizer,
+    server: c.Optimizer,
     aggregator: c.Aggregator | None,
     space: Space,
     head: HeadPolicy,
@@ -123,8 +122,7 @@ def _fedopt(
     server_schedule: c.RateSchedule | None,
 ) -> c.Algorithm:
     """Returns :func:`fedopt` under a name; the other arguments are its."""
-    if space not in get_args(Space):
-        raise InputError(f"space = {space!r} is unknown. {nearest(str(space), get_args(Space))}")
+    check_choice("space", space, get_args(Space))
     if server_schedule is not None:
         server = scheduled(server, server_schedule)
     combine, moves, incompatible = aggregator, _on_leaves(server), {c.Feature.NEW_FACTORS: _BASIS}
@@ -147,7 +145,7 @@ def _fedopt(
     return with_factor(algorithm, "server_learning_rate_factor", factor)
 
 
-def _on_leaves(optimizer: optax.GradientTransformation) -> c.ServerUpdate:
+def _on_leaves(optimizer: c.Optimizer) -> c.ServerUpdate:
     """Returns the server that optimizes the shared leaves as they are."""
 
     def update(state: State, aggregate: c.Params, context: c.RoundContext) -> State:
@@ -165,9 +163,7 @@ def _on_leaves(optimizer: optax.GradientTransformation) -> c.ServerUpdate:
     )
 
 
-def _on_products(
-    optimizer: optax.GradientTransformation, aggregator: c.Aggregator
-) -> c.ServerUpdate:
+def _on_products(optimizer: c.Optimizer, aggregator: c.Aggregator) -> c.ServerUpdate:
     """Returns the server that optimizes LoRA's products, and the other leaves as they are."""
 
     def factored(point: c.Params, model: c.Params, scales: c.Params) -> c.Aggregated:
@@ -204,7 +200,7 @@ def _on_products(
 
 @checked
 def fedavgm(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     server_learning_rate: float = 1.0,
     momentum: float = 0.9,
@@ -234,7 +230,7 @@ def fedavgm(
 
 @checked
 def fedadam(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     server_learning_rate: float = 0.01,
     b1: float = 0.9,
@@ -262,7 +258,7 @@ def fedadam(
     """
     fraction(b2=b2)
 
-    def second(v: jax.Array, square: jax.Array) -> jax.Array:
+    def second(v: Array, square: Array) -> Array:
         return b2 * v + (1 - b2) * square
 
     server = _adaptive(second, server_learning_rate, b1, tau, start)
@@ -271,7 +267,7 @@ def fedadam(
 
 @checked
 def fedyogi(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     server_learning_rate: float = 0.01,
     b1: float = 0.9,
@@ -299,7 +295,7 @@ def fedyogi(
     """
     fraction(b2=b2)
 
-    def second(v: jax.Array, square: jax.Array) -> jax.Array:
+    def second(v: Array, square: Array) -> Array:
         return v - (1 - b2) * square * jnp.sign(v - square)
 
     server = _adaptive(second, server_learning_rate, b1, tau, start)
@@ -308,7 +304,7 @@ def fedyogi(
 
 @checked
 def fedadagrad(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     server_learning_rate: float = 0.01,
     b1: float = 0.0,
@@ -346,12 +342,12 @@ class Moments(NamedTuple):
 
 
 def _adaptive(
-    second: Callable[[jax.Array, jax.Array], jax.Array],
+    second: Callable[[Array, Array], Array],
     learning_rate: float,
     b1: float,
     tau: float,
     start: float,
-) -> optax.GradientTransformation:
+) -> c.Optimizer:
     """Returns the optimizer of Algorithm 2 whose v becomes ``second(v, Δ²)``."""
     positive(server_learning_rate=learning_rate, tau=tau)
     at_least(0, start=start)
@@ -362,10 +358,9 @@ def _adaptive(
         return Moments(jax.tree.map(jnp.zeros_like, params), v)
 
     def update(gradient: c.Params, state: Moments, params: c.Params | None = None) -> tuple:
-        del params
         m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.first, gradient)
         v = jax.tree.map(lambda v, g: second(v, g**2), state.second, gradient)
         steps = jax.tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + tau), m, v)
         return steps, Moments(m, v)
 
-    return optax.GradientTransformation(init, update)
+    return c.Optimizer(init, update)

@@ -7,19 +7,15 @@ The paper's body is the network up to its last layers; here it is the adapters, 
 rest is frozen. This is FedAvg with a private head, under its name in the literature.
 """
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, only_head
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["fedper"]
-
 
 @checked
 def fedper(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",

@@ -16,20 +16,16 @@ clients are sampled uniformly and weighted by size. This is the paper's other sc
 expectation (``weights="uniform"`` averages without weights).
 """
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import at_least, checked
 from fedjax_peft.algorithms.common import Local, init_local, proximal, send_shared, train
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["fedprox"]
-
 
 @checked
 def fedprox(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     mu: float = 0.01,
     aggregator: c.Aggregator | None = None,
@@ -51,7 +47,6 @@ def fedprox(
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
-            del key
             return init_local(optimizer, broadcast, private, start=broadcast)
 
         def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:

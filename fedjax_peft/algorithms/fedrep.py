@@ -26,17 +26,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, only_head, whole
-from fedjax_peft.algorithms.common import optimizer_step
+from fedjax_peft.algorithms.common import loss_beside, optimizer_step, tuned_by
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-
-__all__ = ["fedrep"]
 
 
 class State(NamedTuple):
@@ -50,7 +48,7 @@ class State(NamedTuple):
 
 @checked
 def fedrep(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     head_epochs: int = 1,
     body_epochs: int = 1,
@@ -81,15 +79,12 @@ def fedrep(
     whole(0, tune_epochs=tune_epochs)
 
     def init(broadcast: c.Params, own: c.Params, key: c.Key) -> State:
-        del key
         return State(broadcast, own, optimizer.init(broadcast), optimizer.init(own))
 
     def head_step(
         context: c.ClientContext, state: State, batch: c.Batch, key: c.Key
     ) -> tuple[State, c.Metrics]:
-        def loss(head: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
-            return context.objective({**state.body, **head}, batch, key)
-
+        loss = loss_beside(context, state.body)
         gradient, metrics = context.gradient(loss, state.head, batch, key)
         head, opt = optimizer_step(optimizer, gradient, state.head, state.head_optimizer)
         return state._replace(head=head, head_optimizer=opt), metrics
@@ -97,9 +92,7 @@ def fedrep(
     def body_step(
         context: c.ClientContext, state: State, batch: c.Batch, key: c.Key
     ) -> tuple[State, c.Metrics]:
-        def loss(body: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
-            return context.objective({**body, **state.head}, batch, key)
-
+        loss = loss_beside(context, state.head)
         gradient, metrics = context.gradient(loss, state.body, batch, key)
         body, opt = optimizer_step(optimizer, gradient, state.body, state.body_optimizer)
         return state._replace(body=body, body_optimizer=opt), metrics
@@ -128,20 +121,13 @@ def fedrep(
     return algorithm._replace(
         client=client,
         weights=weights,
-        tuning=c.Tuning(tuning, tune_epochs) if tune_epochs else None,
         gradients_per_step=2,  # of a client with a single step
-        incompatible={c.Feature.EXAMPLE_PRIVACY: _TUNING} if tune_epochs else {},
+        **tuned_by(tuning, tune_epochs, "the heads"),
     )
 
 
-_TUNING = (
-    "The option tune_epochs trains the heads after the last round, which the guarantee of the"
-    " rounds does not count. Set tune_epochs = 0."
-)
-
-
 def _if(
-    due: jax.Array,
+    due: Array,
     step: Callable[[State, c.Batch, c.Key], tuple[State, c.Metrics]],
     state: State,
     batch: c.Batch,

@@ -28,7 +28,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model, share
@@ -40,12 +40,10 @@ from fedjax_peft.numerics.lowrank import matmul, pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["fedrot"]
-
 
 @checked
 def fedrot(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     strength: float = 1.0,
     first: Literal["A", "B"] = "A",
@@ -97,20 +95,13 @@ def fedrot(
 
 
 def _aligned(
-    upload: c.Params,
-    received: c.Params,
-    fixed: c.Params,
-    on_a: jax.Array,
-    strength: float | jax.Array,
+    upload: c.Params, received: c.Params, fixed: c.Params, on_a: Array, strength: float | Array
 ) -> c.Params:
     """Returns the upload with every pair (A_k, B_k) rotated towards the received (A, B).
 
     Args:
-      upload: after the local steps.
-      received: before them.
       fixed: the fixed leaves; a direction that the client does not own has ``lora_scale`` 0.
       on_a: whether A is aligned (else B), a bool scalar.
-      strength: λ.
     """
     found = pairs(upload)
     most = max(upload[a].shape[1] for a, _ in found.values())
@@ -130,7 +121,7 @@ def _aligned(
     return {n: x.astype(upload[n].dtype) for n, x in new.items()}
 
 
-def _bordered(matrix: jax.Array, own: jax.Array | None, size: int) -> jax.Array:
+def _bordered(matrix: Array, own: Array | None, size: int) -> Array:
     """Returns ``[size, size]``: the matrix among own directions, and a multiple of I elsewhere.
 
     The orthogonal factor of a block-diagonal matrix is block-diagonal, and that of a positive
@@ -140,7 +131,6 @@ def _bordered(matrix: jax.Array, own: jax.Array | None, size: int) -> jax.Array:
     Args:
       matrix: ``[r, r]``.
       own: bool ``[r]``; None: all.
-      size: at least r.
     """
     rank = matrix.shape[0]
     mask = jnp.ones(rank, bool) if own is None else own
@@ -151,7 +141,7 @@ def _bordered(matrix: jax.Array, own: jax.Array | None, size: int) -> jax.Array:
     return inner + jnp.diag(jnp.where(mask, 0.0, jnp.where(norm > 0, 2 * norm, 1.0)))
 
 
-def _rotation(matrix: jax.Array, strength: float | jax.Array) -> jax.Array:
+def _rotation(matrix: Array, strength: float | Array) -> Array:
     """Returns R of a matrix ``A_kᵀ A`` or ``B_k Bᵀ``, ``[r, r]``."""
     u, _, vt = svd(matrix)
     best = matmul(u, vt)

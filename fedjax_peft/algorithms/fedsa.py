@@ -9,20 +9,16 @@ client predicts with its personal model, so an aggregation error is not defined.
 against the configuration in the authors' code: ``lora_B`` and the classifier are local.
 """
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import HeadPolicy
 
-__all__ = ["fedsa"]
-
 
 @checked
 def fedsa(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",

@@ -15,19 +15,15 @@ The authors' code of Fed-SB could not be read. The start was checked against the
 and the average against the formula above, from the paper's abstract and project page.
 """
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, model_with
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["fedsb"]
-
 
 @checked
 def fedsb(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",

@@ -21,24 +21,21 @@ code the classifier of RoBERTa is frozen (``head="frozen"``). ``period`` is an o
 which sets it to 1. Checked against that code (``reinit_lora``, and the averages of B).
 """
 
-import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model, whole
-from fedjax_peft.algorithms.common import Local, init_local, send_shared, train
+from fedjax_peft.algorithms.common import Local, init_local, loss_beside, send_shared, train
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.linalg import canonical, qr, svd
-from fedjax_peft.numerics.lowrank import matmul, pairs
+from fedjax_peft.numerics.lowrank import matmul, one_by_one, pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-
-__all__ = ["fedsvd", "with_orthonormal_a"]
 
 
 @checked
 def fedsvd(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     period: int = 1,
     aggregator: c.Aggregator | None = None,
@@ -73,17 +70,14 @@ def fedsvd(
     )
 
 
-def _client(optimizer: optax.GradientTransformation, context: c.ClientContext) -> c.ClientUpdate:
+def _client(optimizer: c.Optimizer, context: c.ClientContext) -> c.ClientUpdate:
     def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
-        del key
         trained = _without_a(broadcast)
         resting = {name: x for name, x in broadcast.items() if name not in trained}
         return init_local(optimizer, trained, private, start=resting)
 
     def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
-        def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
-            return context.objective({**local.start, **params}, batch, key)
-
+        loss = loss_beside(context, local.start)
         return train(optimizer, context, local, batch, key, loss=loss)
 
     return c.ClientUpdate(init, step, send_shared)
@@ -118,22 +112,15 @@ def with_orthonormal_a(leaves: c.Params) -> c.Params:
     Args:
       leaves: A ``[in, r]`` and B ``[r, out]`` of every pair, and any others, which stay.
     """
-    found = pairs(leaves)
-    shapes: dict[tuple, list[tuple[str, str]]] = {}
-    for a, b in found.values():
-        shapes.setdefault((leaves[a].shape, leaves[b].shape), []).append((a, b))
 
-    def one(factors: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def one(factors: tuple[Array, Array]) -> tuple[Array, Array]:
         q, r = qr(factors[0])
         p, sigma, vt = svd(matmul(r, factors[1]), full_matrices=False)
         u, sigma, vt = canonical(matmul(q, p), sigma, vt)
         return u, sigma[:, None] * vt
 
-    new = dict(leaves)
-    for _, alike in sorted(shapes.items()):
-        stacked = (jnp.stack([leaves[n] for n in side]) for side in zip(*alike, strict=True))
-        # One matrix at a time: concurrent batched LAPACK calls deadlock small CPU thread pools.
-        turned = jax.lax.map(one, tuple(stacked))
-        for i, (a, b) in enumerate(alike):
-            new[a], new[b] = (x[i].astype(leaves[a].dtype) for x in turned)
+    new, found = dict(leaves), pairs(leaves)
+    turned = one_by_one(one, {path: (leaves[a], leaves[b]) for path, (a, b) in found.items()})
+    for path, (a, b) in found.items():
+        new[a], new[b] = (x.astype(leaves[a].dtype) for x in turned[path])
     return new

@@ -9,19 +9,15 @@ head is treated; by default it is trained and averaged here. This was checked ag
 above, and against two public implementations: they freeze and average the same leaves.
 """
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["ffa"]
-
 
 @checked
 def ffa(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",

@@ -19,23 +19,21 @@ one client only, so it was not used for a comparison.
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import merge_into_frozen
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.numerics import tree
-from fedjax_peft.numerics.lowrank import pairs, product_norms, required_pairs, scale
+from fedjax_peft.numerics.lowrank import factors_apart, pairs, product_norms, scale
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-
-__all__ = ["flora"]
 
 
 @checked
 def flora(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
@@ -89,7 +87,7 @@ def _restarted(broadcast: c.Params, key: c.Key) -> c.Params:
     return new
 
 
-def _update_norm(upload: c.Params, template: c.Params, fixed: c.Params) -> jax.Array:
+def _update_norm(upload: c.Params, template: c.Params, fixed: c.Params) -> Array:
     """Returns the norm of the change of the products ``s·AB`` and of all other leaves.
 
     A change of the factors means little: every client has a different random A.
@@ -113,11 +111,8 @@ def _stacking() -> c.Aggregator:
     """
 
     def lift(upload: c.Params, template: c.Params, fixed: c.Params) -> c.PyTree:
-        del fixed
-        rest, products = dict(upload), {}
-        for path, (a, b) in required_pairs(template, "flora").items():
-            products[path] = c.Product(rest.pop(a), rest.pop(b))
-        return {"rest": rest, "products": products}
+        rest, factors = factors_apart(upload, "flora")
+        return {"rest": rest, "products": {p: c.Product(*ab) for p, ab in factors.items()}}
 
     def finish(
         total: c.Total, template: c.Params, context: c.RoundContext, state: c.PyTree

@@ -21,11 +21,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import fra, mean
-from fedjax_peft.algorithms.checks import checked, lora_model
+from fedjax_peft.algorithms.checks import checked, lora_model, whole
 from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.measures.aggregation_error import truncation_metrics
@@ -34,14 +34,12 @@ from fedjax_peft.numerics.lowrank import matmul, pairs, scale
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["fra_ffa"]
-
 TOLERANCE = {"round": 0.0, "plateau": 0.01, "subspace": 0.1}
 
 
 @checked
 def fra_ffa(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     trigger: Literal["round", "plateau", "subspace"] = "round",
     at: int = 10,
@@ -69,15 +67,12 @@ def fra_ffa(
     """
     if trigger not in TOLERANCE:
         raise InputError(f"trigger = {trigger!r} is not one of {', '.join(TOLERANCE)}.")
-    for name, value in {"at": at, "patience": patience}.items():
-        if value < 1:
-            raise InputError(f"{name} = {value} must be at least 1.")
+    whole(1, at=at, patience=patience)
     calm = TOLERANCE[trigger] if tolerance is None else tolerance
     if not is_traced(calm) and not 0 <= calm < 1:
         raise InputError(f"tolerance = {tolerance} is not in [0, 1).")
 
-    def sent_leaves(broadcast: c.PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
-        del round_index
+    def sent_leaves(broadcast: c.PyTree, round_index: Array) -> dict[str, Array]:
         learning = broadcast["switched"] == 0
         sent = {a: learning for a, _ in pairs(broadcast["model"]).values()}
         return {**sent, "switched": jnp.array(False)}  # the server knows
@@ -107,11 +102,11 @@ def fra_ffa(
     )
 
 
-def _client(optimizer: optax.GradientTransformation, context: c.ClientContext) -> c.ClientUpdate:
+def _client(optimizer: c.Optimizer, context: c.ClientContext) -> c.ClientUpdate:
     """Returns local training in which A rests once the server has switched."""
 
-    def inner(switched: jax.Array) -> c.ClientUpdate:
-        def moves(name: str) -> jax.Array | bool:
+    def inner(switched: Array) -> c.ClientUpdate:
+        def moves(name: str) -> Array | bool:
             return switched == 0 if name.endswith(".lora_a") else True
 
         return client(freeze_where(optimizer, moves), context)
@@ -219,12 +214,7 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> c.ServerU
     def broadcast(state: c.PyTree) -> c.PyTree:
         return {"model": state["model"], "switched": state["switched"]}
 
-    return c.ServerUpdate(
-        init,
-        update,
-        broadcast,
-        params=lambda state: state["model"],
-    )
+    return c.ServerUpdate(init, update, broadcast, params=lambda state: state["model"])
 
 
 def _orthonormal(model: c.Params) -> c.Params:
@@ -237,7 +227,7 @@ def _orthonormal(model: c.Params) -> c.Params:
     return new
 
 
-def _turned(old: c.Params, new: c.Params) -> jax.Array:
+def _turned(old: c.Params, new: c.Params) -> Array:
     """Returns the root mean square sine of the principal angles between two As' column spaces."""
     old, new = _orthonormal(old), _orthonormal(new)
     squares, angles = jnp.zeros(()), 0

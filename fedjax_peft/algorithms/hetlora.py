@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import aggregators
 from fedjax_peft import contracts as c
@@ -33,15 +33,13 @@ from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["hetlora"]
-
-Ranks = dict[str, jax.Array]
+Ranks = dict[str, Array]
 """Module path -> rank, int32."""
 
 
 @checked
 def hetlora(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
     prune: float | None = None,
@@ -105,24 +103,23 @@ class Start(NamedTuple):
     """What a client had at the start of the round."""
 
     ranks: Ranks
-    tails: dict[str, jax.Array]
+    tails: dict[str, Array]
     """``‖A_tail‖ ‖B_tail‖`` of every matrix."""
 
 
 def _client(
-    optimizer: optax.GradientTransformation, context: c.ClientContext, prune: float, penalty: float
+    optimizer: c.Optimizer, context: c.ClientContext, prune: float, penalty: float
 ) -> c.ClientUpdate:
     """Returns local training of the directions within the client's ranks, then pruning."""
 
     def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> Local:
-        del key
         ranks = _owned(client_state["ranks"], context.fixed)
         shared = _cut(broadcast, ranks)
         start = Start(ranks, _tails(shared, ranks, prune))
         return init_local(optimizer, shared, client_state["model"], start)
 
     def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
-        def tails(shared: c.Params) -> jax.Array:
+        def tails(shared: c.Params) -> Array:
             return penalty * sum(_tails(shared, local.start.ranks, prune).values(), jnp.zeros(()))
 
         shrink = add_to_gradient(jax.grad(tails)(local.shared))
@@ -139,13 +136,12 @@ def _client(
     return c.ClientUpdate(init, step, final)
 
 
-def _update_norm(upload: c.Params, template: c.Params, fixed: c.Params) -> jax.Array:
+def _update_norm(upload: c.Params, template: c.Params, fixed: c.Params) -> Array:
     """Returns the norm of an upload's change in the directions that it contains.
 
     Both factors of a direction beyond the client's rank are zero, which does not mean that the
     client moved it there.
     """
-    del fixed
     model = dict(template)
     for (a, b), held in _held(upload):
         model[a] = jnp.where(held[None], template[a], 0)
@@ -153,7 +149,7 @@ def _update_norm(upload: c.Params, template: c.Params, fixed: c.Params) -> jax.A
     return tree.distance(upload, model)
 
 
-def _held(upload: c.Params) -> list[tuple[tuple[str, str], jax.Array]]:
+def _held(upload: c.Params) -> list[tuple[tuple[str, str], Array]]:
     """Returns for each pair of factors which directions are not zero, bool ``[r]``."""
     return [
         ((a, b), jnp.any(upload[a] != 0, axis=0) | jnp.any(upload[b] != 0, axis=1))
@@ -161,9 +157,8 @@ def _held(upload: c.Params) -> list[tuple[tuple[str, str], jax.Array]]:
     ]
 
 
-def _shares(upload: c.Params, template: c.Params) -> dict[str, jax.Array]:
+def _shares(upload: c.Params, template: c.Params) -> dict[str, Array]:
     """Returns the shares of the factors that a client still has."""
-    del template
     return {n: jnp.mean(held, dtype=jnp.float32) for pair, held in _held(upload) for n in pair}
 
 
@@ -179,7 +174,7 @@ def _owned(ranks: Ranks, fixed: c.Params) -> Ranks:
     return {p: jnp.minimum(rank, most[p]) if p in most else rank for p, rank in ranks.items()}
 
 
-def _fewer(rank: jax.Array, prune: float) -> jax.Array:
+def _fewer(rank: Array, prune: float) -> Array:
     return jnp.maximum(jnp.floor(prune * rank).astype(jnp.int32), 1)
 
 
@@ -193,7 +188,7 @@ def _cut(leaves: c.Params, ranks: Ranks) -> c.Params:
     return new
 
 
-def _tails(leaves: c.Params, ranks: Ranks, prune: float) -> dict[str, jax.Array]:
+def _tails(leaves: c.Params, ranks: Ranks, prune: float) -> dict[str, Array]:
     """Returns ``‖A_tail‖ ‖B_tail‖`` of every matrix."""
     products = {}
     for path, (a, b) in pairs(leaves).items():
@@ -205,7 +200,7 @@ def _tails(leaves: c.Params, ranks: Ranks, prune: float) -> dict[str, jax.Array]
     return products
 
 
-def _norm(x: jax.Array) -> jax.Array:
+def _norm(x: Array) -> Array:
     """Returns the Frobenius norm, with gradient 0 at 0."""
     square = jnp.sum(x**2)
     return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)

@@ -27,16 +27,13 @@ Decided here:
 * The penalties are on factors, without LoRA's scale. A shared head is trained and averaged over all
   clients of a round in the first two stages, and rests in the third. A private head is always
   trained. The paper does not say what happens to the head.
-* Clustering has no random numbers; k-means on scaled rows of eigenvectors.
-
 The server keeps B̄_k of all clients, so its memory grows with them: r · out numbers for each client
 and adapted layer. Every lane reads the LoRA of its own cluster from the broadcast, which holds all;
 traffic is counted for one (``Traffic.received_part``). Clients send changes of the factors.
 
 The paper's text could not be read as a whole. This was written from two sets of public notes and a
 public reimplementation (github.com/boyi-liu/FedLLM-Factory), from which the defaults of γ, λ and
-the numbers of clusters are; it trains 15 rounds of root, 20 of cluster and 15 of leaf. Checked
-against a loop in NumPy.
+the numbers of clusters are (15, 20 and 15 rounds). Checked against a loop in NumPy.
 """
 
 import re
@@ -45,7 +42,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators.fra import truncated_average
@@ -65,8 +62,6 @@ from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, scale
 from fedjax_peft.numerics.roles import HeadPolicy, with_head
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["hilora"]
-
 _TIERS = ("root", "cluster", "leaf")
 """The names of the LoRAs, in the order of their stages."""
 _ROOT, _CLUSTER, _LEAF = range(3)
@@ -77,7 +72,7 @@ _FACTOR = re.compile(r"^(.*\.)(root|cluster|leaf)(\.lora_[ab])$")
 class Start(NamedTuple):
     """What a client had at the start of the round."""
 
-    stage: jax.Array
+    stage: Array
     """Which LoRA is trained: 0 root, 1 cluster, 2 leaf."""
     received: c.Params
     """The shared leaves, with the LoRA of the client's cluster."""
@@ -85,7 +80,7 @@ class Start(NamedTuple):
 
 @checked
 def hilora(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     clients: int,
     root_rounds: int,
@@ -156,16 +151,8 @@ def hilora(
     )
 
 
-# -------------------------------------------------------------------------------------- the client
-
-
-def _part(broadcast: c.PyTree, client: jax.Array) -> c.PyTree:
-    """Returns what a client receives: the stage, and the model with its own cluster's LoRA.
-
-    Args:
-      broadcast: the server's, for all clients.
-      client: the client's number; -1 for one that has not taken part yet.
-    """
+def _part(broadcast: c.PyTree, client: Array) -> c.PyTree:
+    """Returns what a client receives: the stage, and the model with its own cluster's LoRA."""
     known = broadcast["assignment"][jnp.maximum(client, 0)]
     own = jnp.where(client < 0, broadcast["newcomers"], known)
     cluster = {n: x[own] for n, x in broadcast["clusters"].items()}
@@ -194,7 +181,7 @@ def _of(tier: int, name: str) -> str:
     return _FACTOR.sub(rf"\g<1>{_TIERS[tier]}\g<3>", name)
 
 
-def _moves(name: str, stage: jax.Array, head: HeadPolicy) -> jax.Array | bool:
+def _moves(name: str, stage: Array, head: HeadPolicy) -> Array | bool:
     """Returns whether a leaf is trained in a stage."""
     tier = _tier(name)
     if tier is None:
@@ -202,7 +189,7 @@ def _moves(name: str, stage: jax.Array, head: HeadPolicy) -> jax.Array | bool:
     return stage == tier
 
 
-def _sent(broadcast: c.PyTree) -> dict[str, jax.Array]:
+def _sent(broadcast: c.PyTree) -> dict[str, Array]:
     """Returns which leaves are sent in this stage."""
     stage = broadcast["stage"]
     leaves = (*broadcast["model"], *broadcast["clusters"])
@@ -211,16 +198,15 @@ def _sent(broadcast: c.PyTree) -> dict[str, jax.Array]:
 
 
 def _client(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     penalties: tuple[float, float],
     head: HeadPolicy,
     context: c.ClientContext,
 ) -> c.ClientUpdate:
-    def moving(stage: jax.Array) -> optax.GradientTransformation:
+    def moving(stage: Array) -> c.Optimizer:
         return freeze_where(optimizer, lambda name: _moves(name, stage, head))
 
     def init(broadcast: c.PyTree, client_state: c.PyTree, key: c.Key) -> Local:
-        del key
         model, stage = _part(broadcast, client_state["client"]).values()
         return init_local(moving(stage), model, client_state["model"], Start(stage, model))
 
@@ -242,7 +228,7 @@ def _client(
 def _penalty_gradient(leaves: c.Params, of_root: float, of_cluster: float) -> c.Params:
     """Returns the gradient of the penalties by the cluster's B and by the leaf's B."""
 
-    def overlap(b: jax.Array, other: jax.Array) -> jax.Array:
+    def overlap(b: Array, other: Array) -> Array:
         """Returns half the gradient of ``‖b otherᵀ‖_F²`` by ``b``."""
         return matmul(matmul(b, other.T), other)
 
@@ -255,9 +241,6 @@ def _penalty_gradient(leaves: c.Params, of_root: float, of_cluster: float) -> c.
     return gradient
 
 
-# -------------------------------------------------------------------------------------- the server
-
-
 def _aggregator() -> c.Aggregator:
     """Returns the aggregator of ``{"rest": head, "changes": changes of factors, "weights": w}``.
 
@@ -267,7 +250,6 @@ def _aggregator() -> c.Aggregator:
     """
 
     def lift(upload: c.Params, template: c.Params, fixed: c.Params) -> c.PyTree:
-        del fixed
         rest = {n: x - template[n] for n, x in upload.items() if _tier(n) is None}
         changes = {n: x + upload[_of(_CLUSTER, n)] for n, x in upload.items() if _tier(n) == _ROOT}
         return {"rest": rest, "changes": c.Stacked(changes)}
@@ -275,7 +257,6 @@ def _aggregator() -> c.Aggregator:
     def finish(
         total: c.Total, template: c.Params, context: c.RoundContext, state: c.PyTree
     ) -> c.Aggregated:
-        del context
         by = jnp.where(total.weight > 0, total.weight, 1.0)
         update = {
             "rest": {n: template[n] + x / by for n, x in total.value["rest"].items()},
@@ -298,20 +279,12 @@ def _aggregator() -> c.Aggregator:
 def _server(
     clients: int, first_end: int, second_end: int, decay: float, clusters: tuple[int, int]
 ) -> c.ServerUpdate:
-    """Returns the server.
-
-    Args:
-      clients: in the federation.
-      first_end: the round that ends the first stage.
-      second_end: the round that ends the second stage.
-      decay: λ.
-      clusters: the smallest and the largest number of clusters.
-    """
+    """Returns the server."""
 
     def start(shared: c.Params) -> c.PyTree:
         own = {n: x for n, x in shared.items() if _tier(n) == _CLUSTER}
         root = [n for n in shared if n.endswith(".root.lora_b")]
-        zeros = {_module(n.removesuffix(".lora_b")): jnp.zeros(()) for n in root}
+        zeros = {n.removesuffix(".root.lora_b"): jnp.zeros(()) for n in root}
         return {
             "model": {n: x for n, x in shared.items() if n not in own},
             "clusters": {n: jnp.repeat(x[None], clusters[1], axis=0) for n, x in own.items()},
@@ -347,7 +320,7 @@ def _server(
     def template(state: c.PyTree) -> c.Params:
         return {n: x if _tier(n) is None else jnp.zeros_like(x) for n, x in params(state).items()}
 
-    def metrics(state: c.PyTree) -> dict[str, jax.Array]:
+    def metrics(state: c.PyTree) -> dict[str, Array]:
         of_average = truncation_metrics(**state["truncation"])
         return {**of_average, "client_clusters": state["found"].astype(jnp.float32)}
 
@@ -379,13 +352,11 @@ def _averaged(state: c.PyTree, new: c.PyTree, context: c.RoundContext, decay: fl
     return {**state, **changed, "truncation": truncation}
 
 
-def _uploaded(state: c.PyTree, changes: c.Params, who: jax.Array) -> c.Params:
+def _uploaded(state: c.PyTree, changes: c.Params, who: Array) -> c.Params:
     """Returns the factors after the local work, ``[slots, ...]``, by the names of the root's.
 
     Args:
-      state: the server's.
       changes: of the factors, ``[slots, ...]``, by the names of the root's.
-      who: the clients of the slots.
     """
     own, found = state["assignment"][who], {}
     for n, x in changes.items():
@@ -394,13 +365,14 @@ def _uploaded(state: c.PyTree, changes: c.Params, who: jax.Array) -> c.Params:
     return found
 
 
-def _shares(state: c.PyTree, weights: jax.Array, who: jax.Array) -> jax.Array:
+def _shares(state: c.PyTree, weights: Array, who: Array) -> Array:
     """Returns the weights of uploads in the average of each group, ``[groups, slots]``.
 
     In the first stage all are in the first group; in the second the groups are the clusters; in the
     third there are none. The weights of a group sum to 1, or are all 0.
     """
-    stage, group = state["stage"], jnp.arange(_groups(state))[:, None]
+    stage, groups = state["stage"], next(len(x) for x in state["clusters"].values())
+    group = jnp.arange(groups)[:, None]
     own = state["assignment"][who][None]
     member = jnp.where(stage == _ROOT, group == 0, (own == group) & (stage == _CLUSTER))
     shares = jnp.where(member, weights[None], 0.0)
@@ -408,20 +380,14 @@ def _shares(state: c.PyTree, weights: jax.Array, who: jax.Array) -> jax.Array:
     return shares / jnp.where(total > 0, total, 1.0)
 
 
-def _groups(state: c.PyTree) -> int:
-    return next((len(x) for x in state["clusters"].values()), 1)
-
-
 def _cut(
-    state: c.PyTree, uploads: c.Params, shares: jax.Array, fixed: c.Params
+    state: c.PyTree, uploads: c.Params, shares: Array, fixed: c.Params
 ) -> tuple[c.Params, dict[str, c.Params]]:
     """Returns the factors of every group's average, and the sizes of what the rank cuts off.
 
     Args:
-      state: the server's; a group without uploads keeps its factors.
       uploads: factors ``[slots, ...]``, by the names of the root's.
       shares: ``[groups, slots]``.
-      fixed: the fixed leaves.
 
     Returns:
       Factors ``[groups, ...]`` by the names of the root's, and the arguments of
@@ -440,11 +406,8 @@ def _cut(
         ]
 
         def one(
-            arguments: tuple[jax.Array, ...],
-            a: jax.Array = a,
-            b: jax.Array = b,
-            s: jax.Array = s,
-        ) -> tuple[jax.Array, ...]:
+            arguments: tuple[Array, ...], a: Array = a, b: Array = b, s: Array = s
+        ) -> tuple[Array, ...]:
             share, *kept = arguments
             zero = jnp.zeros(len(s))
             return jax.lax.cond(
@@ -456,10 +419,10 @@ def _cut(
         new_a, new_b, *lost = jax.lax.map(one, (shares, *old))
         for i, path in enumerate(paths):
             groups[names[i][0]], groups[names[i][1]] = new_a[:, i], new_b[:, i]
-            frobenius, largest, norms = (x[:, i] for x in lost)
-            sizes["frobenius"][_module(path)] = jnp.sqrt(jnp.sum(frobenius**2))
-            sizes["largest"][_module(path)] = jnp.max(largest)
-            sizes["norms"][_module(path)] = jnp.sqrt(jnp.sum(norms**2))
+            layer, (frobenius, largest, norms) = path.removesuffix(".root"), (x[:, i] for x in lost)
+            sizes["frobenius"][layer] = jnp.sqrt(jnp.sum(frobenius**2))
+            sizes["largest"][layer] = jnp.max(largest)
+            sizes["norms"][layer] = jnp.sqrt(jnp.sum(norms**2))
     return groups, sizes
 
 
@@ -472,11 +435,6 @@ def _grouped(state: c.PyTree, fewest: int, most: int) -> c.PyTree:
     newcomers = jnp.argmax(sizes).astype(jnp.int32)
     assignment = jnp.where(met, labels, newcomers)
     return {"assignment": assignment, "newcomers": newcomers, "found": found}
-
-
-def _module(path: str) -> str:
-    """Returns the path of the layer that has a root LoRA."""
-    return path.removesuffix(".root")
 
 
 def _check(kinds: Mapping[str, str], count: int, clients: int) -> None:

@@ -15,12 +15,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_peft import contracts as c
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["keeping", "marked"]
 
 _BASIS = (
     "With keep_optimizer = true, a client's optimizer remembers gradients of A and B of earlier"
@@ -34,14 +31,14 @@ class _Marked(NamedTuple):
     state: c.PyTree
 
 
-def marked(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+def marked(optimizer: c.Optimizer) -> c.Optimizer:
     """Returns the optimizer with states that :func:`keeping` finds."""
 
     def update(gradient: c.PyTree, state: c.PyTree, params: c.PyTree = None, **extra: Any) -> tuple:
         steps, new = optimizer.update(gradient, state.state, params, **extra)
         return steps, _Marked(new)
 
-    return optax.GradientTransformation(lambda params: _Marked(optimizer.init(params)), update)
+    return c.Optimizer(lambda params: _Marked(optimizer.init(params)), update)
 
 
 def keeping(algorithm: c.Algorithm) -> c.Algorithm:

@@ -7,15 +7,11 @@ It also fine-tunes the result of another run, see :mod:`fedjax_peft.algorithms.f
 
 from typing import Literal
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.roles import head_roles
-
-__all__ = ["Trained", "local", "trained_as"]
 
 Trained = Literal["all", "head", "adapters"]
 """Which leaves are trained; the others stay as they are."""
@@ -23,7 +19,7 @@ Trained = Literal["all", "head", "adapters"]
 
 @checked
 def local(
-    optimizer: optax.GradientTransformation, *, train: Trained = "all", keep_optimizer: bool = False
+    optimizer: c.Optimizer, *, train: Trained = "all", keep_optimizer: bool = False
 ) -> c.Algorithm:
     """Baseline without federation: every client trains alone, nothing is sent.
 

@@ -29,9 +29,8 @@ from the words around it) and the authors' page. The authors published no code.
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model, positive, whole
@@ -44,13 +43,11 @@ from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["lora_a2"]
-
 
 @constants("budget")
 @checked
 def lora_a2(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     budget: int | Sequence[int] = 2,
     rate_ratio: float = 1.0,
@@ -92,7 +89,7 @@ def lora_a2(
 
         return c.ClientUpdate(init, inner.step, final)
 
-    def sent_leaves(broadcast: c.Params, round_index: jax.Array) -> dict[str, jax.Array]:
+    def sent_leaves(broadcast: c.Params, round_index: Array) -> dict[str, Array]:
         odd = round_index % 2 == 1
         found = pairs(broadcast).values()
         return {a: ~odd for a, _ in found} | {b: odd for _, b in found}
@@ -107,7 +104,7 @@ def lora_a2(
     )
 
 
-def _shares(upload: c.Params, template: c.Params) -> dict[str, jax.Array]:
+def _shares(upload: c.Params, template: c.Params) -> dict[str, Array]:
     """Returns the shares of the factors that changed, with a bit for each direction."""
     shares = {}
     for pair in pairs(template).values():
@@ -118,12 +115,10 @@ def _shares(upload: c.Params, template: c.Params) -> dict[str, jax.Array]:
     return shares
 
 
-def _alternating(
-    optimizer: optax.GradientTransformation, on_b: jax.Array, ratio: float
-) -> optax.GradientTransformation:
+def _alternating(optimizer: c.Optimizer, on_b: Array, ratio: float) -> c.Optimizer:
     """Returns the optimizer that moves B (else A) and the head; B by ``ratio`` times as much."""
 
-    def moves(name: str) -> jax.Array | bool:
+    def moves(name: str) -> Array | bool:
         if name.endswith(".lora_a"):
             return ~on_b
         return on_b if name.endswith(".lora_b") else True
@@ -134,21 +129,19 @@ def _alternating(
         steps, state = turns.update(gradient, state, params)
         return {n: ratio * x if n.endswith(".lora_b") else x for n, x in steps.items()}, state
 
-    return optax.GradientTransformation(turns.init, update)
+    return c.Optimizer(turns.init, update)
 
 
-def _selected(upload: c.Params, received: c.Params, budget: jax.Array, on_b: jax.Array) -> c.Params:
+def _selected(upload: c.Params, received: c.Params, budget: Array, on_b: Array) -> c.Params:
     """Returns the upload with the received values in all but the most important directions.
 
     Args:
-      upload: after the local work.
-      received: before it.
       budget: directions for each matrix, on average; an int32 scalar.
       on_b: whether B was trained, else A; a bool scalar.
     """
     found = pairs(upload)
 
-    def norms(factor: jax.Array, axis: int) -> jax.Array:
+    def norms(factor: Array, axis: int) -> Array:
         return jnp.sqrt(jnp.sum(factor.astype(jnp.float32) ** 2, axis=axis))
 
     scores = []

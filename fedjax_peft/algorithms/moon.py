@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import at_least, checked, positive
@@ -29,8 +29,6 @@ from fedjax_peft.algorithms.common import Local, init_local, train, with_client_
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.measures.representation import Pooling, check_pooling, cosines, pool
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-
-__all__ = ["contrastive", "moon"]
 
 
 class Start(NamedTuple):
@@ -44,7 +42,7 @@ class Start(NamedTuple):
 
 @checked
 def moon(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     mu: float = 1.0,
     temperature: float = 0.5,
@@ -71,16 +69,15 @@ def moon(
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> Local:
-            del key
             own = client_state["model"]
             start = Start({**broadcast, **own}, {**client_state["previous"], **own})
             return init_local(optimizer, broadcast, own, start)
 
         def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
-            def representation(params: c.Params, batch: c.Batch) -> jax.Array:
+            def representation(params: c.Params, batch: c.Batch) -> Array:
                 return pool(context.apply(params, batch, None, False), batch, pooling)
 
-            def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[jax.Array, c.Metrics]:
+            def loss(params: c.Params, batch: c.Batch, key: c.Key) -> tuple[Array, c.Metrics]:
                 near = representation(local.start.received, batch)
                 far = representation(local.start.previous, batch)
                 outputs = context.apply(params, batch, key, True)
@@ -108,14 +105,13 @@ def moon(
     )
 
 
-def contrastive(z: jax.Array, near: jax.Array, far: jax.Array, temperature: float) -> jax.Array:
+def contrastive(z: Array, near: Array, far: Array, temperature: float) -> Array:
     """Returns the loss of every example, ``[batch]``: low where z is like ``near``, unlike ``far``.
 
     Args:
       z: ``[batch, width]``.
       near: ``[batch, width]``.
       far: ``[batch, width]``.
-      temperature: τ, the divisor of the cosines.
     """
     # -log(e^a / (e^a + e^b)) without overflow.
     return jax.nn.softplus((cosines(z, far) - cosines(z, near)) / temperature)

@@ -22,18 +22,14 @@ This was written from the paper's abstract and summaries (its full text could no
 checked against a loop over clients.
 """
 
-import optax
-
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, model_with, whole
 from fedjax_peft.algorithms.fedrep import fedrep
 
-__all__ = ["pfedlora"]
-
 
 @checked
 def pfedlora(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     model_epochs: int = 1,
     adapter_epochs: int = 1,

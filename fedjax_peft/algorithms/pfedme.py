@@ -18,18 +18,13 @@ with the initial leaves.
 from typing import Any, NamedTuple
 
 import jax
-import optax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import checked, positive, with_factor
+from fedjax_peft.algorithms.checks import checked, positive, whole, with_factor
 from fedjax_peft.algorithms.common import optimizer_step, proximal
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-from fedjax_peft.support.errors import InputError
-
-__all__ = ["pfedme"]
-
 
 _BASIS = (
     "With a beta other than 1, or a server_schedule, pFedMe's server goes part of the way between"
@@ -49,7 +44,7 @@ class State(NamedTuple):
 
 @checked
 def pfedme(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     lam: float = 15.0,
     learning_rate: float = 0.005,
@@ -79,12 +74,10 @@ def pfedme(
       InputError: a number that is not positive and finite, or no inner step.
     """
     positive(lam=lam, learning_rate=learning_rate, beta=beta)
-    if inner_steps < 1:
-        raise InputError(f"inner_steps = {inner_steps} of pfedme must be a positive whole number.")
+    whole(1, inner_steps=inner_steps)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> State:
-            del key
             personal = {**client_state["personal"], **broadcast}
             return State(broadcast, personal, optimizer.init(personal))
 

@@ -5,11 +5,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_peft import contracts as c
-
-__all__ = ["sgd_rate"]
 
 _SCALES = (1.0, 1e-6, 1e12, 0.0)
 """Scales of the gradients: large ones reveal clipping, 0 reveals weight decay and momentum."""
@@ -17,7 +14,7 @@ _LATER = (10, 1_000, 100_000, 10_000_000)
 """Numbers of earlier steps at which a schedule is tried."""
 
 
-def sgd_rate(optimizer: optax.GradientTransformation, names: Sequence[str]) -> float | None:
+def sgd_rate(optimizer: c.Optimizer, names: Sequence[str]) -> float | None:
     """Returns the step size of an optimizer that makes the steps of plain SGD, else None.
 
     It is tried on gradients of very different sizes, and after its counters of steps were set to
@@ -25,7 +22,6 @@ def sgd_rate(optimizer: optax.GradientTransformation, names: Sequence[str]) -> f
     and different rates for different leaves all show. A momentum of 0 is plain SGD.
 
     Args:
-      optimizer: the optimizer that is tried.
       names: names of the leaves in the trial; their shapes are not the model's.
     """
     values = jnp.array([[0.7, -1.3], [0.2, 5.0]])

@@ -19,7 +19,6 @@ public implementation agrees, up to weights by size.
 """
 
 import jax.numpy as jnp
-import optax
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, model_with
@@ -27,12 +26,10 @@ from fedjax_peft.algorithms.common import Local
 from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["ravan"]
-
 
 @checked
 def ravan(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
@@ -67,7 +64,7 @@ def ravan(
     )
 
 
-def _client(optimizer: optax.GradientTransformation, context: c.ClientContext) -> c.ClientUpdate:
+def _client(optimizer: c.Optimizer, context: c.ClientContext) -> c.ClientUpdate:
     inner = client(optimizer, context)
 
     def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:

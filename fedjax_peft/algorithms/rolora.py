@@ -11,9 +11,8 @@ The head is trained in every round. This follows the paper's abstract and a note
 equations were derived again.
 """
 
-import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model
@@ -21,12 +20,10 @@ from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["rolora", "taking_turns"]
-
 
 @checked
 def rolora(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
@@ -47,7 +44,7 @@ def rolora(
             freeze_where(optimizer, lambda name: _turn(name, context.round_index)), context
         )
 
-    def sent_leaves(broadcast: c.Params, round_index: jax.Array) -> dict[str, jax.Array]:
+    def sent_leaves(broadcast: c.Params, round_index: Array) -> dict[str, Array]:
         factors = [name for name in broadcast if name.endswith((".lora_a", ".lora_b"))]
         return {name: jnp.asarray(_turn(name, round_index)) for name in factors}
 
@@ -61,7 +58,7 @@ def rolora(
     )
 
 
-def _turn(name: str, round_index: jax.Array) -> jax.Array | bool:
+def _turn(name: str, round_index: Array) -> Array | bool:
     """Returns whether a leaf is trained in a round."""
     if name.endswith(".lora_a"):
         return round_index % 2 == 0

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
@@ -37,8 +37,6 @@ from fedjax_peft.algorithms.common import Local, add_to_gradient, init_local, tr
 from fedjax_peft.algorithms.probe import sgd_rate
 from fedjax_peft.numerics.roles import HeadPolicy, assign_roles, head_roles
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["scaffold"]
 
 
 class Start(NamedTuple):
@@ -55,12 +53,12 @@ class State(NamedTuple):
     """A client during its local steps."""
 
     local: Local
-    steps: jax.Array
+    steps: Array
 
 
 @checked
 def scaffold(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     learning_rate: float,
     server_learning_rate: float = 1.0,
@@ -94,7 +92,6 @@ def scaffold(
     rules = head_roles(head)
 
     def check(kinds: Mapping[str, str], clients: int) -> None:
-        del clients
         names = assign_roles(kinds, rules)
         _check_steps(optimizer, learning_rate, [*names["shared"], *names["private"]])
 
@@ -127,10 +124,9 @@ def scaffold(
 
 
 def _client(
-    optimizer: optax.GradientTransformation, learning_rate: float, context: c.ClientContext
+    optimizer: c.Optimizer, learning_rate: float, context: c.ClientContext
 ) -> c.ClientUpdate:
     def init(broadcast: c.PyTree, client_state: c.PyTree, key: c.Key) -> State:
-        del key
         received, own = broadcast["model"], client_state["model"]
         start = Start(received, broadcast["control"], client_state["control"])
         local = init_local(optimizer, received, own, start)
@@ -145,7 +141,7 @@ def _client(
     def final(state: State) -> tuple[c.PyTree, c.PyTree]:
         way = jnp.float32(learning_rate) * jnp.maximum(state.steps, 1)
 
-        def changed(start: jax.Array, end: jax.Array, everyone: jax.Array) -> jax.Array:
+        def changed(start: Array, end: Array, everyone: Array) -> Array:
             # In a round with rate 0 (a schedule) nothing is learned about the gradient.
             return jnp.where(way > 0, (start - end) / jnp.where(way > 0, way, 1) - everyone, 0)
 
@@ -182,9 +178,7 @@ def _zeros(params: c.Params) -> c.Params:
     return jax.tree.map(jnp.zeros_like, params)
 
 
-def _check_steps(
-    optimizer: optax.GradientTransformation, learning_rate: float, names: Sequence[str]
-) -> None:
+def _check_steps(optimizer: c.Optimizer, learning_rate: float, names: Sequence[str]) -> None:
     """Warns of an optimizer other than SGD; raises InputError for SGD with another step size."""
     rate = sgd_rate(optimizer, names)
     if rate is None:

@@ -21,9 +21,8 @@ equations could not be read; these were derived again.
 
 from collections.abc import Mapping
 
-import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators.fra import truncated_products
@@ -40,12 +39,10 @@ from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, scale
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
-__all__ = ["slora"]
-
 
 @checked
 def slora(
-    optimizer: optax.GradientTransformation,
+    optimizer: c.Optimizer,
     *,
     sparse_rounds: int,
     aggregator: c.Aggregator | None = None,
@@ -66,8 +63,7 @@ def slora(
     """
     whole(1, sparse_rounds=sparse_rounds)
 
-    def sent_leaves(broadcast: c.PyTree, round_index: jax.Array) -> dict[str, jax.Array]:
-        del round_index
+    def sent_leaves(broadcast: c.PyTree, round_index: Array) -> dict[str, Array]:
         sent = {n: jnp.asarray(_moves(n, broadcast["primed"])) for n in broadcast["model"]}
         return {**sent, "primed": jnp.array(False)}  # the server knows
 
@@ -90,19 +86,18 @@ def slora(
     )
 
 
-def _moves(name: str, primed: jax.Array) -> jax.Array | bool:
+def _moves(name: str, primed: Array) -> Array | bool:
     """Returns whether a leaf is trained in the present stage."""
     if name.endswith((".lora_a", ".lora_b")):
         return primed
     return ~primed if name.endswith(".sparse_values") else True
 
 
-def _client(optimizer: optax.GradientTransformation, context: c.ClientContext) -> c.ClientUpdate:
-    def moving(primed: jax.Array) -> optax.GradientTransformation:
+def _client(optimizer: c.Optimizer, context: c.ClientContext) -> c.ClientUpdate:
+    def moving(primed: Array) -> c.Optimizer:
         return freeze_where(optimizer, lambda name: _moves(name, primed))
 
     def init(broadcast: c.PyTree, private: c.Params, key: c.Key) -> Local:
-        del key
         primed = broadcast["primed"]
         return init_local(moving(primed), broadcast["model"], private, start=primed)
 
@@ -149,7 +144,7 @@ def _started(model: c.Params, fixed: c.Params) -> c.Params:
     return new
 
 
-def _dense(model: c.Params, fixed: c.Params, path: str, size: tuple[int, int]) -> jax.Array:
+def _dense(model: c.Params, fixed: c.Params, path: str, size: tuple[int, int]) -> Array:
     """Returns ``S / s + AB``, ``[in, out]``."""
     values = model[f"{path}.sparse_values"] / scale(fixed, path)
     places, product = fixed[f"{path}.sparse_index"], matmul(*(model[n] for n in pairs(model)[path]))

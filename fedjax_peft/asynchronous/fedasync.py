@@ -1,15 +1,8 @@
 """FedAsync: the server mixes in every upload (Xie, Koyejo and Gupta 2019, Algorithm 1)."""
 
-from fedjax_peft.asynchronous.staleness import (
-    Mixture,
-    Staleness,
-    StalenessWeight,
-    server,
-)
+from fedjax_peft.asynchronous.staleness import Mixture, Staleness, StalenessWeight, server
 from fedjax_peft.contracts import Asynchronous
 from fedjax_peft.support.checks import check_number
-
-__all__ = ["fedasync"]
 
 
 def fedasync(
@@ -31,14 +24,10 @@ def fedasync(
     fetched. The paper's local work is that of FedProx: use ``fedprox`` as the algorithm for its
     proximal term.
 
+    The other arguments are those of :func:`fedjax_peft.asynchronous.fedbuff`.
+
     Args:
       alpha: the weight of an upload that is not stale.
-      concurrency: the clients that train at the same time; None: ``clients_per_round``.
-      staleness: the weight s of a stale upload, see :data:`Staleness`.
-      exponent: of the polynomial weight.
-      slope: of the hinge weight.
-      grace: the staleness up to which the hinge weight is 1.
-      max_staleness: uploads with a larger staleness are discarded.
 
     Raises:
       InputError: a number is out of range.

@@ -2,16 +2,9 @@
 
 from typing import Literal
 
-from fedjax_peft.asynchronous.staleness import (
-    Change,
-    Staleness,
-    StalenessWeight,
-    server,
-)
+from fedjax_peft.asynchronous.staleness import Change, Staleness, StalenessWeight, server
 from fedjax_peft.contracts import Asynchronous
 from fedjax_peft.support.checks import check_count, check_number
-
-__all__ = ["fedbuff"]
 
 
 def fedbuff(

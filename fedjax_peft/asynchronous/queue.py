@@ -24,8 +24,6 @@ from fedjax_peft.contracts import Aggregation, Availability, Job
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Queue", "Settings"]
-
 _TRIES = 32
 """How often a client is drawn from all idle ones before the available ones are listed."""
 _MOST_LOST = 10_000
@@ -243,11 +241,7 @@ class _State:
 
 
 def _aggregations(settings: Settings) -> Iterator[Aggregation]:
-    """Yields the aggregations in order of time.
-
-    Raises:
-      InputError: no upload ever arrives.
-    """
+    """Yields the aggregations in order of time."""
     state = _State(settings)
     state.refill(0.0)
     while True:

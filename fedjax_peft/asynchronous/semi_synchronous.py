@@ -2,16 +2,9 @@
 
 from typing import Literal
 
-from fedjax_peft.asynchronous.staleness import (
-    Change,
-    Staleness,
-    StalenessWeight,
-    server,
-)
+from fedjax_peft.asynchronous.staleness import Change, Staleness, StalenessWeight, server
 from fedjax_peft.contracts import Asynchronous
 from fedjax_peft.support.checks import check_number
-
-__all__ = ["semi_synchronous"]
 
 
 def semi_synchronous(
@@ -35,17 +28,10 @@ def semi_synchronous(
     Nothing changes at the end of a period without uploads. (The synchronous server with
     ``deadline`` and ``late="partial"`` instead ends the work of late clients.)
 
+    The other arguments are those of :func:`fedjax_peft.asynchronous.fedbuff`.
+
     Args:
       period: simulated seconds between aggregations.
-      concurrency: the clients that train at the same time; None: ``clients_per_round``.
-      staleness: the weight s of a stale change, see :data:`Staleness`.
-      exponent: of the polynomial weight.
-      slope: of the hinge weight.
-      grace: the staleness up to which the hinge weight is 1.
-      server_learning_rate: factor of the mean change.
-      weights: of the mean: ``size``, by the clients' numbers of examples, as in synchronous FedAvg;
-        or ``uniform``.
-      max_staleness: uploads with a larger staleness are discarded.
 
     Raises:
       InputError: a number is out of range.

@@ -5,29 +5,17 @@ from typing import Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fedjax_peft.contracts import (
-    Algorithm,
-    Asynchronous,
-    Feature,
-    Federation,
-    PyTree,
-    Stages,
-    Upload,
-    Wrapped,
-    check_compatible,
-)
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.asynchronous import Asynchronous
+from fedjax_peft.contracts.compatibility import check_compatible
+from fedjax_peft.contracts.feature import Feature
+from fedjax_peft.contracts.privacy import Federation, Wrapped
+from fedjax_peft.contracts.types import PyTree
+from fedjax_peft.contracts.upload import Stages, Upload
 from fedjax_peft.support.checks import check_count, check_number
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = [
-    "Change",
-    "Mixture",
-    "Staleness",
-    "StalenessWeight",
-    "Wrapper",
-    "server",
-]
 
 Staleness: TypeAlias = Literal["constant", "polynomial", "hinge"]
 """The weight of an upload by its staleness τ, the number of updates of the server since the client
@@ -59,7 +47,7 @@ class StalenessWeight:
         check_number(method, "slope", self.slope)
         check_count(method, "grace", self.grace, 0)
 
-    def __call__(self, staleness: jax.Array) -> jax.Array:
+    def __call__(self, staleness: Array) -> Array:
         """Returns the weight, float32, in (0, 1]."""
         tau = jnp.asarray(staleness, jnp.float32)
         match self.kind:
@@ -114,12 +102,7 @@ class Wrapper:
     weights: Literal["size", "uniform"]
 
     def __call__(self, algorithm: Algorithm, federation: Federation) -> Wrapped:
-        """Returns the algorithm with these weights, and what the server makes of stale uploads.
-
-        Raises:
-          InputError: the algorithm needs clients that start from the same version.
-        """
-        del federation
+        """Returns the algorithm with these weights, and what the server makes of stale uploads."""
         check_compatible(algorithm, {Feature.ASYNCHRONY: f"the asynchronous server {self.name!r}"})
         if self.weights not in ("size", "uniform"):
             raise InputError(

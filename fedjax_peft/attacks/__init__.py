@@ -9,13 +9,4 @@ from fedjax_peft.attacks.min_max import min_max
 from fedjax_peft.attacks.scaled import scaled
 from fedjax_peft.attacks.sign_flip import sign_flip
 
-__all__ = [
-    "alie",
-    "backdoor",
-    "gaussian",
-    "ipm",
-    "label_flip",
-    "min_max",
-    "scaled",
-    "sign_flip",
-]
+__all__ = ["alie", "backdoor", "gaussian", "ipm", "label_flip", "min_max", "scaled", "sign_flip"]

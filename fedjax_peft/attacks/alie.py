@@ -11,11 +11,10 @@ uploads; these know those of all honest clients. With m > n/2 the s is 1.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
-
-__all__ = ["alie"]
 
 
 def alie(share: float, *, z: float | None = None, seed: int = 0) -> Attack:
@@ -32,18 +31,17 @@ def alie(share: float, *, z: float | None = None, seed: int = 0) -> Attack:
     if z is not None:
         check_number("alie", "z", z)
 
-    def craft(changes: jax.Array, honest: jax.Array, hostile: jax.Array) -> jax.Array:
+    def craft(changes: Array, honest: Array, hostile: Array) -> Array:
         mean, std = moments(changes, honest)
         return mean - (_largest_z(honest, hostile) if z is None else z) * std
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
-        del federation
+    def wrap(algorithm: Algorithm, federation: Federation, who: Array) -> Wrapped:
         return on_cohorts("alie", algorithm, who, craft)
 
     return make_attack("alie", share, seed, wrap)
 
 
-def _largest_z(honest: jax.Array, hostile: jax.Array) -> jax.Array:
+def _largest_z(honest: Array, hostile: Array) -> Array:
     """Returns the paper's z for these clients, bool ``[slots]`` each; at least 0."""
     good, bad = (jnp.sum(x, dtype=jnp.float32) for x in (honest, hostile))
     supporters = jnp.maximum(jnp.floor((good + bad) / 2 + 1) - bad, 1.0)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.attacks.common import (
     check_class,
@@ -26,10 +27,9 @@ from fedjax_peft.attacks.common import (
 )
 from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation, Key, Params, PyTree, Wrapped
 from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.support.checks import check_count
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["backdoor"]
 
 
 def backdoor(
@@ -70,7 +70,7 @@ def backdoor(
     check_number("backdoor", "scale", scale)
     trigger = _trigger(token, positions, patch, value)
 
-    def change(batch: Batch, hostile: jax.Array) -> Batch:
+    def change(batch: Batch, hostile: Array) -> Batch:
         real = batch["mask"]
         poisoned = hostile & real & (jnp.cumsum(real) <= jnp.round(fraction * jnp.sum(real)))
         new = trigger(batch)
@@ -81,14 +81,13 @@ def backdoor(
             for n, x in new.items()
         }
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
+    def wrap(algorithm: Algorithm, federation: Federation, who: Array) -> Wrapped:
         _check_examples(federation, target, token, positions, patch)
         poisoned = on_batches(algorithm, who, change)
         if not is_traced(scale) and scale == 1:
             return poisoned
 
         def longer(learned: PyTree, key: Key) -> PyTree:
-            del key
             return jax.tree.map(lambda x: scale * x, learned)
 
         return on_uploads("backdoor", poisoned.algorithm, who, longer)
@@ -114,18 +113,18 @@ def _trigger(token: int | None, positions: Sequence[int], patch: int | None, val
             " token or patch."
         )
     if patch is not None:
-        _check_whole("patch", patch, 1)
-        _check_whole("value", value, 0, 255)
+        check_count("backdoor", "patch", patch, 1, _MOST)
+        check_count("backdoor", "value", value, 0, 255)
     else:
-        _check_whole("token", token, 0)
+        check_count("backdoor", "token", token, 0, _MOST)
         if isinstance(positions, str) or not isinstance(positions, Sequence) or not positions:
             raise InputError(f"positions = {show(positions)} of backdoor must list numbers.")
         for place in positions:
-            _check_whole("positions", place, 0)
+            check_count("backdoor", "positions", place, 0, _MOST)
     places = np.array(positions)
 
     def with_token(columns: Batch) -> Params:
-        def put(name: str, value: Any) -> jax.Array:
+        def put(name: str, value: Any) -> Array:
             x = jnp.asarray(columns[name])
             # A step of short texts has fewer tokens.
             return x.at[:, places].set(jnp.asarray(value, x.dtype), mode="drop")
@@ -142,11 +141,8 @@ def _trigger(token: int | None, positions: Sequence[int], patch: int | None, val
     return with_token if patch is None else with_square
 
 
-def _check_whole(name: str, value: Any, least: int, most: int = 2**31 - 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError(
-            f"{name} = {show(value)} of backdoor must be a whole number from {least} to {most:,}."
-        )
+_MOST = 2**31 - 1
+"""The largest number of an int32."""
 
 
 def _check_examples(

@@ -15,45 +15,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Attack,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Feature,
-    Federation,
-    Key,
-    Metrics,
-    Params,
-    PyTree,
-    RoundContext,
-    Stacked,
-    Stages,
-    Total,
-    Upload,
-    Wrapped,
-    check_compatible,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Stacked, Total
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.client import ClientContext, ClientUpdate
+from fedjax_peft.contracts.compatibility import check_compatible
+from fedjax_peft.contracts.feature import Feature
+from fedjax_peft.contracts.privacy import Attack, Federation, Wrapped
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Batch, Key, Metrics, Params, PyTree
+from fedjax_peft.contracts.upload import Stages, Upload
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero
 from fedjax_peft.numerics.random import attack_key, host_rng
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
-
-__all__ = [
-    "check_class",
-    "check_labels",
-    "check_number",
-    "make_attack",
-    "moments",
-    "on_batches",
-    "on_cohorts",
-    "on_uploads",
-]
 
 
 def check_number(
@@ -91,25 +68,21 @@ def make_attack(
     name: str,
     share: float,
     seed: int,
-    wrap: Callable[[Algorithm, Federation, jax.Array], Wrapped],
+    wrap: Callable[[Algorithm, Federation, Array], Wrapped],
     triggered: Callable[[Any], Any] | None = None,
 ) -> Attack:
     """Returns an attack; rounds under attack have the metric ``hostile``.
 
     Args:
-      name: of the attack.
-      share: of all clients, the hostile ones.
-      seed: chooses them.
       wrap: (algorithm, facts, bool ``[clients + 1]``) -> the algorithm under attack. The array says
         who is hostile; its last entry, for a slot without a client, is False.
-      triggered: see :attr:`fedjax_peft.contracts.Attack.triggered`.
 
     Raises:
       InputError: the share is not from 0 to 1.
     """
     check_number(name, "share", share, most=1.0)
 
-    def hostile(clients: int) -> jax.Array:
+    def hostile(clients: int) -> Array:
         order = host_rng(seed, "hostile clients").permutation(clients)
         rank = jnp.asarray(np.append(np.argsort(order), clients))
         return rank < jnp.round(jnp.float32(share) * clients)
@@ -124,7 +97,7 @@ def make_attack(
     return Attack(name, apply, lambda n: tuple(np.flatnonzero(hostile(n)[:n]).tolist()), triggered)
 
 
-def _counting(aggregator: Aggregator, who: jax.Array) -> Aggregator:
+def _counting(aggregator: Aggregator, who: Array) -> Aggregator:
     """Returns the aggregator with the metric ``hostile``: hostile clients in the round.
 
     It is NaN where the server does not know who took part, as under differential privacy.
@@ -143,12 +116,11 @@ def _counting(aggregator: Aggregator, who: jax.Array) -> Aggregator:
 
 
 def on_batches(
-    algorithm: Algorithm, who: jax.Array, change: Callable[[Batch, jax.Array], Batch]
+    algorithm: Algorithm, who: Array, change: Callable[[Batch, Array], Batch]
 ) -> Wrapped:
     """Returns the algorithm with other batches for hostile clients.
 
     Args:
-      algorithm: the algorithm.
       who: bool ``[clients + 1]``: who is hostile.
       change: (batch, whether the client is hostile) -> the batch that the client trains on.
     """
@@ -165,16 +137,11 @@ def on_batches(
 
 
 def on_uploads(
-    attack: str,
-    algorithm: Algorithm,
-    who: jax.Array,
-    change: Callable[[PyTree, Key], PyTree],
+    attack: str, algorithm: Algorithm, who: Array, change: Callable[[PyTree, Key], PyTree]
 ) -> Wrapped:
     """Returns the algorithm with hostile clients that send another change of their leaves.
 
     Args:
-      attack: its name, for messages.
-      algorithm: the algorithm.
       who: bool ``[clients + 1]``: who is hostile.
       change: (upload minus template, key) -> what is sent instead of this difference, for the part
         of an upload that ``Traffic.change_field`` names.
@@ -197,10 +164,7 @@ def on_uploads(
 
 
 def on_cohorts(
-    attack: str,
-    algorithm: Algorithm,
-    who: jax.Array,
-    craft: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    attack: str, algorithm: Algorithm, who: Array, craft: Callable[[Array, Array, Array], Array]
 ) -> Wrapped:
     """Returns the algorithm with hostile clients that all send one change, made from the others'.
 
@@ -209,8 +173,6 @@ def on_cohorts(
     of these uploads; what replaces them is not transformed.
 
     Args:
-      attack: its name, for messages.
-      algorithm: the algorithm.
       who: bool ``[clients + 1]``: who is hostile.
       craft: (changes float32 ``[slots, entries]``, honest bool ``[slots]``, hostile bool
         ``[slots]``) -> the change that every hostile client sends, ``[entries]``. There is at least
@@ -261,7 +223,7 @@ def on_cohorts(
     return Wrapped(algorithm._replace(aggregator=aggregator))
 
 
-def moments(changes: jax.Array, honest: jax.Array) -> tuple[jax.Array, jax.Array]:
+def moments(changes: Array, honest: Array) -> tuple[Array, Array]:
     """Returns mean and standard deviation of each entry over honest clients, ``[entries]`` each.
 
     Args:
@@ -280,13 +242,13 @@ def _check_uploads(attack: str, algorithm: Algorithm) -> None:
     check_compatible(algorithm, {Feature.ATTACKS: what, Feature.TRANSFORMS: what})
 
 
-def _flat(rows: PyTree, slots: int) -> jax.Array:
+def _flat(rows: PyTree, slots: int) -> Array:
     """Returns stacked leaves as a matrix, float32 ``[slots, entries]``."""
     leaves = [x.astype(jnp.float32).reshape(slots, -1) for x in jax.tree.leaves(rows)]
     return jnp.concatenate(leaves, axis=1)
 
 
-def _unflat(vector: jax.Array, template: PyTree) -> PyTree:
+def _unflat(vector: Array, template: PyTree) -> PyTree:
     """Returns a vector ``[entries]`` in the structure and the shapes of ``template``."""
     leaves, structure = jax.tree.flatten(template)
     ends = np.cumsum([x.size for x in leaves])[:-1]

@@ -6,12 +6,11 @@
 """
 
 import jax
+from jax import Array
 
 from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
 from fedjax_peft.numerics.random import stream
-
-__all__ = ["gaussian"]
 
 
 def gaussian(share: float, std: float, *, seed: int = 0) -> Attack:
@@ -36,8 +35,7 @@ def gaussian(share: float, std: float, *, seed: int = 0) -> Attack:
         ]
         return jax.tree.unflatten(structure, noise)
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
-        del federation
+    def wrap(algorithm: Algorithm, federation: Federation, who: Array) -> Wrapped:
         return on_uploads("gaussian", algorithm, who, change)
 
     return make_attack("gaussian", share, seed, wrap)

@@ -6,12 +6,10 @@ The inner product of the aggregate and the true mean becomes small or negative. 
 hostile uploads close to the others.
 """
 
-import jax
+from jax import Array
 
 from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
-
-__all__ = ["ipm"]
 
 
 def ipm(share: float, *, epsilon: float = 0.5, seed: int = 0) -> Attack:
@@ -27,12 +25,10 @@ def ipm(share: float, *, epsilon: float = 0.5, seed: int = 0) -> Attack:
     """
     check_number("ipm", "epsilon", epsilon)
 
-    def craft(changes: jax.Array, honest: jax.Array, hostile: jax.Array) -> jax.Array:
-        del hostile
+    def craft(changes: Array, honest: Array, hostile: Array) -> Array:
         return -epsilon * moments(changes, honest)[0]
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
-        del federation
+    def wrap(algorithm: Algorithm, federation: Federation, who: Array) -> Wrapped:
         return on_cohorts("ipm", algorithm, who, craft)
 
     return make_attack("ipm", share, seed, wrap)

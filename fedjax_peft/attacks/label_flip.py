@@ -6,14 +6,12 @@ The clients follow the protocol otherwise. The examples of all clients stay as t
 device; the labels are changed inside the local step.
 """
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.attacks.common import check_class, check_labels, make_attack, on_batches
 from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation, Wrapped
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["label_flip"]
 
 
 def label_flip(
@@ -39,13 +37,13 @@ def label_flip(
             " class classes - 1 - c."
         )
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
+    def wrap(algorithm: Algorithm, federation: Federation, who: Array) -> Wrapped:
         check_labels("label_flip", federation)
         for name, value in (("source", source), ("target", target)):
             if value is not None:
                 check_class("label_flip", name, value, federation)
 
-        def change(batch: Batch, hostile: jax.Array) -> Batch:
+        def change(batch: Batch, hostile: Array) -> Batch:
             labels = batch["labels"]
             if source is None or target is None:
                 # Tokens without a label have a negative one.

@@ -10,14 +10,12 @@ so the largest γ is computed from their roots, without a search.
 
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.attacks.common import make_attack, moments, on_cohorts
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["min_max"]
 
 _DIRECTIONS = ("unit", "std", "sign")
 
@@ -43,8 +41,7 @@ def min_max(
         advice = nearest(str(direction), _DIRECTIONS)
         raise InputError(f"There is no direction {direction!r} of min_max. {advice}")
 
-    def craft(changes: jax.Array, honest: jax.Array, hostile: jax.Array) -> jax.Array:
-        del hostile
+    def craft(changes: Array, honest: Array, hostile: Array) -> Array:
         mean, std = moments(changes, honest)
         length = jnp.linalg.norm(mean)
         towards = {
@@ -54,14 +51,13 @@ def min_max(
         }[direction]
         return mean + _largest_step(changes - mean[None], honest, towards) * towards
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
-        del federation
+    def wrap(algorithm: Algorithm, federation: Federation, who: Array) -> Wrapped:
         return on_cohorts("min_max", algorithm, who, craft)
 
     return make_attack("min_max", share, seed, wrap)
 
 
-def _largest_step(centred: jax.Array, honest: jax.Array, towards: jax.Array) -> jax.Array:
+def _largest_step(centred: Array, honest: Array, towards: Array) -> Array:
     """Returns the largest γ.
 
     Args:

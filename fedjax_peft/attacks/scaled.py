@@ -7,11 +7,10 @@ what the hostile clients learned.
 """
 
 import jax
+from jax import Array
 
 from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
-
-__all__ = ["scaled"]
 
 
 def scaled(share: float, factor: float, *, seed: int = 0) -> Attack:
@@ -28,11 +27,9 @@ def scaled(share: float, factor: float, *, seed: int = 0) -> Attack:
     check_number("scaled", "factor", factor)
 
     def change(learned: PyTree, key: Key) -> PyTree:
-        del key
         return jax.tree.map(lambda x: factor * x, learned)
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
-        del federation
+    def wrap(algorithm: Algorithm, federation: Federation, who: Array) -> Wrapped:
         return on_uploads("scaled", algorithm, who, change)
 
     return make_attack("scaled", share, seed, wrap)

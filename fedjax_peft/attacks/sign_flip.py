@@ -6,11 +6,10 @@
 """
 
 import jax
+from jax import Array
 
 from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
-
-__all__ = ["sign_flip"]
 
 
 def sign_flip(share: float, *, scale: float = 1.0, seed: int = 0) -> Attack:
@@ -27,11 +26,9 @@ def sign_flip(share: float, *, scale: float = 1.0, seed: int = 0) -> Attack:
     check_number("sign_flip", "scale", scale)
 
     def change(learned: PyTree, key: Key) -> PyTree:
-        del key
         return jax.tree.map(lambda x: -scale * x, learned)
 
-    def wrap(algorithm: Algorithm, federation: Federation, who: jax.Array) -> Wrapped:
-        del federation
+    def wrap(algorithm: Algorithm, federation: Federation, who: Array) -> Wrapped:
         return on_uploads("sign_flip", algorithm, who, change)
 
     return make_attack("sign_flip", share, seed, wrap)

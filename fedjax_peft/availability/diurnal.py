@@ -8,8 +8,6 @@ from fedjax_peft.availability.draws import uniforms
 from fedjax_peft.contracts import Availability
 from fedjax_peft.support.checks import check_number
 
-__all__ = ["diurnal"]
-
 
 def diurnal(period: float = 86_400.0, share: float = 0.5, spread: float = 1.0) -> Availability:
     """Clients are available for a part of every day.

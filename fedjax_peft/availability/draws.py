@@ -4,8 +4,6 @@ import zlib
 
 import numpy as np
 
-__all__ = ["uniforms"]
-
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 """The increment of splitmix64, which is odd and has no pattern of bits."""
 
@@ -15,11 +13,6 @@ def uniforms(seed: int, name: str, *indices: np.ndarray | np.integer) -> np.ndar
 
     The number at a place depends on the seed, the name and the indices at this place only. It is
     a hash of them: the output function of splitmix64 (Steele, Lea and Flood 2014) after each word.
-
-    Args:
-      seed: the seed of the run.
-      name: the purpose.
-      *indices: whole numbers, such as clients and blocks of time.
     """
     shape = np.broadcast_shapes(*(np.shape(x) for x in indices))
     state: np.ndarray = np.full(shape, np.uint64(seed), np.uint64)

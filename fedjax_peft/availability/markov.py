@@ -8,8 +8,6 @@ from fedjax_peft.availability.draws import uniforms
 from fedjax_peft.contracts import Availability
 from fedjax_peft.support.checks import check_number
 
-__all__ = ["markov"]
-
 _EVENTS = 4.0
 """Events of a client in a block of time, on average."""
 _MOST = 32

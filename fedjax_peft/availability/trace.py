@@ -11,8 +11,6 @@ from fedjax_peft.support.checks import check_number
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["trace"]
-
 _HEADER = ["client", "start", "end"]
 _MOST_BYTES = 1 << 30
 
@@ -85,9 +83,7 @@ def _interval(path: Path, number: int, row: list[str]) -> tuple[int, float, floa
     return client, start, end
 
 
-def _joined(
-    intervals: list[tuple[int, float, float]],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _joined(intervals: list[tuple[int, float, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns clients, starts and ends of disjoint intervals, by client and time."""
     clients, starts, ends = list[int](), list[float](), list[float]()
     for client, start, end in sorted(intervals):
@@ -111,7 +107,6 @@ class _Trace:
         self, seed: int, clients: np.ndarray, time: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns availability and the next change as :class:`Availability` says."""
-        del seed
         clients = np.asarray(clients)
         passed = 0.0 if self.period is None else np.floor(time / self.period) * self.period
         first = np.searchsorted(self.clients, clients, "left")

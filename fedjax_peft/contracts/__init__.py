@@ -54,18 +54,13 @@ from fedjax_peft.contracts.types import (
     Diagnosis,
     Key,
     Metrics,
+    Optimizer,
     Params,
     PyTree,
     RateSchedule,
     Splits,
 )
-from fedjax_peft.contracts.upload import (
-    Participant,
-    Source,
-    Stage,
-    Stages,
-    Upload,
-)
+from fedjax_peft.contracts.upload import Participant, Source, Stage, Stages, Upload
 
 __all__ = [
     "Aggregated",
@@ -95,6 +90,7 @@ __all__ = [
     "LossFn",
     "Measurements",
     "Metrics",
+    "Optimizer",
     "Outputs",
     "Params",
     "Participant",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
-import jax
+from jax import Array
 
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Key, Params, PyTree
@@ -17,9 +17,9 @@ class Product(NamedTuple):
     (:mod:`fedjax_peft.numerics.summation`); so it never needs more memory than the matrix.
     """
 
-    a: jax.Array
+    a: Array
     """``[in, r]``."""
-    b: jax.Array
+    b: Array
     """``[r, out]``."""
 
 
@@ -32,14 +32,14 @@ class Factors(NamedTuple):
     :func:`fedjax_peft.numerics.summation.dense`.
     """
 
-    a: jax.Array
-    b: jax.Array
+    a: Array
+    b: Array
 
 
 class Weighted(NamedTuple):
     """A part of a lifted upload that counts by a weight of its own, not by the client's weight."""
 
-    weight: jax.Array
+    weight: Array
     """A float32 scalar, not negative. In the sum: the total of these weights."""
     value: PyTree
     """In the sum: the sum weighted by them."""
@@ -61,7 +61,7 @@ class Integers(NamedTuple):
     Secure aggregation sums so.
     """
 
-    value: jax.Array
+    value: Array
     """int32. In the sum: the sum over the uploads whose weight is not 0."""
 
 
@@ -72,9 +72,9 @@ class Total(NamedTuple):
     """``Σ w_k lift(upload_k)``, float32, in the structure of the lifted upload: a
     :class:`Product` has become a dense matrix; :class:`Factors`, :class:`Weighted` and
     :class:`Stacked` say in their docstrings what they hold."""
-    weight: jax.Array
+    weight: Array
     """``Σ w_k``, a float32 scalar; 0 where no upload was accepted."""
-    weights: jax.Array
+    weights: Array
     """w_k, float32 ``[slots]``; 0 for a slot without an upload."""
 
 
@@ -100,7 +100,7 @@ class Aggregated(NamedTuple):
 
     update: PyTree
     """Same structure as one upload, unless the algorithm's server asks for something else."""
-    metrics: dict[str, jax.Array]
+    metrics: dict[str, Array]
     """Float32 scalars about the aggregation, such as its error. May be empty."""
     state: PyTree = ()
     """The aggregator's state for the next round; ``()`` for an aggregator without state."""
@@ -138,7 +138,6 @@ class Refactor(Protocol):
 
 
 def _no_state(template: PyTree) -> PyTree:
-    del template
     return ()
 
 
@@ -182,7 +181,7 @@ class Aggregator(NamedTuple):
     """The same aggregator with a sum of only what the update needs: it measures nothing. Noise on
     the sum, and a norm of what is summed, need that. None: this aggregator is it. It is replaced
     together with ``lift`` and ``finish``."""
-    randomise: Callable[[PyTree, Key, jax.Array], PyTree] | None = None
+    randomise: Callable[[PyTree, Key, Array], PyTree] | None = None
     """(one lifted upload, key, round) -> what its client sends of it. This is what a client does
     with random numbers of its own, such as adding noise. The key is that of the client in this
     round. None: lifted uploads are summed as they are."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
-import jax
+from jax import Array
 
 from fedjax_peft.contracts.aggregator import Aggregator
 from fedjax_peft.contracts.client import ClientContext, ClientUpdate, Tuning
@@ -29,7 +29,6 @@ class Roles(NamedTuple):
 
 
 def _own_leaves(shared: Params, private: Params) -> PyTree:
-    del shared
     return private
 
 
@@ -37,13 +36,12 @@ def _both(broadcast: PyTree, client_state: PyTree) -> Params:
     return {**broadcast, **client_state}
 
 
-def _nothing(*arguments: PyTree) -> dict[str, jax.Array]:
-    del arguments
-    return {}
-
-
 def _anything(kinds: Mapping[str, str], clients: int) -> None:
-    del kinds, clients
+    pass
+
+
+def _nothing(*arguments: PyTree) -> dict[str, Array]:
+    return {}
 
 
 class Traffic(NamedTuple):
@@ -52,10 +50,10 @@ class Traffic(NamedTuple):
     Bytes are counted by it. The engine uses ``sent_leaves``, ``sent_shares`` and ``change_field``.
     """
 
-    sent_leaves: Callable[[PyTree, jax.Array], dict[str, jax.Array]] = _nothing
+    sent_leaves: Callable[[PyTree, Array], dict[str, Array]] = _nothing
     """(broadcast, round) -> leaf name -> bool: whether clients send the leaf in this round. A leaf
     without an entry is sent. Upload transforms do not see leaves that rest."""
-    sent_shares: Callable[[PyTree, PyTree], dict[str, jax.Array]] = _nothing
+    sent_shares: Callable[[PyTree, PyTree], dict[str, Array]] = _nothing
     """(upload, template) -> leaf name -> the share of the leaf's bytes that the client sends, if it
     decides so by what it learned. A leaf without an entry is sent whole. What is expected before a
     round, such as for a deadline, is whole."""
@@ -116,7 +114,7 @@ class Algorithm(NamedTuple):
     gradients_per_step: int = 1
     """How many gradients a local step takes of its batch at most, by ``ClientContext.gradient``:
     privacy accounting needs it."""
-    round_metrics: Callable[[jax.Array], dict[str, jax.Array]] = _nothing
+    round_metrics: Callable[[Array], dict[str, Array]] = _nothing
     """round -> float32 scalars for the round's row, such as the factor of a learning-rate schedule.
     """
     lower_is_better: tuple[str, ...] = ()

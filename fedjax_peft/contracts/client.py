@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts.model import Outputs
 from fedjax_peft.contracts.task import Task, loss_and_metrics
@@ -14,7 +15,7 @@ from fedjax_peft.contracts.types import Batch, Key, Metrics, Params, PyTree
 class LossFn(Protocol):
     """The training loss of a batch, as a mean over its examples."""
 
-    def __call__(self, params: PyTree, batch: Batch, key: Key, /) -> tuple[jax.Array, Metrics]:
+    def __call__(self, params: PyTree, batch: Batch, key: Key, /) -> tuple[Array, Metrics]:
         """Returns (mean loss over the real examples of the batch, a scalar; metrics).
 
         Everything about the examples comes from ``batch``: the function is also called with batches
@@ -56,20 +57,20 @@ class ClientContext(NamedTuple):
     fixed: Params
     """The leaves that never change, as this client has them. ``apply`` already closes over these;
     entries of the same name in ``trainable`` take precedence."""
-    round_index: jax.Array
+    round_index: Array
     """The round, int32 from 1."""
-    client: jax.Array | int = 0
+    client: Array | int = 0
     """The client's number in the federation, an int32 scalar from 0. Algorithms treat all clients
     alike; attacks do not."""
     gradient: Gradient = mean_gradient
     """(loss, params, batch, key) -> (gradient, metrics). Every gradient that depends on examples is
     taken by it, so that a mechanism of differential privacy can replace it."""
-    salt: jax.Array | tuple[()] = ()
+    salt: Array | tuple[()] = ()
     """uint32 ``[2]``: by which the noise of this run differs from that of other runs of its seed
     (:func:`fedjax_peft.numerics.random.salted`); ``()`` without a mechanism of differential
     privacy."""
 
-    def objective(self, params: Params, batch: Batch, key: Key) -> tuple[jax.Array, Metrics]:
+    def objective(self, params: Params, batch: Batch, key: Key) -> tuple[Array, Metrics]:
         """Returns the mean training loss of a batch and the task's metrics; a :class:`LossFn`."""
         outputs = self.apply(params, batch, key, True)
         (total, count), metrics = loss_and_metrics(self.task, outputs, batch)

@@ -1,6 +1,6 @@
 """Which features of a run an algorithm cannot be combined with, and why."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fedjax_peft.contracts.algorithm import Algorithm
 from fedjax_peft.contracts.feature import Feature
@@ -33,71 +33,65 @@ def refusals(algorithm: Algorithm) -> dict[Feature, str]:
     return found
 
 
-def _implied(algorithm: Algorithm) -> list[tuple[Feature, str]]:
-    """Returns the reasons that follow from the parts of an algorithm, the first ones first."""
+def _implied(algorithm: Algorithm) -> Iterator[tuple[Feature, str]]:
+    """Yields the reasons that follow from the parts of an algorithm, the first ones first."""
     aggregator, server, traffic = algorithm.aggregator, algorithm.server, algorithm.traffic
-    reasons: list[tuple[bool, Feature, str]] = [
-        (
-            not algorithm.roles.shared,
-            Feature.ATTACKS,
-            "Its clients send nothing. Attack an algorithm that shares leaves, such as 'fedavg'.",
-        ),
-        (
-            traffic.relayed_leaves is not None,
-            Feature.CLIENT_PRIVACY,
-            "Its server passes the factors of every client on to all clients, where they are seen"
-            " without noise: noise on a sum protects nobody. Use 'fedavg' with the aggregator"
-            " 'fra', which averages the same products and sends factors of their sum.",
-        ),
-        (
-            aggregator.needs_all_uploads,
-            Feature.CLIENT_PRIVACY,
-            f"Its aggregator {aggregator.name!r} looks at the uploads one by one, and noise is"
-            " added to a sum. Use an aggregator that sums: 'mean', 'fra' or 'flexlora'.",
-        ),
-        (
-            traffic.relayed_leaves is not None,
-            Feature.ASYNCHRONY,
-            f"Its server passes on every upload to all clients, round by round. {_WAITS}",
-        ),
-        (
-            server.frozen_delta is not None,
-            Feature.ASYNCHRONY,
-            "Its server adds what it learned to the frozen weights, and clients that train side by"
-            f" side share these weights. {_WAITS}",
-        ),
-        (
-            aggregator.refactors,
-            Feature.ASYNCHRONY,
-            f"Its aggregator {aggregator.name!r} factors LoRA's products anew in every round, so"
-            f" that changes from an older version belong to other factors. {_WAITS}",
-        ),
-        (
-            aggregator.unmasked_policy == "refused",
-            Feature.CLIENT_RANKS,
-            f"Its aggregator {aggregator.name!r} cannot combine clients of different LoRA ranks:"
-            " leave client_ranks out, or use one that can, such as flora, flexlora or hetlora.",
-        ),
-        (
-            not aggregator.linear,
-            Feature.SERVER_TRANSFORMS,
-            f"The aggregator {aggregator.name!r} does not form that mean. Use an aggregator that is"
-            " linear in the uploads, such as fp.aggregators.mean(), with an algorithm that takes"
-            " one, such as 'fedavg'.",
-        ),
-        (
-            server.frozen_delta is not None or traffic.relayed_leaves is not None,
-            Feature.DOWNLINK,
-            f"Clients also need what earlier rounds added to the frozen weights. {_UPLOADS_ONLY}",
-        ),
-        (
-            bool(server.template or server.params or traffic.change_field),
-            Feature.DOWNLINK,
-            "Its broadcast holds more than the shared leaves, or uploads are not leaves of the same"
-            f" form. {_UPLOADS_ONLY}",
-        ),
-    ]
-    return [(feature, reason) for holds, feature, reason in reasons if holds]
+    relays, folds = traffic.relayed_leaves is not None, server.frozen_delta is not None
+    its = f"Its aggregator {aggregator.name!r}"
+    if not algorithm.roles.shared:
+        yield Feature.ATTACKS, _SENDS_NOTHING
+    if relays:
+        yield Feature.CLIENT_PRIVACY, _RELAYS
+        yield Feature.ASYNCHRONY, f"{_PASSES} {_WAITS}"
+    if aggregator.needs_all_uploads:
+        yield Feature.CLIENT_PRIVACY, f"{its} {_LOOKS}"
+    if folds:
+        yield Feature.ASYNCHRONY, f"{_FOLDS} {_WAITS}"
+    if aggregator.refactors:
+        yield Feature.ASYNCHRONY, f"{its} {_REFACTORS} {_WAITS}"
+    if aggregator.unmasked_policy == "refused":
+        yield Feature.CLIENT_RANKS, f"{its} {_ONE_RANK}"
+    if not aggregator.linear:
+        yield Feature.SERVER_TRANSFORMS, f"The aggregator {aggregator.name!r} {_NO_MEAN}"
+    if folds or relays:
+        yield Feature.DOWNLINK, f"{_OLD_ROUNDS} {_UPLOADS_ONLY}"
+    if server.template or server.params or traffic.change_field:
+        yield Feature.DOWNLINK, f"{_MORE} {_UPLOADS_ONLY}"
+
+
+_SENDS_NOTHING = (
+    "Its clients send nothing. Attack an algorithm that shares leaves, such as 'fedavg'."
+)
+_RELAYS = (
+    "Its server passes the factors of every client on to all clients, where they are seen without"
+    " noise: noise on a sum protects nobody. Use 'fedavg' with the aggregator 'fra', which averages"
+    " the same products and sends factors of their sum."
+)
+_PASSES = "Its server passes on every upload to all clients, round by round."
+_LOOKS = (
+    "looks at the uploads one by one, and noise is added to a sum. Use an aggregator that sums:"
+    " 'mean', 'fra' or 'flexlora'."
+)
+_FOLDS = (
+    "Its server adds what it learned to the frozen weights, and clients that train side by side"
+    " share these weights."
+)
+_REFACTORS = (
+    "factors LoRA's products anew in every round, so that changes from an older version belong to"
+    " other factors."
+)
+_ONE_RANK = (
+    "cannot combine clients of different LoRA ranks: leave client_ranks out, or use one that can,"
+    " such as flora, flexlora or hetlora."
+)
+_NO_MEAN = (
+    "does not form that mean. Use an aggregator that is linear in the uploads, such as"
+    " fp.aggregators.mean(), with an algorithm that takes one, such as 'fedavg'."
+)
+_OLD_ROUNDS = "Clients also need what earlier rounds added to the frozen weights."
+_MORE = (
+    "Its broadcast holds more than the shared leaves, or uploads are not leaves of the same form."
+)
 
 
 _WAITS = (

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 from fedjax_peft.contracts import Params
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["MODES", "Mode", "mode"]
-
 Mode = Literal["dual", "global", "private"]
 """The mode of the encoder: with both adapters, or with only one of them."""
 

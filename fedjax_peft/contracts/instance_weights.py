@@ -10,13 +10,11 @@ This module is separate from the adapters (:mod:`fedjax_peft.peft.dual_lora`), b
 use it and must not import flax.
 """
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import ApplyFn, Batch, Key, Outputs, Params
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["REFERENCE", "embedding", "instance_weighted", "with_weight"]
 
 REFERENCE = "instance.private_adapter.reference"
 """The leaf with the reference, float32 ``[width]``; an empty array switches the weights off. It
@@ -25,7 +23,7 @@ belongs to a client like its local adapter, by the same role rules, and is never
 _WEIGHT = ".adapter_weight"
 
 
-def with_weight(leaves: Params, weight: jax.Array | float) -> Params:
+def with_weight(leaves: Params, weight: Array | float) -> Params:
     """Returns the leaves with a weight of the local adapter at every site.
 
     Args:
@@ -37,7 +35,7 @@ def with_weight(leaves: Params, weight: jax.Array | float) -> Params:
     return {**leaves, **{f"{path}{_WEIGHT}": jnp.asarray(weight, jnp.float32) for path in sites}}
 
 
-def embedding(outputs: Outputs) -> jax.Array:
+def embedding(outputs: Outputs) -> Array:
     """Returns the hidden state of the token that represents each text, of length 1, float32."""
     hidden = outputs.hidden
     if hidden is None:

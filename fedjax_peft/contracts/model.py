@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import jax
+from jax import Array
 
 from fedjax_peft.contracts.types import Batch, Key, Params, PyTree
 
@@ -11,22 +11,22 @@ from fedjax_peft.contracts.types import Batch, Key, Params, PyTree
 class Outputs(NamedTuple):
     """What a model returns for a batch."""
 
-    logits: jax.Array
+    logits: Array
     """float32 ``[batch, classes]`` (or ``[batch, length, classes]`` for token tasks)."""
-    hidden: jax.Array | None = None
+    hidden: Array | None = None
     """Last hidden states ``[batch, length, width]``, for losses that compare representations; None
     where the model does not return them."""
-    states: tuple[jax.Array, ...] = ()
+    states: tuple[Array, ...] = ()
     """Hidden states of the embeddings and of every layer, each ``[batch, length, width]``; ``()``
     where the model does not return them. A compiled function computes only those that are used."""
-    second: jax.Array | None = None
+    second: Array | None = None
     """Logits of the second classifier, ``[batch, classes]`` (FedMCP's, on the global adapter); None
     for a model without one."""
-    last: jax.Array | None = None
+    last: Array | None = None
     """int32 ``[batch]``: the position in ``hidden`` of the token that represents a text. In a
     causal model this is the last real token, the only one that depends on the whole text. None:
     the first token, as in BERT."""
-    readout: Callable[[jax.Array], jax.Array] | None = None
+    readout: Callable[[Array], Array] | None = None
     """Hidden states ``[..., width]`` -> logits float32 ``[..., vocabulary]``: the head of a
     language model. A loss that reads only some positions, or a few at a time, uses it in the place
     of ``logits``, which a compiled function then never forms. It is a ``jax.tree_util.Partial`` of

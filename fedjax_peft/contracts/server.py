@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
+from jax import Array
 
 from fedjax_peft.contracts.types import Key, Metrics, Params, PyTree
 from fedjax_peft.support.errors import InputError
@@ -12,9 +12,9 @@ from fedjax_peft.support.errors import InputError
 class RoundContext(NamedTuple):
     """What the server knows about a round beside the aggregate. Made by the engine."""
 
-    round_index: jax.Array
+    round_index: Array
     """The round, int32 from 1."""
-    participants: jax.Array
+    participants: Array
     """How many uploads were aggregated, float32; 0 where no upload could be used. With
     :attr:`Aggregator.every_round` it is the expected number, the same in every round."""
     total_clients: int
@@ -30,7 +30,7 @@ class RoundContext(NamedTuple):
     sampling_probability: float
     """The share of all clients that a round samples, on average. With Poisson sampling it is the
     probability of each client."""
-    clients: jax.Array
+    clients: Array
     """The clients' numbers, int32 ``[slots]``; the number of clients in the federation for a slot
     without a client. In the order of :attr:`Total.weights`."""
     sendable: PyTree | None = None
@@ -52,7 +52,7 @@ class ServerUpdate(NamedTuple):
     """server state -> shared leaves of the global model; None: the broadcast itself."""
     template: Callable[[PyTree], PyTree] | None = None
     """server state -> the upload of a client that learned nothing; None: the broadcast itself."""
-    update_norm: Callable[[PyTree, PyTree, Params], jax.Array] | None = None
+    update_norm: Callable[[PyTree, PyTree, Params], Array] | None = None
     """(one upload, ``template``, fixed leaves) -> Euclidean length of the change of the model that
     the upload describes, a float32 scalar, 0 for ``template``. None: the length of ``upload -
     template``, of the part that ``Traffic.change_field`` names. Entries that a client does not
@@ -60,12 +60,12 @@ class ServerUpdate(NamedTuple):
     frozen_delta: Callable[[PyTree], Params] | None = None
     """server state -> what is added to the frozen tree: leaf name -> float32 array of the leaf's
     shape. None: nothing."""
-    measure: Callable[[PyTree, Params, Params, Params], dict[str, jax.Array]] | None = None
+    measure: Callable[[PyTree, Params, Params, Params], dict[str, Array]] | None = None
     """(aggregated update, weights before, weights after, fixed leaves) -> metrics of the
     aggregation. They replace metrics of the aggregator that have the same name. The weights are the
     leaves that ``frozen_delta`` names, as clients compute with them, in float32. None: no metrics.
     """
-    metrics: Callable[[PyTree], dict[str, jax.Array]] | None = None
+    metrics: Callable[[PyTree], dict[str, Array]] | None = None
     """server state -> float32 scalars about the last update; None: no metrics."""
 
     def model(self, state: PyTree) -> Params:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import jax
+from jax import Array
 
 from fedjax_peft.contracts.model import Outputs
 from fedjax_peft.contracts.types import Batch, Metrics
@@ -19,7 +19,7 @@ class Task(Protocol):
     """
 
     @property
-    def loss(self) -> Callable[[Outputs, Batch], tuple[jax.Array, jax.Array]]:
+    def loss(self) -> Callable[[Outputs, Batch], tuple[Array, Array]]:
         """(outputs, batch) -> (sum of losses, count) over the real examples of the batch."""
 
     @property
@@ -27,7 +27,7 @@ class Task(Protocol):
         """(outputs, batch) -> metrics, evaluated without gradients."""
 
     @property
-    def predict(self) -> Callable[[Outputs, Batch], dict[str, jax.Array]] | None:
+    def predict(self) -> Callable[[Outputs, Batch], dict[str, Array]] | None:
         """(outputs, batch) -> arrays ``[batch, ...]`` that ``score`` needs; None: no score."""
 
     @property
@@ -47,10 +47,10 @@ class Task(Protocol):
 
 def loss_and_metrics(
     task: Task, outputs: Outputs, batch: Batch
-) -> tuple[tuple[jax.Array, jax.Array], Metrics]:
+) -> tuple[tuple[Array, Array], Metrics]:
     """Returns ((sum of losses, count), metrics) of a task, by one computation if it has one."""
     together = getattr(task, "loss_and_metrics", None)
     if together is None:
         return task.loss(outputs, batch), task.metrics(outputs, batch)
-    found: tuple[tuple[jax.Array, jax.Array], Metrics] = together(outputs, batch)
+    found: tuple[tuple[Array, Array], Metrics] = together(outputs, batch)
     return found

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
-import jax
+from jax import Array
 
 from fedjax_peft.contracts.aggregator import _no_state
 from fedjax_peft.contracts.server import RoundContext
@@ -28,7 +28,7 @@ class Measurements(NamedTuple):
 
     values: PyTree
     """The scalars of ``Encoded.measured``, each float32 ``[slots]``, one entry for each client."""
-    accepted: jax.Array
+    accepted: Array
     """bool ``[slots]``: whose uploads were aggregated. Entries of other clients mean nothing."""
 
 
@@ -39,7 +39,7 @@ class Decoded(NamedTuple):
     """The mean change, same structure as given."""
     state: PyTree
     """The transform's state for the next round."""
-    metrics: dict[str, jax.Array]
+    metrics: dict[str, Array]
     """Float32 scalars for the round's row of metrics; one that is not finite is written as null."""
 
 
@@ -155,7 +155,7 @@ class Transform(NamedTuple):
     final: bool = False
     """Whether what the server reads has more entries than what is sent, such as a product of
     factors. No later transform of a chain can then encode what is sent."""
-    receive: Callable[[PyTree, PyTree, Key], tuple[PyTree, dict[str, jax.Array]]] | None = None
+    receive: Callable[[PyTree, PyTree, Key], tuple[PyTree, dict[str, Array]]] | None = None
     """(shared leaves, state, key) -> (what clients receive instead, metrics), once a round. The
     server's own leaves stay as they are, and what a client learned from what it received is added
     to them. None: clients receive the leaves themselves."""

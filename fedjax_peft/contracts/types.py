@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import jax
+import optax
+from jax import Array
 
 PyTree: TypeAlias = Any
 
-Key: TypeAlias = jax.Array
+Key: TypeAlias = Array
 """A typed JAX random key (``jax.random.key``), never a raw uint32 pair."""
 
-Params: TypeAlias = dict[str, jax.Array]
+Params: TypeAlias = dict[str, Array]
 """Named arrays: dotted module path -> array. Frozen and trainable trees both have this form, so
 leaves are selected by rules about names."""
 
@@ -18,15 +19,18 @@ Splits: TypeAlias = tuple[tuple[str, int], ...]
 """(leaf name, axis): the axis on which several devices share a leaf; the first full match of the
 regular expression counts. Each family of models has its own."""
 
-Batch: TypeAlias = Mapping[str, jax.Array]
+Batch: TypeAlias = Mapping[str, Array]
 """Columns of one batch, each ``[batch, ...]``. ``mask`` (bool ``[batch]``) marks real examples."""
 
-Metrics: TypeAlias = dict[str, tuple[jax.Array, jax.Array]]
+Metrics: TypeAlias = dict[str, tuple[Array, Array]]
 """Metric name -> (sum, count), two float32 scalars. Sums and counts of parts can be added."""
 
-RateSchedule: TypeAlias = Callable[[jax.Array], jax.Array]
+RateSchedule: TypeAlias = Callable[[Array], Array]
 """round (int32 scalar, from 1, traced) -> the factor of the learning rate in this round, a scalar.
 """
 
-Diagnosis: TypeAlias = Callable[[Params, Params, Params], dict[str, jax.Array]]
+Diagnosis: TypeAlias = Callable[[Params, Params, Params], dict[str, Array]]
 """(shared leaves before a round, after it, fixed leaves) -> float32 scalars."""
+
+Optimizer: TypeAlias = optax.GradientTransformation
+"""An optax optimizer, of the clients or of the server."""

@@ -11,7 +11,7 @@ An attack scales what hostile clients send::
 
 from typing import Any, NamedTuple, Protocol
 
-import jax
+from jax import Array
 
 from fedjax_peft.contracts.types import Key, Params, PyTree
 
@@ -23,7 +23,7 @@ class Source(NamedTuple):
     """What the client received."""
     template: PyTree
     """The upload of a client that learned nothing from this version."""
-    round_index: jax.Array
+    round_index: Array
     """The round that gives the client's random numbers, int32."""
     staleness: Any = 0
     """How often the server has been updated since the client fetched this version, int32."""
@@ -32,7 +32,7 @@ class Source(NamedTuple):
 class Participant(NamedTuple):
     """A client of a round."""
 
-    number: jax.Array
+    number: Array
     """The client's number in the federation, int32; -1 for a slot without a client."""
     source: Source
     """The version of the server that it started from."""
@@ -48,7 +48,7 @@ class Upload(NamedTuple):
 
     value: PyTree
     """What is sent."""
-    weight: jax.Array
+    weight: Array
     """Its weight in the sum, float32; 0 for one that is left out."""
     client: Participant
     """Who sends it."""
@@ -64,7 +64,7 @@ class Upload(NamedTuple):
     """Whether all numbers were finite so far, bool."""
     norm: Any = 0.0
     """Norm of the model change that it describes, float32."""
-    shares: dict[str, jax.Array] = {}  # noqa: RUF012
+    shares: dict[str, Array] = {}  # noqa: RUF012
     """``Traffic.sent_shares``."""
     measured: PyTree = ()
     """``Encoded.measured``, what its upload transform measured."""

@@ -2,24 +2,16 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fedjax_peft.contracts import (
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Params,
-    Participant,
-    PyTree,
-    Upload,
-)
+from fedjax_peft.contracts.client import ClientContext, ClientUpdate
+from fedjax_peft.contracts.types import Key, Params, PyTree
+from fedjax_peft.contracts.upload import Participant, Upload
 from fedjax_peft.engine.client_state import check_client_state, with_clear_errors
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.start import RoundStart
 from fedjax_peft.engine.uploads import as_received, relative_to
-
-__all__ = ["client_update", "first_upload"]
 
 
 def client_update(setup: Setup, start: RoundStart, client: Participant) -> ClientUpdate:
@@ -45,17 +37,9 @@ def first_upload(
     client: Participant,
     local: PyTree,
     before: PyTree,
-    weight: jax.Array,
+    weight: Array,
 ) -> Upload:
     """Returns the upload of a client after its local work, before any stage.
-
-    Args:
-      setup: the algorithm.
-      start: of the round.
-      client: who sends it.
-      local: the client's state after its last local step.
-      before: what the client kept before the round.
-      weight: of the upload in the sum.
 
     Raises:
       InputError: the client keeps something of another form than before.

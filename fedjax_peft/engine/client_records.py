@@ -16,8 +16,6 @@ import numpy as np
 
 from fedjax_peft.contracts import PyTree
 
-__all__ = ["ClientRow", "FileMedium", "Medium", "MemoryMedium", "Packing"]
-
 
 class ClientRow(NamedTuple):
     """What one client keeps, or, with a leading axis, what several clients keep."""
@@ -35,7 +33,6 @@ class Packing:
         """Computes the places.
 
         Args:
-          row: arrays or shapes of one client.
           nbytes: the bytes of a record, if it has further leaves that are not read.
         """
         paths, self._structure = jax.tree_util.tree_flatten_with_path(row)

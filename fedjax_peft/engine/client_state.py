@@ -8,16 +8,9 @@ import jax.numpy as jnp
 from fedjax_peft.contracts import ClientUpdate, Key, PyTree
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["check_client_state", "with_clear_errors"]
-
 
 def with_clear_errors(name: str, update: ClientUpdate) -> ClientUpdate:
-    """Returns the client update; its error names an entry that the client state does not have.
-
-    Args:
-      name: the algorithm's.
-      update: of one client.
-    """
+    """Returns the client update; its error names an entry that the client state does not have."""
 
     def init(broadcast: PyTree, client_state: PyTree, key: Key) -> PyTree:
         try:
@@ -39,9 +32,7 @@ def check_client_state(name: str, after: PyTree, before: PyTree) -> None:
     """Raises InputError if a client state has another form than before the round.
 
     Args:
-      name: the algorithm's.
       after: the client state that ``ClientUpdate.final`` returned.
-      before: the client state at the start of the round.
     """
 
     def form(x: PyTree) -> tuple:

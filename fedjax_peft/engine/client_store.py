@@ -23,21 +23,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.contracts import PyTree
 from fedjax_peft.engine.client_records import ClientRow, Medium, Packing
 from fedjax_peft.numerics import tree
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = [
-    "ClientPlace",
-    "ClientStore",
-    "StoredClients",
-    "check_place",
-    "client_count",
-    "client_rows",
-    "room_for",
-]
+from fedjax_peft.support.checks import check_choice
+from fedjax_peft.support.errors import InputError
 
 ClientPlace: TypeAlias = Literal["device", "host", "disk"]
 """Where the state of all clients is between rounds. ``device``: in the device's memory. ``host``:
@@ -47,23 +39,14 @@ are on the device."""
 
 def check_place(place: str) -> None:
     """Raises InputError for a place that does not exist."""
-    if place not in get_args(ClientPlace):
-        raise InputError(
-            f"client_state = {place!r} is unknown. {nearest(str(place), get_args(ClientPlace))}"
-        )
+    check_choice("client_state", place, get_args(ClientPlace))
 
 
 class ClientStore:
     """Records in slots, and how many entries of all versions refer to each slot."""
 
     def __init__(self, packing: Packing, clients: int, medium: Medium):
-        """Makes an empty store; see :mod:`fedjax_peft.engine.store_files`.
-
-        Args:
-          packing: the leaves of a client.
-          clients: the number of clients.
-          medium: the slots.
-        """
+        """Makes an empty store; see :mod:`fedjax_peft.engine.store_files`."""
         self.packing, self.clients, self._medium = packing, clients, medium
         self._references = np.zeros(16, np.int64)
         self._lock = threading.RLock()
@@ -106,11 +89,7 @@ class ClientStore:
             return int(np.count_nonzero(self._references))
 
     def read(self, slots: np.ndarray, checksums: np.ndarray, clients: np.ndarray) -> np.ndarray:
-        """Returns the records of clients, uint8 ``[n, nbytes]``; zeros for a client below 0.
-
-        Raises:
-          InputError: a record does not have its checksum.
-        """
+        """Returns the records of clients, uint8 ``[n, nbytes]``; zeros for a client below 0."""
         records = np.zeros((len(clients), self.packing.nbytes), np.uint8)
         with self._lock, self._naming():
             for i, client in enumerate(clients.tolist()):
@@ -281,7 +260,6 @@ class StoredClients:
 
         Args:
           clients: int32 ``[slots]``; -1 for a slot without work.
-          place: puts a tree on the device.
         """
         _check_alive(self)
         if self._ahead is not None and np.array_equal(self._ahead[0], clients):
@@ -304,7 +282,6 @@ class StoredClients:
         written, so that the rows of one round at most wait on the device.
 
         Args:
-          clients: as for :meth:`on_device`; a client occurs once.
           rows: on the device, ``[slots, ...]``.
         """
         _check_alive(self)
@@ -317,12 +294,7 @@ class StoredClients:
         return made
 
     def prefetch(self, clients: np.ndarray, place: Any) -> None:
-        """Begins to read the clients of the next round, and then to write those of the last one.
-
-        Args:
-          clients: as for :meth:`on_device`.
-          place: as for :meth:`on_device`.
-        """
+        """Begins to read the clients of the next round, and then to write those of the last one."""
         if self._ahead is not None:
             return
         known = self._settled(clients)
@@ -392,7 +364,7 @@ def _positions(clients: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 @jax.jit
-def _merged(rows: ClientRow, newer: ClientRow, source: jax.Array) -> ClientRow:
+def _merged(rows: ClientRow, newer: ClientRow, source: Array) -> ClientRow:
     """Returns rows ``[slots, ...]``, taken from ``newer`` where ``source`` is not -1."""
     return tree.where(source >= 0, tree.take(newer, jnp.maximum(source, 0)), rows)
 

@@ -10,8 +10,6 @@ import jax
 
 from fedjax_peft.support import assets
 
-__all__ = ["Programs", "programs", "use_compilation_cache"]
-
 P = TypeVar("P")
 
 

@@ -13,8 +13,6 @@ from fedjax_peft.engine.reference import ReferenceProgram
 from fedjax_peft.engine.streaming import ExamplesPlace, check_examples_place
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["ENGINES", "Computation", "Engine"]
-
 Engine: TypeAlias = Literal["compiled", "reference"]
 """``compiled``: a round is one XLA program. ``reference``: a round is a Python loop over clients,
 one at a time and without jit; it is slow, but easy to read and to debug. The results of both are

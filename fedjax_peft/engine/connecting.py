@@ -5,8 +5,6 @@ import time
 
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["check_arguments", "meet", "reason_of", "try_collective"]
-
 
 def check_arguments(coordinator: str | None, processes: int | None, process: int | None) -> None:
     """Raises InputError for arguments of ``initialize`` that are incomplete or wrong."""
@@ -24,11 +22,7 @@ def check_arguments(coordinator: str | None, processes: int | None, process: int
 
 
 def meet(coordinator: str | None, process: int | None, timeout: float) -> None:
-    """Checks the coordinator's port (process 0), or waits until it answers (other processes).
-
-    Raises:
-      InputError: the port is in use, or does not answer in time. jaxlib would abort the process.
-    """
+    """Checks the coordinator's port (process 0), or waits until it answers (other processes)."""
     if coordinator is None:
         return
     host, _, port = coordinator.rpartition(":")

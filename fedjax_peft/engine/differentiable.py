@@ -27,13 +27,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from fedjax_peft.contracts import (
-    Algorithm,
-    Integers,
-    Params,
-    PyTree,
-)
+from fedjax_peft.contracts.aggregator import Integers
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.engine.initial import initial_state
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.round import RoundResult
@@ -80,12 +78,12 @@ class Rounds:
         return {**shared, **private}
 
     @property
-    def values(self) -> dict[str, jax.Array]:
+    def values(self) -> dict[str, Array]:
         """The run-time values of the session, float32 scalars by name."""
         return as_arrays(self._session.values)
 
     @property
-    def weights(self) -> jax.Array:
+    def weights(self) -> Array:
         """The weights of the clients in the aggregate, float32 ``[rounds, slots]``.
 
         ``plans().plan.client`` has the clients of the slots. A weight of 0 leaves a client out.
@@ -120,7 +118,7 @@ class Rounds:
         leaves: Params | None = None,
         *,
         values: Mapping[str, Any] | None = None,
-        weights: jax.Array | None = None,
+        weights: Array | None = None,
         state: State | None = None,
         plans: Plans | None = None,
     ) -> State:
@@ -148,7 +146,7 @@ class Rounds:
         leaves: Params | None = None,
         *,
         values: Mapping[str, Any] | None = None,
-        weights: jax.Array | None = None,
+        weights: Array | None = None,
         state: State | None = None,
         plans: Plans | None = None,
     ) -> tuple[State, RoundInfo]:
@@ -185,7 +183,7 @@ class Rounds:
         info = RoundInfo(index, plans.plan, **fields)
         return after._replace(round_index=plans.round_index[-1], seed=self._seed), info
 
-    def _chosen(self, values: Mapping[str, Any] | None) -> dict[str, jax.Array]:
+    def _chosen(self, values: Mapping[str, Any] | None) -> dict[str, Array]:
         """Returns the given run-time values as arrays; raises InputError for an unknown name."""
         for name in values or {}:
             if name not in self._session.values:
@@ -193,10 +191,10 @@ class Rounds:
                 raise InputError(f"There is no run-time value {name!r}. {known}")
         return {name: jnp.asarray(x, jnp.float32) for name, x in (values or {}).items()}
 
-    def _numbers(self, values: Mapping[str, Any] | None) -> dict[str, jax.Array]:
+    def _numbers(self, values: Mapping[str, Any] | None) -> dict[str, Array]:
         return self.values | self._chosen(values)
 
-    def _checked(self, weights: jax.Array, plans: Plans) -> jax.Array:
+    def _checked(self, weights: Array, plans: Plans) -> Array:
         weights, shape = jnp.asarray(weights, jnp.float32), plans.plan.weight.shape
         if weights.shape != shape:
             raise InputError(
@@ -274,7 +272,7 @@ def loss(
     rows: Mapping[int, Sequence[int] | np.ndarray] | None = None,
     batch_size: int = 64,
     checkpoint: bool = True,
-) -> Callable[..., jax.Array]:
+) -> Callable[..., Array]:
     """Returns a pure, differentiable function: the mean loss of the models in a state.
 
     It is the ``loss`` of ``session.evaluate`` with the same data: of the global model; with
@@ -309,7 +307,7 @@ def loss(
     loop = partial(loop_with_derivative, checkpoint=checkpoint)
     key = stream(0, "clients")  # of no effect: an evaluation has no random numbers
 
-    def mean(state: State, leaves: Params | None = None) -> jax.Array:
+    def mean(state: State, leaves: Params | None = None) -> Array:
         setup = _replaced(evaluator.setup, leaves or {}, trained).made(state.values)
         made = measured_apart(setup, evaluator.work, True)
         measure = differentiable_round(made, evaluator.padded, loop, columns)
@@ -326,7 +324,7 @@ def loss(
 
 
 def directional(
-    function: Callable[[PyTree], jax.Array], at: PyTree, direction: PyTree, step: float = 1e-2
+    function: Callable[[PyTree], Array], at: PyTree, direction: PyTree, step: float = 1e-2
 ) -> float:
     """Returns the derivative of a function along a direction, by finite differences.
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from jax import Array
 
 from fedjax_peft.contracts import Task
 from fedjax_peft.engine.distributed import agree
@@ -17,8 +18,6 @@ from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.work import Work
-
-__all__ = ["Evaluator", "Examples", "Measured", "figures", "joined", "repeated"]
 
 
 class Examples(Protocol):
@@ -74,7 +73,7 @@ class _Shapes(NamedTuple):
         for name, x in columns.items():
             (rows, *rest), dtype = self.columns[name]
             # Examples that are on the device are not copied to add rows.
-            fits = len(x) == rows if isinstance(x, jax.Array) else len(x) <= rows
+            fits = len(x) == rows if isinstance(x, Array) else len(x) <= rows
             if not fits or (*x.shape[1:],) != (*rest,) or x.dtype != dtype:
                 return False
         return tokens is None or int(tokens.examples.max(initial=0)) <= max(self.padded, default=0)
@@ -117,8 +116,6 @@ class Evaluator:
         """Plans the evaluation; nothing is compiled yet.
 
         Args:
-          setup: the model and the task.
-          examined: the models and the examples.
           work: ``personal`` evaluates the model of each member's client, ``global`` the global
             model, ``local`` the models before an aggregation.
           make: makes the program, as :class:`fedjax_peft.engine.program.Program` does.
@@ -153,14 +150,11 @@ class Evaluator:
         self._program = make(setup, columns, work=work, padded=shapes.padded)
 
     def __call__(
-        self,
-        state: State,
-        on_part: Callable[[int], None] = lambda done: None,
+        self, state: State, on_part: Callable[[int], None] = lambda done: None
     ) -> Measured:
         """Returns metrics and predictions.
 
         Args:
-          state: holds the models; it is not consumed.
           on_part: called after every part with the number of examples evaluated so far.
         """
         plan, parts, start = self.plan, [], 0
@@ -225,10 +219,7 @@ class Evaluator:
 
 
 def _plan(
-    members: Sequence[tuple[int, np.ndarray]],
-    batch_size: int,
-    tokens: Lengths | None,
-    devices: int,
+    members: Sequence[tuple[int, np.ndarray]], batch_size: int, tokens: Lengths | None, devices: int
 ) -> Plan:
     """Returns the plan of a whole evaluation; texts of similar length share a batch."""
     if tokens is not None:

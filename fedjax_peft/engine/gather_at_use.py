@@ -4,16 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax import Array
 from jax.extend.core import Literal
-
-__all__ = ["gather_at_use"]
 
 
 def gather_at_use(
     function: Callable[..., Any],
-    weights: Mapping[str, jax.Array],
+    weights: Mapping[str, Array],
     arguments: tuple,
-    gather: Callable[[jax.Array], jax.Array],
+    gather: Callable[[Array], Array],
     split: Callable[[str], bool],
 ) -> Any:
     """Returns ``function(weights, *arguments)``; each split weight is gathered where it is used.
@@ -25,13 +24,6 @@ def gather_at_use(
     * The gathering waits for the other arrays of its equation (an optimization barrier).
     * The equation is rematerialised: the gradient gathers the weight again, when the gradient of
       the equation's result is there.
-
-    Args:
-      function: the forward pass.
-      weights: the frozen leaves by name.
-      arguments: its other arguments, trees of arrays.
-      gather: returns a split array, whole.
-      split: tells which weights are split, by name.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(weights, *arguments)
     values: dict[Any, Any] = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
@@ -62,10 +54,7 @@ def gather_at_use(
 
 
 def _with_gathered(
-    equation: Any,
-    inputs: Sequence[Any],
-    late: Sequence[bool],
-    gather: Callable[[jax.Array], jax.Array],
+    equation: Any, inputs: Sequence[Any], late: Sequence[bool], gather: Callable[[Array], Array]
 ) -> list[Any]:
     """Returns the outputs of an equation; its inputs that are ``late`` are gathered first."""
 

@@ -14,8 +14,6 @@ from fedjax_peft.engine.state import State
 from fedjax_peft.engine.uploads import TransformState
 from fedjax_peft.engine.work import Work
 
-__all__ = ["GatheredProgram", "gathering", "split_memory", "with_rows"]
-
 
 class GatheredProgram(OuterProgram):
     """A program that takes and returns states with :class:`StoredClients`.
@@ -50,13 +48,9 @@ def gathering(make: Callable[..., Any]) -> Callable[..., GatheredProgram]:
     """Returns a function that makes gathered programs, from one that makes programs."""
 
     def made(
-        setup: Setup,
-        columns: Mapping[str, Any],
-        *,
-        work: Work = "training",
-        padded: tuple[int, ...] = (),
+        setup: Setup, columns: Mapping[str, Any], *, work: Work = "training", **form: Any
     ) -> GatheredProgram:
-        program = make(setup, columns, work=work, padded=padded, gathered=True)
+        program = make(setup, columns, work=work, gathered=True, **form)
         return GatheredProgram(program, setup.layout, work)
 
     return made

@@ -8,14 +8,13 @@ present version into its place.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.contracts import PyTree, ServerUpdate, Source, Transform
 from fedjax_peft.engine.plan import Fetched
 from fedjax_peft.engine.uploads import TransformState, receive
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import server_key, stream
-
-__all__ = ["fetched_by", "grown", "places_of", "remember", "start_history"]
 
 
 def start_history(
@@ -29,10 +28,6 @@ def start_history(
 
     Args:
       places: the largest number of versions that are needed at the same time.
-      server: the server of the algorithm.
-      transform: the upload transform.
-      state: the server's state.
-      transform_state: the transform's state.
     """
 
     def version() -> tuple[PyTree, PyTree]:
@@ -50,14 +45,10 @@ def remember(history: PyTree, fetched: Fetched | tuple[()], present: Source) -> 
     return tree.put(history, fetched.present, (present.broadcast, present.template))
 
 
-def fetched_by(
-    history: PyTree, fetched: Fetched | tuple[()], slot: jax.Array
-) -> Source | tuple[()]:
+def fetched_by(history: PyTree, fetched: Fetched | tuple[()], slot: Array) -> Source | tuple[()]:
     """Returns the :class:`Source` of slots, stacked; ``()`` if all start from the present version.
 
     Args:
-      history: with the present version in it.
-      fetched: of the plan.
       slot: int32, any shape.
     """
     if not isinstance(fetched, Fetched):

@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.engine.client_records import ClientRow
@@ -14,18 +15,15 @@ from fedjax_peft.engine.state import State
 from fedjax_peft.engine.uploads import start_transform
 from fedjax_peft.numerics import summation
 
-__all__ = ["check_shapes", "initial_state", "without_clients"]
-
 
 def initial_state(
-    setup: Setup, leaves: tuple[Params, Params], values: Mapping[str, jax.Array]
+    setup: Setup, leaves: tuple[Params, Params], values: Mapping[str, Array]
 ) -> State:
     """Returns the state before the first round, without the host's integers; a pure function.
 
     Args:
       setup: made for the values (:meth:`fedjax_peft.engine.setup.Setup.made`).
       leaves: the initial shared leaves, and the initial private leaves of every client.
-      values: the run-time values.
     """
     state, row = without_clients(setup, leaves)
     repeat = partial(setup.layout.repeat_for_clients, clients=setup.clients)

@@ -17,8 +17,6 @@ from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.state import State
 
-__all__ = ["Lanes", "best_lanes", "choose_lanes", "cpu_lanes"]
-
 Lanes: TypeAlias = int | Literal["auto"]
 
 SMALL_MODEL = 2_000_000
@@ -50,9 +48,6 @@ def best_lanes(
 
     Args:
       measure: lanes -> (client steps per second, bytes that the compiled program needs).
-      cohort: clients per round; more lanes than that are of no use.
-      memory_limit: bytes of device memory that may be used.
-      devices: number of devices; the number of lanes is a multiple of it.
     """
     most = -(-cohort // devices) * devices
     best, best_speed = devices, 0.0

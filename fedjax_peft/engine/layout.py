@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_peft.contracts import ApplyFn, Params, PyTree, Splits
@@ -34,8 +35,6 @@ from fedjax_peft.engine.gather_at_use import gather_at_use
 from fedjax_peft.engine.sharding import frozen_axis, lane_axis
 from fedjax_peft.numerics import tree as trees
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["Layout", "ModelSharding", "layout_over", "on_one_device"]
 
 ModelSharding: TypeAlias = Literal["tensor", "gather"]
 """How devices share the frozen matrices. ``tensor``: each computes with its part. ``gather``: each
@@ -87,7 +86,6 @@ class Layout(NamedTuple):
         """Returns the frozen leaves, the matrices split over the axis ``model``.
 
         Args:
-          leaves: the frozen leaves by name.
           splits: the axes of the family's leaves; see :data:`fedjax_peft.contracts.Splits`. A
             matrix that they do not split evenly is split on its largest axis that divides evenly;
             so is every matrix in the ``gather`` form, and of a model without rules. Every other
@@ -150,16 +148,12 @@ class Layout(NamedTuple):
 
         In the ``gather`` form, it gathers each matrix just before its use. The gradient gathers it
         again, so that no device ever stores all matrices between the two passes.
-
-        Args:
-          apply: the forward pass of the model.
-          splits: as for :meth:`put_frozen`.
         """
         if self.model_devices == 1:
             return apply
         places = partial(self.of_frozen, splits=splits)
 
-        def whole(x: jax.Array) -> jax.Array:
+        def whole(x: Array) -> Array:
             return jax.lax.with_sharding_constraint(x, self.whole)
 
         def run(frozen: Params, trainable: Params, batch: Any, key: Any, train: bool) -> Any:
@@ -185,16 +179,12 @@ class Layout(NamedTuple):
 
         In the ``tensor`` form, adapters follow their kernels over the axis ``model``, and so does
         everything in ``tree`` under an adapter's name, such as the moments of its optimizer.
-
-        Args:
-          tree: batches, or the local states of the clients in the lanes.
-          splits: as for :meth:`put_frozen`.
         """
         if self.mesh is None:
             return tree
         rules = splits if self.model_sharding == "tensor" and self.model_devices > 1 else ()
 
-        def one(path: tuple, x: jax.Array) -> jax.Array:
+        def one(path: tuple, x: Array) -> Array:
             axis = lane_axis(trees.leaf_name(path), x.shape[1:], rules, self.model_devices)
             rest = _on_axis(axis, "model")
             if rules and axis is None:
@@ -212,7 +202,7 @@ class Layout(NamedTuple):
         if self.mesh is None:
             return tree
 
-        def one(x: jax.Array) -> jax.Array:
+        def one(x: Array) -> Array:
             even = self.rows(len(x)) == len(x)
             return jax.lax.with_sharding_constraint(x, self.by_row) if even else x
 
@@ -235,7 +225,7 @@ class Layout(NamedTuple):
         missing = self.rows(len(x)) - len(x)
         if not missing:
             return x
-        pad = jnp.pad if isinstance(x, jax.Array) else np.pad
+        pad = jnp.pad if isinstance(x, Array) else np.pad
         return pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
 
 
@@ -249,11 +239,6 @@ def layout_over(
         all their devices.
       model_parallel: how many devices share one copy of the frozen matrices; it divides
         ``devices``.
-      model_sharding: how they share it, see :data:`ModelSharding`.
-
-    Raises:
-      InputError: there are fewer devices, ``model_parallel`` does not divide them, or an unknown
-        ``model_sharding``.
     """
     available = jax.devices()
     if devices is None:
@@ -304,7 +289,7 @@ def _place(x: Any, sharding: NamedSharding | None) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+    if isinstance(x, Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
     host = np.asarray(x)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)

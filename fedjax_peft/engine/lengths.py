@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Lengths", "token_columns"]
-
 _UNIT = 8
 """Padded lengths are multiples of this number of tokens."""
 _GAIN = 0.05
@@ -54,7 +52,6 @@ class Lengths(NamedTuple):
         """Returns the lengths of a data set's examples; None if it has no tokens.
 
         Args:
-          columns: the columns of the data set.
           most: the largest number of padded lengths; with 0 all steps use the full length.
         """
         if not token_columns(columns):
@@ -104,9 +101,7 @@ def _best(edges: np.ndarray, chance: np.ndarray, most: int) -> tuple[int, ...]:
     The last edge is always among them.
 
     Args:
-      edges: candidate lengths, ascending.
       chance: probability that each edge is the one that a step needs, float ``[edges]``.
-      most: largest number of edges to choose.
     """
     below = np.concatenate([[0.0], np.cumsum(chance)])
     # cost[i]: cost of all steps up to edge i, if edge i is the longest one chosen so far.

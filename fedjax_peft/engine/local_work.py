@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key, Metrics, Params, Participant, PyTree, Stage, Total, Upload
 from fedjax_peft.engine.client import client_update, first_upload
@@ -24,13 +25,11 @@ from fedjax_peft.engine.work import PREDICTIONS
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.random import client_key, upload_key
 
-__all__ = ["Ended", "Loop", "RoundOptions", "Rows", "Worked", "run_clients", "run_time_loop"]
-
-Loop: TypeAlias = Callable[[jax.Array, Callable[[jax.Array, Any], Any], Any], Any]
+Loop: TypeAlias = Callable[[Array, Callable[[Array, Any], Any], Any], Any]
 """(number of time steps, (time step, carry) -> carry, first carry) -> last carry."""
 
 
-def run_time_loop(steps: jax.Array, body: Callable[[jax.Array, Any], Any], start: Any) -> Any:
+def run_time_loop(steps: Array, body: Callable[[Array, Any], Any], start: Any) -> Any:
     """Returns the carry after ``steps`` time steps, a number that is known at run time only.
 
     Such a loop has no derivative in reverse mode (:mod:`fedjax_peft.engine.differentiable` has
@@ -47,7 +46,7 @@ class RoundOptions(NamedTuple):
     gathered: bool = False
     """Whether the state holds what the clients of the plan's slots keep, ``[slots, ...]``, instead
     of what all clients keep."""
-    across: Callable[[jax.Array], jax.Array] = lambda x: x
+    across: Callable[[Array], Array] = lambda x: x
     """Returns the largest value over all replicas, where several rounds run as one."""
     loop: Loop = run_time_loop
     """Runs the time steps."""
@@ -73,9 +72,9 @@ class Ended(NamedTuple):
     memory: PyTree
     measured: PyTree
     """``Encoded.measured``."""
-    finite: jax.Array
-    norms: jax.Array
-    shares: dict[str, jax.Array]
+    finite: Array
+    norms: Array
+    shares: dict[str, Array]
 
 
 class Worked(NamedTuple):
@@ -83,9 +82,9 @@ class Worked(NamedTuple):
 
     lanes: PyTree
     """The local states of the clients that the lanes train, ``[lanes, ...]``."""
-    sums: dict[str, tuple[jax.Array, jax.Array]]
+    sums: dict[str, tuple[Array, Array]]
     """Metric -> (sum, count), each float32 ``[slots]``."""
-    predictions: dict[str, jax.Array]
+    predictions: dict[str, Array]
     """Outputs of all steps, ``[time steps, lanes, batch, ...]``."""
     ended: Ended
 
@@ -119,15 +118,14 @@ class _Lanes(NamedTuple):
         """Returns a tree of arrays ``[lanes, ...]``, split over the devices."""
         return self.setup.layout.split_lanes(x, self.setup.splits)
 
-    def step_keys(self, slot: jax.Array, step: jax.Array) -> Key:
+    def step_keys(self, slot: Array, step: Array) -> Key:
         """Returns the keys of a local step; key 0 is for the client's initialisation."""
         return jax.vmap(jax.random.fold_in)(tree.take(self.keys, slot), step)
 
-    def over(self, function: Callable[..., Any], slot: jax.Array, *arguments: Any) -> Any:
+    def over(self, function: Callable[..., Any], slot: Array, *arguments: Any) -> Any:
         """Returns ``function(client, *arguments)`` of the clients in all lanes, stacked.
 
         Args:
-          function: written for a single client.
           slot: of the clients, int32 ``[lanes]``.
           *arguments: each ``[lanes, ...]``.
         """
@@ -140,21 +138,9 @@ class _Lanes(NamedTuple):
 
 
 def run_clients(
-    setup: Setup,
-    start: RoundStart,
-    rows: Rows,
-    stages: tuple[Stage, ...],
-    options: RoundOptions,
+    setup: Setup, start: RoundStart, rows: Rows, stages: tuple[Stage, ...], options: RoundOptions
 ) -> Worked:
-    """Returns the results of the clients' work.
-
-    Args:
-      setup: the algorithm, the model and the task.
-      start: of the round.
-      rows: what the clients bring along.
-      stages: what their uploads pass before they are added.
-      options: the form of the program.
-    """
+    """Returns the results of the clients' work."""
     plan = start.plan
     sources = start.sources(jnp.arange(len(plan.client)))
     keys = jax.vmap(
@@ -168,22 +154,15 @@ def run_clients(
     return options.loop(options.across(jnp.asarray(plan.steps)), body, first)
 
 
-def _time_step(lanes: _Lanes, steps: list[Callable], t: jax.Array, carry: Worked) -> Worked:
-    """Returns the state of the loop after a time step.
-
-    Args:
-      lanes: the clients' work.
-      steps: a local step for each padded length.
-      t: the time step.
-      carry: the state of the loop.
-    """
+def _time_step(lanes: _Lanes, steps: list[Callable], t: Array, carry: Worked) -> Worked:
+    """Returns the state of the loop after a time step."""
     plan, slots, across = lanes.plan, lanes.slots, lanes.options.across
     slot, local = plan.slot[t], plan.local[t]
     live = slot < slots
     first = live & (local == 0)
     last = live & (local + 1 == jnp.take(plan.length, slot, mode="clip"))
 
-    def anyone(which: jax.Array) -> jax.Array:
+    def anyone(which: Array) -> Array:
         # Over all replicas: a condition that differs between replicas would compute both branches.
         return across(jnp.any(which).astype(jnp.int32)) > 0
 
@@ -206,7 +185,7 @@ def _time_step(lanes: _Lanes, steps: list[Callable], t: jax.Array, carry: Worked
     )
 
 
-def _begin(lanes: _Lanes, t: jax.Array) -> PyTree:
+def _begin(lanes: _Lanes, t: Array) -> PyTree:
     """Returns the local states of clients that begin, for all lanes."""
     slot = lanes.plan.slot[t]
     keys = lanes.step_keys(slot, jnp.zeros(lanes.width, jnp.int32))
@@ -219,7 +198,7 @@ def _begin(lanes: _Lanes, t: jax.Array) -> PyTree:
 
 
 def _step(
-    lanes: _Lanes, length: int | None, state: PyTree, t: jax.Array
+    lanes: _Lanes, length: int | None, state: PyTree, t: Array
 ) -> tuple[PyTree, Metrics, Params]:
     """Returns the local states after a step of all lanes, its metrics and its predictions."""
     plan = lanes.plan
@@ -234,7 +213,7 @@ def _step(
     return state, metrics, metrics.pop(PREDICTIONS, {})
 
 
-def _batch(lanes: _Lanes, length: int | None, t: jax.Array) -> Params:
+def _batch(lanes: _Lanes, length: int | None, t: Array) -> Params:
     """Returns the batches of all lanes; ``length`` cuts texts, None keeps them whole."""
     plan, columns = lanes.plan, lanes.start.constants.columns
     tokens, examples = token_columns(columns), plan.examples[t]
@@ -243,7 +222,7 @@ def _batch(lanes: _Lanes, length: int | None, t: jax.Array) -> Params:
     # A Poisson-sampled batch may have no example at all.
     rows = jnp.where(examples < 0, examples[:, :1], examples)
 
-    def column(name: str, x: jax.Array) -> jax.Array:
+    def column(name: str, x: Array) -> Array:
         if length is None or name not in tokens:
             return jnp.take(x, rows, axis=0, mode="clip")
         return x.at[rows, :length].get(mode="clip")
@@ -253,15 +232,12 @@ def _batch(lanes: _Lanes, length: int | None, t: jax.Array) -> Params:
     return {**batch, "mask": examples >= 0, "step": plan.local[t], "steps": steps}
 
 
-def _end(lanes: _Lanes, state: PyTree, slot: jax.Array, last: jax.Array, ended: Ended) -> Ended:
+def _end(lanes: _Lanes, state: PyTree, slot: Array, last: Array, ended: Ended) -> Ended:
     """Returns what is left behind after the clients of some lanes have ended.
 
     Args:
-      lanes: the clients' work.
-      state: the local states after their last step.
       slot: of the clients, ``[lanes]``.
       last: which of them end, bool ``[lanes]``.
-      ended: what those that ended before have left.
     """
     plan, slots, aggregator = lanes.plan, lanes.slots, lanes.start.aggregator
     noisy = aggregator.randomise is not None
@@ -279,7 +255,8 @@ def _end(lanes: _Lanes, state: PyTree, slot: jax.Array, last: jax.Array, ended: 
     if noisy:
         place = jnp.where(last, slot, slots)
         finite = uploads.finite | silent
-        keys = lanes.over(partial(_noise_key, lanes.start), slot)
+        noise = lanes.start.noise_key
+        keys = lanes.over(lambda c: upload_key(noise, c.source.round_index, c.number), slot)
         inputs += (keys, lanes.start.present.round_index)
     return Ended(
         summation.add(aggregator, ended.total, uploads.value, uploads.weight, place, *inputs),
@@ -298,19 +275,14 @@ def _uploaded(
     local: PyTree,
     before: PyTree,
     memory: PyTree,
-    weight: jax.Array,
-    sends: jax.Array,
+    weight: Array,
+    sends: Array,
 ) -> Upload:
     """Returns a client's upload after all stages, without what all lanes share."""
     upload = first_upload(lanes.setup, lanes.start, client, local, before, weight)
     upload = passed(lanes.stages, upload._replace(memory=memory, accepted=sends))
     nothing: Any = ()
     return upload._replace(client=nothing, template=nothing)
-
-
-def _noise_key(start: RoundStart, client: Participant) -> Key:
-    """Returns a client's key for ``Aggregator.randomise``."""
-    return upload_key(start.noise_key, client.source.round_index, client.number)
 
 
 def _steps_and_first(lanes: _Lanes) -> tuple[list[Callable], Worked]:
@@ -320,7 +292,7 @@ def _steps_and_first(lanes: _Lanes) -> tuple[list[Callable], Worked]:
     # Predictions of shorter steps are padded to these shapes, which have the data's full length.
     _, metrics, predictions = jax.eval_shape(whole, shapes, 0)
 
-    def step_of(length: int, state: PyTree, t: jax.Array) -> tuple[PyTree, Metrics, Params]:
+    def step_of(length: int, state: PyTree, t: Array) -> tuple[PyTree, Metrics, Params]:
         stepped, measured, found = _step(lanes, length, state, t)
         return stepped, measured, jax.tree.map(_padded, found, predictions)
 
@@ -352,7 +324,7 @@ def _nobody(lanes: _Lanes) -> Ended:
     )
 
 
-def _padded(x: jax.Array, template: jax.ShapeDtypeStruct) -> jax.Array:
+def _padded(x: Array, template: jax.ShapeDtypeStruct) -> Array:
     """Returns the array, padded with zeros to the shape of ``template``."""
     return jnp.pad(x, [(0, more - n) for n, more in zip(x.shape, template.shape, strict=True)])
 

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import Array
 
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.uploads import TransformState
-
-__all__ = ["map_client_rows", "place_state", "state_shardings"]
 
 
 def place_state(layout: Layout, state: State) -> State:
@@ -18,19 +17,14 @@ def place_state(layout: Layout, state: State) -> State:
 
 
 def state_shardings(layout: Layout, *, transforms: bool) -> State:
-    """Returns the shardings of the parts of a state, which each apply to all arrays of a part.
-
-    Args:
-      layout: the places.
-      transforms: whether there is an upload transform.
-    """
+    """Returns the shardings of the parts of a state, which each apply to all arrays of a part."""
     nothing: Any = ()
     transform = TransformState(nothing, nothing) if transforms else nothing
     state = State(nothing, transform_state=transform).on_device()
     return _mapped(state, lambda part: layout.whole, lambda part: layout.by_row)
 
 
-def map_client_rows(function: Callable[[jax.Array], Any], state: State) -> State:
+def map_client_rows(function: Callable[[Array], Any], state: State) -> State:
     """Returns a state with a function applied to every array ``[clients, ...]``."""
     return _mapped(state, lambda part: part, lambda part: jax.tree.map(function, part))
 

@@ -13,20 +13,6 @@ import numpy as np
 
 from fedjax_peft.engine.lengths import Lengths
 
-__all__ = [
-    "Cohort",
-    "Fetched",
-    "Plan",
-    "batches",
-    "make_plan",
-    "most_slots",
-    "no_larger",
-    "pack",
-    "poisson_batches",
-    "steps_of",
-    "window",
-]
-
 
 class Fetched(NamedTuple):
     """The versions of the server from which an asynchronous plan's clients start."""
@@ -125,10 +111,6 @@ def no_larger(batch_size: int, rows: int) -> int:
 
     Every step computes a whole batch, so a mostly empty batch wastes time and memory. A size up to
     64 stays as given, because another size rounds the sums differently.
-
-    Args:
-      batch_size: as given.
-      rows: the most examples that anybody has.
     """
     return min(batch_size, max(64, 1 << max(rows - 1, 0).bit_length()))
 
@@ -144,9 +126,6 @@ def batches(
     """Returns a client's batches, int32 ``[steps, batch_size]``; -1 pads an epoch's last batch.
 
     Args:
-      indices: the client's examples.
-      batch_size: examples in a batch.
-      epochs: passes over the examples.
       local_steps: number of batches; replaces ``epochs``. Passes are repeated until it is reached.
       rng: shuffles each epoch; None keeps the order.
     """
@@ -165,11 +144,8 @@ def poisson_batches(
     """Returns a client's batches, into which every example is drawn independently.
 
     Args:
-      indices: the client's examples.
       batch_size: examples in a batch on average; all examples if there are fewer.
       width: examples that fit into a batch. Of a larger draw, a random part is used.
-      steps: number of batches.
-      rng: draws.
 
     Returns:
       int32 ``[steps, width]``; -1 pads. A batch may be empty.
@@ -211,12 +187,7 @@ def make_plan(
     """Returns the plan of a round.
 
     Args:
-      cohort: the clients and their batches.
-      lanes: number of clients that run side by side.
       time_steps: the plan's capacity T; the same in every round, so that nothing recompiles.
-      slots: the plan's capacity S for clients.
-      batch_size: examples in a batch, B.
-      tokens: the lengths of the examples, if they are texts.
       all_send: clients without steps take part too (``Plan.silent``).
 
     Raises:
@@ -269,10 +240,6 @@ def window(plan: Plan, start: int, steps: int, *, time_steps: int, slots: int) -
     """Returns a part of a plan as a new plan, for steps that do not depend on earlier steps.
 
     Args:
-      plan: the whole plan; its clients only measure.
-      start: the first time step of the part.
-      steps: the largest number of time steps in the part.
-      time_steps: the part's capacity T.
       slots: the part's capacity S, at least :func:`most_slots`.
     """
     rows = slice(start, min(start + steps, int(plan.steps)))

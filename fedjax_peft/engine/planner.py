@@ -9,8 +9,6 @@ from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.schedule import Schedule
 
-__all__ = ["Capacity", "Planner"]
-
 
 class Capacity(NamedTuple):
     """The common size of all plans of one seed."""
@@ -30,8 +28,6 @@ class Planner:
         """Makes no plan yet.
 
         Args:
-          schedule: the clients of each round.
-          rounds: plans have room for the largest cohort of this many rounds.
           layout: the devices, which share the clients of a round in equal parts.
           lanes: seed -> the number of lanes.
         """

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.engine.compilation import programs
@@ -19,8 +20,6 @@ from fedjax_peft.engine.setup import Setup, place_constants
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.work import Work, at_work
 from fedjax_peft.numerics.random import stream
-
-__all__ = ["OuterProgram", "Program"]
 
 
 class Program:
@@ -47,10 +46,6 @@ class Program:
         """Prepares the arguments that do not change; nothing is compiled yet.
 
         Args:
-          setup: the algorithm, the model and the task.
-          columns: the examples.
-          work: what the clients do. A program that measures returns no state.
-          padded: the padded lengths of the plans that the program will run.
           gathered: whether states hold the rows of the plan's slots, not those of all clients.
         """
         self._setup, self._work, self._padded = setup, work, padded
@@ -160,7 +155,7 @@ class Program:
         shardings["state"] = () if self._work in ("personal", "global", "local") else state
         return RoundResult(**shardings)
 
-    def _across(self) -> Callable[[jax.Array], jax.Array]:
+    def _across(self) -> Callable[[Array], Array]:
         """Returns the function that takes a plan's value over all replicas; here there is one."""
         return lambda x: x
 

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.contracts import Params, Participant, PyTree, Total, Upload
 from fedjax_peft.engine.client import client_update, first_upload
@@ -36,8 +37,6 @@ from fedjax_peft.engine.uploads import no_measurements
 from fedjax_peft.engine.work import PREDICTIONS, Work, at_work
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.random import client_key, stream, upload_key
-
-__all__ = ["ReferenceProgram"]
 
 
 class ReferenceProgram:
@@ -56,7 +55,6 @@ class ReferenceProgram:
         gathered: bool = False,
     ):
         """Takes the arguments of a program; texts are always computed at their full length."""
-        del padded
         self._setup, self._work, self._gathered = setup, work, gathered
         self.use(columns)
 
@@ -69,7 +67,6 @@ class ReferenceProgram:
 
     def known(self, state: State, plan: Plan) -> bool:
         """Returns True: a call never compiles a round."""
-        del state, plan
         return True
 
     def __call__(self, state: State, plan: Plan, round_index: int) -> RoundResult:
@@ -104,20 +101,14 @@ class _Records:
                 lambda x: np.zeros((*self._shape, *x.shape), x.dtype), predictions
             )
 
-        def store(all_: np.ndarray, one: jax.Array) -> None:
+        def store(all_: np.ndarray, one: Array) -> None:
             all_[place] = one
 
         jax.tree.map(store, self.predictions, predictions)
 
 
 def _run(setup: Setup, start: RoundStart, rows: np.ndarray) -> RoundResult:
-    """Returns the result of a round; the order is that of a paper's algorithm box.
-
-    Args:
-      setup: the algorithm and its surroundings.
-      start: what the server has broadcast.
-      rows: where the client of each slot is in what the clients keep.
-    """
+    """Returns the result of a round; the order is that of a paper's algorithm box."""
     plan, records = start.plan, _Records(start.plan)
     stages = upload_stages(setup, start)
 
@@ -166,15 +157,7 @@ def _participant(start: RoundStart, slot: int) -> Participant:
 
 
 def _train(setup: Setup, start: RoundStart, slot: int, row: int, records: _Records) -> Upload:
-    """Returns a client's upload after its local steps.
-
-    Args:
-      setup: the algorithm and its surroundings.
-      start: of the round.
-      slot: the client's place in the plan.
-      row: the client's place in what the clients keep.
-      records: its local steps are added.
-    """
+    """Returns a client's upload after its local steps."""
     plan, client = start.plan, _participant(start, slot)
     update = client_update(setup, start, client)
     key = client_key(client.key, client.source.round_index, client.number)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax import Array
 
 from fedjax_peft.engine.places import place_state
 from fedjax_peft.engine.plan import Plan
@@ -20,9 +20,6 @@ from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.round import RoundResult
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
-from fedjax_peft.engine.work import Work
-
-__all__ = ["AXIS", "Replicas"]
 
 AXIS = "replicas"
 """The name of the axis over replicas inside a program."""
@@ -71,20 +68,12 @@ class Replicas:
             self._members -= 1
             self._run_if_complete()
 
-    def program(
-        self,
-        setup: Setup,
-        columns: Mapping[str, Any],
-        *,
-        work: Work = "training",
-        padded: tuple[int, ...] = (),
-    ) -> Program:
-        """Returns a round program whose calls join those of the other runs."""
+    def program(self, setup: Setup, columns: Mapping[str, Any], **form: Any) -> Program:
+        """Returns a program whose calls join those of the other runs; see :class:`Program`."""
         with self._changed:
             frozen, shared = self._same(setup.frozen), self._same(dict(columns))
-        return _ReplicaProgram(
-            self, self._count, setup._replace(frozen=frozen), shared, work=work, padded=padded
-        )
+        setup = setup._replace(frozen=frozen)
+        return _ReplicaProgram(self, self._count, setup, shared, **form)
 
     def run(self, program: "_ReplicaProgram", arguments: tuple) -> RoundResult:
         """Returns the result of a call, after all runs of the group have called a program."""
@@ -143,17 +132,8 @@ class Replicas:
 class _ReplicaProgram(Program):
     """A program over a stack of replicas; a single call gives its arguments to the group."""
 
-    def __init__(
-        self,
-        replicas: Replicas,
-        count: int,
-        setup: Setup,
-        columns: Mapping[str, np.ndarray],
-        *,
-        work: Work,
-        padded: tuple[int, ...],
-    ):
-        super().__init__(setup, columns, work=work, padded=padded)
+    def __init__(self, replicas: Replicas, count: int, *setup_and_columns: Any, **form: Any):
+        super().__init__(*setup_and_columns, **form)
         self._replicas, self._count = replicas, count
 
     def __call__(self, state: State, plan: Plan, round_index: int) -> RoundResult:
@@ -206,6 +186,6 @@ class _ReplicaProgram(Program):
         axes = tuple(None if i in _SHARED else 0 for i in range(8))
         return jax.vmap(super()._round(), in_axes=axes, axis_name=AXIS)
 
-    def _across(self) -> Callable[[jax.Array], jax.Array]:
+    def _across(self) -> Callable[[Array], Array]:
         # The largest value over all replicas is not batched, so that conditions stay conditions.
         return lambda x: jax.lax.pmax(x, AXIS)

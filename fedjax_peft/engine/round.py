@@ -19,8 +19,8 @@ lanes.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key, Params, PyTree
 from fedjax_peft.engine.local_work import RoundOptions, Rows, Worked, run_clients
@@ -33,27 +33,25 @@ from fedjax_peft.engine.state import State
 from fedjax_peft.engine.uploads import TransformState
 from fedjax_peft.numerics import tree
 
-__all__ = ["RoundOptions", "RoundResult", "build_round"]
-
 
 class RoundResult(NamedTuple):
     """The results of a round; all arrays stay on the device."""
 
     state: State
     """The state after the round, without the host's integers (:meth:`State.on_device`)."""
-    sums: dict[str, tuple[jax.Array, jax.Array]]
+    sums: dict[str, tuple[Array, Array]]
     """Metric -> (sum, count), each float32 ``[slots]``."""
-    finite: jax.Array
+    finite: Array
     """bool ``[slots]``: False for a client whose upload was not finite and was dropped."""
-    norms: jax.Array
+    norms: Array
     """float32 ``[slots]``: norm of the model change that each client's upload describes."""
-    sent_leaves: dict[str, jax.Array]
+    sent_leaves: dict[str, Array]
     """For each leaf that is not sent in every round: whether it was sent in this round."""
-    aggregation: dict[str, jax.Array]
+    aggregation: dict[str, Array]
     """Metrics of the aggregator, the server, the diagnosis and ``Algorithm.round_metrics``."""
-    predictions: dict[str, jax.Array]
+    predictions: dict[str, Array]
     """Step outputs for each example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
-    shares: dict[str, jax.Array] = {}  # noqa: RUF012
+    shares: dict[str, Array] = {}  # noqa: RUF012
     """``Traffic.sent_shares`` of each client, float32 ``[slots]``."""
 
 
@@ -66,7 +64,6 @@ def build_round(setup: Setup, options: RoundOptions = _PLAIN) -> Callable[..., R
     Args:
       setup: the algorithm and its surroundings. Its arrays are not used: they are arguments of the
         function.
-      options: the form of the program.
     """
 
     def round_(
@@ -77,7 +74,7 @@ def build_round(setup: Setup, options: RoundOptions = _PLAIN) -> Callable[..., R
         state: State,
         plan: Plan,
         key: Key,
-        round_index: jax.Array,
+        round_index: Array,
     ) -> RoundResult:
         """Runs round ``round_index``; ``state`` may be donated.
 

@@ -20,8 +20,6 @@ from fedjax_peft.engine.plan import (
 )
 from fedjax_peft.numerics.random import host_rng
 
-__all__ = ["BatchSampling", "Range", "Sampling", "Schedule"]
-
 Sampling = Literal["uniform", "size", "poisson", "round_robin", "all"]
 """How the clients of a round are drawn.
 

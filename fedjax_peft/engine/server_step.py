@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Measurements, PyTree, RoundContext, Total
 from fedjax_peft.engine.setup import Setup
@@ -11,8 +11,6 @@ from fedjax_peft.engine.start import RoundStart
 from fedjax_peft.engine.uploads import decode, sendable
 from fedjax_peft.numerics import summation
 from fedjax_peft.numerics.precision import effective
-
-__all__ = ["Collected", "Updated", "server_step"]
 
 
 class Collected(NamedTuple):
@@ -22,7 +20,7 @@ class Collected(NamedTuple):
     """The sum of the accepted uploads."""
     sums: dict[str, tuple[Any, Any]]
     """Training metric -> (sum, count), each float32 ``[slots]``."""
-    accepted: jax.Array
+    accepted: Array
     """bool ``[slots]``: whose uploads are in the sum."""
     measured: PyTree
     """What the upload transform measured of them, each float32 ``[slots]``."""
@@ -35,17 +33,11 @@ class Updated(NamedTuple):
     aggregator_state: PyTree
     transform_state: PyTree
     """The server's state of the upload transform."""
-    metrics: dict[str, jax.Array]
+    metrics: dict[str, Array]
 
 
 def server_step(setup: Setup, start: RoundStart, collected: Collected) -> Updated:
-    """Returns the server after a round.
-
-    Args:
-      setup: the algorithm and the upload transform.
-      start: of the round.
-      collected: from the clients.
-    """
+    """Returns the server after a round."""
     state, template, algorithm = start.state, start.template, setup.algorithm
     context = round_context(setup, start, collected)
     finished = summation.finish(
@@ -90,19 +82,10 @@ def round_context(setup: Setup, start: RoundStart, collected: Collected) -> Roun
     )
 
 
-def _measured(
-    setup: Setup, start: RoundStart, update: PyTree, server: PyTree
-) -> dict[str, jax.Array]:
-    """Returns the measurements of the server's step: its own, the diagnosis, and the round's.
-
-    Args:
-      setup: says what is measured.
-      start: of the round.
-      update: from which the server was updated.
-      server: the server's state after the round.
-    """
+def _measured(setup: Setup, start: RoundStart, update: PyTree, server: PyTree) -> dict[str, Array]:
+    """Returns the measurements of the server's step: its own, the diagnosis, and the round's."""
     rules, old, fixed = setup.algorithm.server, start.state.server, start.constants.fixed
-    metrics: dict[str, jax.Array] = {}
+    metrics: dict[str, Array] = {}
     if rules.frozen_delta is not None and rules.measure is not None:
         names = rules.frozen_delta(old)
         after = rules.merge_into_frozen(server, start.constants.frozen)
@@ -118,7 +101,7 @@ def _measured(
     return metrics | start.metrics | setup.algorithm.round_metrics(start.present.round_index)
 
 
-def _summed(pair: tuple[Any, Any], accepted: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _summed(pair: tuple[Any, Any], accepted: Array) -> tuple[Array, Array]:
     """Returns (sum, count) of a metric over the accepted clients whose value is finite.
 
     A client's upload can be finite although its metric is not, for example an infinite loss. Such a

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.engine.client_records import ClientRow
@@ -30,8 +31,6 @@ from fedjax_peft.engine.work import Work, check_local_models
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import Values, as_arrays
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["Session"]
 
 _PLAIN = Computation()
 
@@ -312,7 +311,7 @@ class Session:
             tuned = program(tuned, plan, int(state.round_index) + 1).state._replace(seed=seed)
         return state._replace(client_state=tuned.client_state)
 
-    def train_locally(self, state: State, plan: Plan) -> tuple[State, jax.Array]:
+    def train_locally(self, state: State, plan: Plan) -> tuple[State, Array]:
         """Returns the clients' models after the local work of the next round, not aggregated.
 
         The local work is that of :meth:`step` with the same arguments. It is done by a program of

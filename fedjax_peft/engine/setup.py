@@ -5,21 +5,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_peft.contracts import (
-    Algorithm,
-    ApplyFn,
-    Diagnosis,
-    Params,
-    Probe,
-    Splits,
-    Stages,
-    Task,
-    Transform,
-)
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.client import Probe
+from fedjax_peft.contracts.model import ApplyFn
+from fedjax_peft.contracts.task import Task
+from fedjax_peft.contracts.transform import Transform
+from fedjax_peft.contracts.types import Diagnosis, Params, Splits
+from fedjax_peft.contracts.upload import Stages
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.numerics.hyperparameters import Maker, Values
-
-__all__ = ["Constants", "Setup", "place_constants"]
 
 
 class Setup(NamedTuple):

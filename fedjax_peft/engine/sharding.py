@@ -8,8 +8,6 @@ import re
 
 from fedjax_peft.contracts import Splits
 
-__all__ = ["frozen_axis", "lane_axis"]
-
 
 def frozen_axis(name: str, shape: tuple[int, ...], splits: Splits, parts: int) -> int | None:
     """Returns the axis on which a frozen leaf is split; None for a leaf that stays whole.
@@ -17,12 +15,6 @@ def frozen_axis(name: str, shape: tuple[int, ...], splits: Splits, parts: int) -
     This is the axis of the first rule that matches, if it divides evenly. If it does not, or if
     there are no rules at all, it is the largest axis of a matrix that divides evenly. Leaves that
     the rules do not name stay whole.
-
-    Args:
-      name: the leaf's name.
-      shape: the leaf's shape.
-      splits: the rules.
-      parts: the number of parts.
     """
     if parts == 1:
         return None

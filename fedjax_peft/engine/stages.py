@@ -16,14 +16,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Algorithm, Params, PyTree, Stage, Upload
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.start import RoundStart
 from fedjax_peft.engine.uploads import as_received, encoder
 from fedjax_peft.numerics import tree
-
-__all__ = ["distance", "passed", "upload_stages"]
 
 
 def upload_stages(setup: Setup, start: RoundStart) -> tuple[Stage, ...]:
@@ -51,7 +50,7 @@ def passed(stages: tuple[Stage, ...], upload: Upload) -> Upload:
     return upload
 
 
-def _of_sent_leaves(stage: Stage, sent_leaves: dict[str, jax.Array]) -> Stage:
+def _of_sent_leaves(stage: Stage, sent_leaves: dict[str, Array]) -> Stage:
     """Returns a stage that leaves the leaves as they are that rest in the round."""
 
     def on_sent(upload: Upload) -> Upload:
@@ -88,9 +87,8 @@ def _measuring(algorithm: Algorithm, fixed: Params, zeros: tuple[Stage, ...]) ->
     return measure
 
 
-def distance(algorithm: Algorithm, upload: PyTree, template: PyTree, fixed: Params) -> jax.Array:
+def distance(algorithm: Algorithm, upload: PyTree, template: PyTree, fixed: Params) -> Array:
     """Returns the norm of an upload's change of the leaves (``ServerUpdate.update_norm``)."""
-    del fixed
     return tree.distance(algorithm.change_part(upload), algorithm.change_part(template))
 
 

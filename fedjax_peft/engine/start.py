@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Aggregator, Key, Params, Participant, PyTree, Source
 from fedjax_peft.engine.history import fetched_by, remember
@@ -12,8 +12,6 @@ from fedjax_peft.engine.setup import Constants, Setup
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.uploads import receive
 from fedjax_peft.numerics.random import salted, server_key
-
-__all__ = ["RoundStart", "start_round"]
 
 
 class RoundStart(NamedTuple):
@@ -30,7 +28,7 @@ class RoundStart(NamedTuple):
     """The server's present version, from which clients start unless the plan says otherwise."""
     history: PyTree
     """The versions that clients need, the present one included."""
-    sent_leaves: dict[str, jax.Array]
+    sent_leaves: dict[str, Array]
     """``Traffic.sent_leaves`` of the round."""
     received: PyTree
     """What the server broadcasts for the upload transform."""
@@ -42,7 +40,7 @@ class RoundStart(NamedTuple):
     """The same, for the noise of mechanisms of differential privacy."""
     server_key: Key
     """The key of the server in this round."""
-    metrics: dict[str, jax.Array]
+    metrics: dict[str, Array]
     """Measurements of what was sent to the clients."""
 
     @property
@@ -50,36 +48,26 @@ class RoundStart(NamedTuple):
         """The upload of a client that learned nothing from the present version."""
         return self.present.template
 
-    def sources(self, slot: jax.Array) -> Source | tuple[()]:
+    def sources(self, slot: Array) -> Source | tuple[()]:
         """Returns the versions from which the clients of slots start, stacked; ``()``: the present
         one.
         """
         return fetched_by(self.history, self.plan.fetched, slot)
 
     def participant(
-        self, number: jax.Array, rank_mask: Params, source: Source | tuple[()]
+        self, number: Array, rank_mask: Params, source: Source | tuple[()]
     ) -> Participant:
-        """Returns a client of the round.
-
-        Args:
-          number: the client's number in the federation.
-          rank_mask: the entries that it has.
-          source: from :meth:`sources`.
-        """
+        """Returns a client of the round."""
         return Participant(number, source or self.present, rank_mask, self.client_key)
 
 
 def start_round(
-    setup: Setup, constants: Constants, state: State, plan: Plan, key: Key, round_index: jax.Array
+    setup: Setup, constants: Constants, state: State, plan: Plan, key: Key, round_index: Array
 ) -> RoundStart:
     """Returns the start of a round.
 
     Args:
       setup: the algorithm and its surroundings; the arrays in it are not used.
-      constants: the arrays that do not change.
-      state: the state before the round.
-      plan: the plan of the round.
-      key: the key of all clients of the run.
       round_index: the round, int32.
     """
     algorithm, server, transform = setup.algorithm, setup.algorithm.server, setup.transform

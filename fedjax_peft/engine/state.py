@@ -5,13 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import PyTree
 from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["RoundInfo", "State"]
 
 
 class State(NamedTuple):
@@ -33,10 +32,10 @@ class State(NamedTuple):
     history: PyTree = ()
     """The versions of the server that clients at work have fetched, ``[places, ...]``; ``()`` if
     all clients start from the present version (:mod:`fedjax_peft.engine.history`)."""
-    values: Mapping[str, jax.Array] = {}
+    values: Mapping[str, Array] = {}
     """The run-time values of the algorithm and the transforms, such as the learning rate; float32
     scalars. See :mod:`fedjax_peft.numerics.hyperparameters`."""
-    salt: jax.Array | tuple[()] = ()
+    salt: Array | tuple[()] = ()
     """uint32 ``[2]``, made from the run's settings: by which its noise differs from that of other
     runs of its seed; ``()`` without a mechanism of differential privacy."""
     round_index: int = 0
@@ -58,7 +57,7 @@ class State(NamedTuple):
 
     def check_alive(self) -> None:
         """Raises InputError if a step has consumed this state."""
-        if any(x.is_deleted() for x in jax.tree.leaves(self) if isinstance(x, jax.Array)):
+        if any(x.is_deleted() for x in jax.tree.leaves(self) if isinstance(x, Array)):
             raise InputError(
                 "This state was consumed by an earlier step, which reused its memory. Go on from"
                 " the state that the step returned, or give state.copy() to the step."
@@ -75,18 +74,18 @@ class RoundInfo(NamedTuple):
     """The round, from 1."""
     plan: Plan
     """Clients and their local steps, as numpy arrays: ``plan.client`` and ``plan.length``."""
-    sums: dict[str, tuple[jax.Array, jax.Array]]
+    sums: dict[str, tuple[Array, Array]]
     """Training metric -> (sum, count), each float32 ``[slots]``: one slot for each client."""
-    finite: jax.Array
+    finite: Array
     """bool ``[slots]``: False for a client whose upload was not finite and was dropped."""
-    norms: jax.Array
+    norms: Array
     """float32 ``[slots]``: norm of the model change that each client's upload describes."""
-    sent_leaves: dict[str, jax.Array]
+    sent_leaves: dict[str, Array]
     """For each leaf that is not sent in every round: whether it was sent in this round."""
-    aggregation: dict[str, jax.Array]
+    aggregation: dict[str, Array]
     """Metrics of the aggregator, the server, the diagnosis and ``Algorithm.round_metrics``, float32
     scalars."""
-    shares: dict[str, jax.Array] = {}  # noqa: RUF012
+    shares: dict[str, Array] = {}  # noqa: RUF012
     """``Traffic.sent_shares`` of each client, float32 ``[slots]``."""
 
     @classmethod

@@ -13,8 +13,6 @@ from fedjax_peft.engine.client_store import ClientStore
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
-__all__ = ["has_store", "memory_store", "open_store", "start_index", "temporary_store"]
-
 
 def memory_store(row: ClientRow, clients: int) -> ClientStore:
     """Returns an empty store in host memory for rows of this structure and these shapes."""
@@ -48,14 +46,9 @@ def open_store(
     """Returns the store of a run directory.
 
     Args:
-      directory: for the records and a description of their format.
       row: the structure and the shapes of one client. To ``read``, its last leaves may be missing.
-      clients: the number of clients.
       mode: ``new`` removes all records; ``resume`` goes on from a checkpoint; ``read`` never
         writes.
-
-    Raises:
-      InputError: the records are of another model or other clients, or cannot be opened.
     """
     path, packing = directory / _RECORDS, Packing(row)
     facts = _facts(packing, clients)

@@ -15,10 +15,7 @@ from fedjax_peft.engine.program import OuterProgram
 from fedjax_peft.engine.round import RoundResult
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
-from fedjax_peft.engine.work import Work
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["ExamplesPlace", "StreamedProgram", "check_examples_place", "of_plan", "streaming"]
+from fedjax_peft.support.checks import check_choice
 
 ExamplesPlace: TypeAlias = Literal["device", "host"]
 """Where the training examples are. ``device``: all of them on the device. ``host``: in arrays of
@@ -27,10 +24,7 @@ the host, perhaps memory-mapped files; only the examples of a round are on the d
 
 def check_examples_place(place: str) -> None:
     """Raises InputError for a place that does not exist."""
-    if place not in get_args(ExamplesPlace):
-        raise InputError(
-            f"examples = {place!r} is unknown. {nearest(str(place), get_args(ExamplesPlace))}"
-        )
+    check_choice("examples", place, get_args(ExamplesPlace))
 
 
 def of_plan(columns: Mapping[str, np.ndarray], plan: Plan) -> tuple[Params, Plan]:
@@ -80,15 +74,7 @@ class StreamedProgram(OuterProgram):
 def streaming(make: Callable[..., Any]) -> Callable[..., StreamedProgram]:
     """Returns a function that makes streamed programs, from one that makes programs."""
 
-    def made(
-        setup: Setup,
-        columns: Mapping[str, Any],
-        *,
-        work: Work = "training",
-        padded: tuple[int, ...] = (),
-        gathered: bool = False,
-    ) -> StreamedProgram:
-        program = make(setup, {}, work=work, padded=padded, gathered=gathered)
-        return StreamedProgram(program, columns)
+    def made(setup: Setup, columns: Mapping[str, Any], **form: Any) -> StreamedProgram:
+        return StreamedProgram(make(setup, {}, **form), columns)
 
     return made

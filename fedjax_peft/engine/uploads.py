@@ -15,34 +15,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fedjax_peft.contracts import (
-    Aggregator,
-    Algorithm,
-    ClientUpdate,
-    Decoded,
-    Key,
-    Measurements,
-    PyTree,
-    RoundContext,
-    Stage,
-    Transform,
-    Upload,
-)
+from fedjax_peft.contracts.aggregator import Aggregator
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.client import ClientUpdate
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.transform import Decoded, Measurements, Transform
+from fedjax_peft.contracts.types import Key, PyTree
+from fedjax_peft.contracts.upload import Stage, Upload
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream, transform_key
-
-__all__ = [
-    "TransformState",
-    "as_received",
-    "decode",
-    "encoder",
-    "no_measurements",
-    "receive",
-    "relative_to",
-    "sendable",
-    "start_transform",
-]
 
 
 class TransformState(NamedTuple):
@@ -60,11 +43,6 @@ def start_transform(
     """Returns the state of a transform before the first round; ``()`` without a transform.
 
     Its ``memory`` is that of one client.
-
-    Args:
-      transform: the upload transform.
-      algorithm: the federated algorithm.
-      server: the server's state at the start.
     """
     if transform is None:
         return ()
@@ -76,15 +54,8 @@ def start_transform(
 
 def receive(
     transform: Transform | None, leaves: PyTree, state: TransformState | tuple[()], key: Key
-) -> tuple[PyTree, dict[str, jax.Array]]:
-    """Returns what clients receive in the place of the shared leaves, and metrics.
-
-    Args:
-      transform: the upload transform, if there is one.
-      leaves: what the server would broadcast.
-      state: of the transform.
-      key: the server's key of this round.
-    """
+) -> tuple[PyTree, dict[str, Array]]:
+    """Returns what clients receive in the place of the shared leaves, and metrics."""
     if transform is None or transform.receive is None:
         return leaves, {}
     assert isinstance(state, TransformState)
@@ -97,8 +68,6 @@ def relative_to(
     """Returns the client update whose upload is ``template`` plus what was learned.
 
     Args:
-      template: the upload of a client that learned nothing.
-      transform: the upload transform, if there is one.
       received: what clients received, from :func:`receive`.
       update: its upload is ``received`` plus what was learned.
     """
@@ -116,17 +85,11 @@ def relative_to(
 
 
 def encoder(
-    transform: Transform,
-    algorithm: Algorithm,
-    received: PyTree,
-    sent_leaves: Mapping[str, jax.Array],
+    transform: Transform, algorithm: Algorithm, received: PyTree, sent_leaves: Mapping[str, Array]
 ) -> Stage:
     """Returns the stage that applies the client's part of a transform to an upload.
 
     Args:
-      transform: the upload transform.
-      algorithm: the federated algorithm.
-      received: what the server broadcasts for the transform.
       sent_leaves: ``Traffic.sent_leaves`` of this round.
     """
 
@@ -153,9 +116,7 @@ def encoder(
     return encode
 
 
-def _of_sent(
-    masks: Mapping[str, jax.Array], change: PyTree, memory: PyTree, other: PyTree
-) -> PyTree:
+def _of_sent(masks: Mapping[str, Array], change: PyTree, memory: PyTree, other: PyTree) -> PyTree:
     """Returns a memory; entries for what is not sent are those of ``other``.
 
     Only arrays with a leaf's name and shape have an entry for each of the leaf's, such as what
@@ -164,7 +125,7 @@ def _of_sent(
     leaves = jax.tree_util.tree_leaves_with_path(change)
     shapes = {tree.leaf_name(path): x.shape for path, x in leaves}
 
-    def one(path: tuple, x: jax.Array, y: jax.Array) -> jax.Array:
+    def one(path: tuple, x: Array, y: Array) -> Array:
         name = tree.leaf_name(path)
         masked = name in masks and x.shape == shapes.get(name)
         return jnp.where(masks[name], x, y) if masked else x
@@ -179,15 +140,7 @@ def no_measurements(
     received: PyTree,
     slots: int,
 ) -> PyTree:
-    """Returns zeros ``[slots]`` for every scalar that the transform's client part measures.
-
-    Args:
-      transform: the upload transform, if there is one.
-      algorithm: the federated algorithm.
-      template: the upload of a client that learned nothing.
-      received: what the server broadcasts for the transform.
-      slots: the number of clients that fit into a round.
-    """
+    """Returns zeros ``[slots]`` for every scalar that the transform's client part measures."""
     if transform is None:
         return ()
     start = algorithm.change_part(template)
@@ -204,20 +157,13 @@ def decode(
     state: PyTree,
     measured: Measurements,
     context: RoundContext,
-    sent_leaves: Mapping[str, jax.Array],
-) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+    sent_leaves: Mapping[str, Array],
+) -> tuple[PyTree, PyTree, dict[str, Array]]:
     """Returns the results of the transform's server part: (aggregated update, state, metrics).
 
     If no upload was accepted, the update and the state stay as they are.
 
     Args:
-      transform: the upload transform.
-      algorithm: the federated algorithm.
-      template: the upload of a client that learned nothing.
-      update: the aggregate of the transformed uploads.
-      state: the server's state of the transform.
-      measured: the measurements of the transform's client part.
-      context: the server's information about the round.
       sent_leaves: ``Traffic.sent_leaves`` of this round.
     """
     if transform.server is None:
@@ -235,13 +181,12 @@ def decode(
     return algorithm.with_change(update, moved), new.state, new.metrics
 
 
-def as_received(masks: Mapping[str, jax.Array], new: PyTree, received: PyTree) -> PyTree:
+def as_received(masks: Mapping[str, Array], new: PyTree, received: PyTree) -> PyTree:
     """Returns the new leaves; entries outside a leaf's mask have their received values.
 
     Args:
       masks: leaf name -> bool, broadcastable to the leaf. All entries of a leaf without a mask are
         new.
-      new: nested dicts of leaves; anything else is returned as it is.
       received: the received values, in the structure of ``new``.
     """
     if not masks or not isinstance(new, dict):
@@ -257,14 +202,13 @@ def as_received(masks: Mapping[str, jax.Array], new: PyTree, received: PyTree) -
 def sendable(
     aggregator: Aggregator,
     template: PyTree,
-    sent_leaves: Mapping[str, jax.Array],
-    rank_mask: Mapping[str, jax.Array],
+    sent_leaves: Mapping[str, Array],
+    rank_mask: Mapping[str, Array],
 ) -> PyTree | None:
     """Returns which entries of an upload some client can change (``RoundContext.sendable``).
 
     Args:
       aggregator: whose ``unmasked_policy`` says what is sent for entries outside the rank masks.
-      template: the upload of a client that learned nothing.
       sent_leaves: ``Traffic.sent_leaves`` of this round.
       rank_mask: the entries that each client has, bool ``[clients, ...]`` by leaf name.
     """

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Aggregated, PyTree, RoundContext, Total
 from fedjax_peft.engine.local_work import Loop
@@ -16,20 +17,13 @@ from fedjax_peft.engine.stages import distance
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.work import Work, at_work
 
-__all__ = ["differentiable_round", "loop_with_derivative", "measured_apart"]
-
 
 def loop_with_derivative(
-    steps: jax.Array,
-    body: Callable[[jax.Array, Any], Any],
-    start: Any,
-    *,
-    capacity: int,
-    checkpoint: bool,
+    steps: Array, body: Callable[[Array, Any], Any], start: Any, *, capacity: int, checkpoint: bool
 ) -> Any:
     """Returns the carry after ``steps`` of ``capacity`` time steps, by a loop with a derivative."""
 
-    def step(carry: Any, t: jax.Array) -> tuple[Any, None]:
+    def step(carry: Any, t: Array) -> tuple[Any, None]:
         return jax.lax.cond(t < steps, body, lambda t, carry: carry, t, carry), None
 
     one = jax.checkpoint(step, prevent_cse=False) if checkpoint else step
@@ -41,7 +35,7 @@ def differentiable_round(
 ) -> Callable[..., RoundResult]:
     """Returns (state, plan, key, round) -> result of the round, with a loop of fixed length."""
 
-    def run(state: State, plan: Plan, key: jax.Array, index: jax.Array) -> RoundResult:
+    def run(state: State, plan: Plan, key: Array, index: Array) -> RoundResult:
         fixed_length: Loop = partial(loop, capacity=plan.slot.shape[0])
         made = build_round(setup, RoundOptions(padded, loop=fixed_length))
         weights = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
@@ -56,8 +50,6 @@ def measured_apart(setup: Setup, work: Work, own_weights: bool) -> Setup:
     The norm of a change has an infinite derivative at 0, and 0 times infinity is not 0.
 
     Args:
-      setup: the setup.
-      work: what the clients do.
       own_weights: whether the algorithm weights the clients; else the plan's weights are used.
     """
     algorithm = setup.algorithm

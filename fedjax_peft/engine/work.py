@@ -5,31 +5,13 @@ from typing import Any, Literal
 
 import jax
 
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    ClientContext,
-    ClientUpdate,
-    Key,
-    Probe,
-    PyTree,
-    Stacked,
-    Stages,
-    Traffic,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Stacked
+from fedjax_peft.contracts.algorithm import Algorithm, Traffic
+from fedjax_peft.contracts.client import ClientContext, ClientUpdate, Probe
+from fedjax_peft.contracts.types import Key, PyTree
+from fedjax_peft.contracts.upload import Stages
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.support.errors import InputError
-
-__all__ = [
-    "PREDICTIONS",
-    "Work",
-    "at_work",
-    "check_local_models",
-    "evaluation",
-    "keeping_uploads",
-    "tuning",
-]
 
 PREDICTIONS = "predictions"
 """The optional entry of a step's metrics that holds arrays ``[batch, ...]``. These arrays are
@@ -56,12 +38,7 @@ def at_work(setup: Setup, work: Work) -> Setup:
 
 
 def check_local_models(algorithm: Algorithm, server: PyTree) -> None:
-    """Raises InputError for an algorithm that does not say which model an upload describes.
-
-    Args:
-      algorithm: the federated algorithm.
-      server: the server's state.
-    """
+    """Raises InputError for an algorithm that does not say which model an upload describes."""
     rules = algorithm.server
     forms = [jax.eval_shape(form, server) for form in (rules.broadcast, rules.unchanged)]
     if algorithm.local_model is None and forms[0] != forms[1]:
@@ -91,15 +68,12 @@ def evaluation(algorithm: Algorithm, *, personal: bool, probe: Probe | None = No
     which the task's score is computed.
 
     Args:
-      algorithm: the algorithm that was trained.
       personal: True measures each client's own model; False measures the global model, to which all
         leaves then belong.
-      probe: additional measurements.
     """
 
     def client(context: ClientContext) -> ClientUpdate:
         def step(state: Any, batch: Any, key: Key) -> tuple[Any, Any]:
-            del key
             broadcast, kept = state
             leaves = algorithm.model(broadcast, kept) if personal else broadcast
             outputs = context.apply(leaves, batch, None, False)

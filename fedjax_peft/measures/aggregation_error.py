@@ -7,15 +7,11 @@ mappings from module path to value. They can be called in a compiled function.
 
 from collections.abc import Mapping
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
-__all__ = ["error_metrics", "summarise", "truncation_metrics"]
 
-
-def error_metrics(
-    errors: Mapping[str, jax.Array], exact: Mapping[str, jax.Array]
-) -> dict[str, jax.Array]:
+def error_metrics(errors: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, Array]:
     """Returns the aggregation error over all matrices, and each matrix's Frobenius error.
 
     Args:
@@ -30,10 +26,8 @@ def error_metrics(
 
 
 def truncation_metrics(
-    frobenius: Mapping[str, jax.Array],
-    largest: Mapping[str, jax.Array],
-    norms: Mapping[str, jax.Array],
-) -> dict[str, jax.Array]:
+    frobenius: Mapping[str, Array], largest: Mapping[str, Array], norms: Mapping[str, Array]
+) -> dict[str, Array]:
     """Returns :func:`summarise`'s metrics, and the share of the spectrum that was kept.
 
     ``spectrum_kept`` is ``Σ_{j≤r} σ_j² / Σ σ_j²`` over all matrices, 0 where nothing was learned.
@@ -45,10 +39,8 @@ def truncation_metrics(
 
 
 def summarise(
-    frobenius: Mapping[str, jax.Array],
-    largest: Mapping[str, jax.Array],
-    norms: Mapping[str, jax.Array],
-) -> dict[str, jax.Array]:
+    frobenius: Mapping[str, Array], largest: Mapping[str, Array], norms: Mapping[str, Array]
+) -> dict[str, Array]:
     """Returns the metrics of an aggregation error from its values per matrix.
 
     Args:
@@ -57,7 +49,7 @@ def summarise(
       norms: module path -> Frobenius norm of the exact average.
     """
 
-    def joint(parts: Mapping[str, jax.Array]) -> jax.Array:
+    def joint(parts: Mapping[str, Array]) -> Array:
         return jnp.sqrt(jnp.sum(jnp.stack(list(parts.values())) ** 2))
 
     total, norm = joint(frobenius), joint(norms)

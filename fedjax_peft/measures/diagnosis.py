@@ -3,16 +3,14 @@
 import functools
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Batch, ClientContext, Diagnosis, Metrics, Params, Probe
 from fedjax_peft.contracts.dual_modes import mode
 from fedjax_peft.measures.drift import variation
 from fedjax_peft.measures.representation import cka, pool
 from fedjax_peft.measures.spectrum import spectrum
-
-__all__ = ["adapters_cka", "diagnosis", "probe", "second_classifier"]
 
 
 def diagnosis(which: Sequence[str]) -> Diagnosis | None:
@@ -22,7 +20,7 @@ def diagnosis(which: Sequence[str]) -> Diagnosis | None:
 
 @functools.cache  # the same function object, so that its compiled program is reused
 def _measures(which: tuple[str, ...]) -> Diagnosis | None:
-    def measure(before: Params, after: Params, fixed: Params) -> dict[str, jax.Array]:
+    def measure(before: Params, after: Params, fixed: Params) -> dict[str, Array]:
         moved = variation(before, after) if "variation" in which else {}
         return moved | (spectrum(after, fixed) if "spectrum" in which else {})
 

@@ -1,14 +1,12 @@
 """How far the global LoRA factors move in a round (FeDeRA)."""
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Params
 
-__all__ = ["variation"]
 
-
-def variation(before: Params, after: Params) -> dict[str, jax.Array]:
+def variation(before: Params, after: Params) -> dict[str, Array]:
     """Returns how much the factors' magnitudes and directions have changed (FeDeRA, Eq 11-14).
 
     For every column w of the paper's A ``[r, in]`` and B ``[out, r]`` (here: rows of ``lora_a`` and
@@ -17,8 +15,8 @@ def variation(before: Params, after: Params) -> dict[str, jax.Array]:
     define its change of direction as 1 if one of the two columns is zero, and as 0 if both are.
     The means over all matrices are reported too.
     """
-    metrics: dict[str, jax.Array] = {}
-    totals: dict[str, list[jax.Array]] = {}
+    metrics: dict[str, Array] = {}
+    totals: dict[str, list[Array]] = {}
     for kind in ("a", "b"):
         names = sorted(n for n in before if n.endswith(f".lora_{kind}"))
         for name in names:
@@ -31,7 +29,7 @@ def variation(before: Params, after: Params) -> dict[str, jax.Array]:
     return {name: jnp.mean(jnp.stack(parts)) for name, parts in totals.items()} | metrics
 
 
-def _change(before: jax.Array, after: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _change(before: Array, after: Array) -> tuple[Array, Array]:
     """Returns ΔM and ΔD between the rows of two matrices."""
     old, new = (jnp.sqrt(jnp.sum(x.astype(jnp.float32) ** 2, axis=-1)) for x in (before, after))
     both = (old > 0) & (new > 0)

@@ -23,21 +23,11 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Batch, Outputs
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = [
-    "SIMILARITIES",
-    "Pooling",
-    "Similarity",
-    "check_pooling",
-    "cka",
-    "cka_debiased",
-    "cosine",
-    "cosines",
-    "pool",
-]
+from fedjax_peft.support.checks import check_choice
+from fedjax_peft.support.errors import InputError
 
 Pooling = Literal["mean", "cls"]
 """``mean``: the mean of the last hidden states over a text's tokens, without padding. ``cls``: the
@@ -55,17 +45,14 @@ _LEAST = 1e-10
 
 def check_pooling(how: str) -> None:
     """Raises InputError for an unknown pooling."""
-    if how not in get_args(Pooling):
-        raise InputError(f"pooling = {how!r} is unknown. {nearest(str(how), get_args(Pooling))}")
+    check_choice("pooling", how, get_args(Pooling))
 
 
-def pool(outputs: Outputs, batch: Batch, how: Pooling) -> jax.Array:
+def pool(outputs: Outputs, batch: Batch, how: Pooling) -> Array:
     """Returns one vector for each example, float32 ``[batch, width]``: its pooled hidden states.
 
     Args:
-      outputs: the model's outputs.
       batch: the model's input; without an ``attention_mask`` all positions count (images).
-      how: see :data:`Pooling`.
     """
     if outputs.hidden is None:
         raise InputError(
@@ -84,29 +71,29 @@ def pool(outputs: Outputs, batch: Batch, how: Pooling) -> jax.Array:
     return jnp.sum(hidden * real, axis=1) / jnp.maximum(jnp.sum(real, axis=1), 1.0)
 
 
-def cka(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+def cka(x: Array, y: Array, mask: Array) -> Array:
     """Returns the linear CKA of ``x`` ``[n, width]`` and ``y``; ``mask`` is bool ``[n]``."""
     (k, varied), (other, varied_too) = _gram(x, mask), _gram(y, mask)
     return _alignment(k, other, varied & varied_too & (jnp.sum(mask) >= 2))
 
 
-def cka_debiased(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+def cka_debiased(x: Array, y: Array, mask: Array) -> Array:
     """Returns the linear CKA by unbiased HSIC estimates; it can be negative. See :func:`cka`."""
     (k, varied), (other, varied_too) = _gram(x, mask), _gram(y, mask)
     k, other = _u_centred(k, mask), _u_centred(other, mask)
     return _alignment(k, other, varied & varied_too & (jnp.sum(mask) >= 4))
 
 
-def cosine(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+def cosine(x: Array, y: Array, mask: Array) -> Array:
     """Returns the mean over examples of the cosine of ``x`` and ``y``; 0 for a vector of zeros."""
     x, y = (jnp.where(mask[:, None], z, 0.0) for z in (x, y))
     return jnp.sum(cosines(x, y)) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def cosines(x: jax.Array, y: jax.Array) -> jax.Array:
+def cosines(x: Array, y: Array) -> Array:
     """Returns the cosine of every pair of rows, float32 ``[n]``; 0 for a vector of zeros."""
 
-    def unit(z: jax.Array) -> jax.Array:
+    def unit(z: Array) -> Array:
         z = z.astype(jnp.float32)
         square = jnp.sum(z**2, axis=1, keepdims=True)
         some = square > 0
@@ -115,13 +102,13 @@ def cosines(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.sum(unit(x) * unit(y), axis=1)
 
 
-SIMILARITIES: dict[str, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = dict(
+SIMILARITIES: dict[str, Callable[[Array, Array, Array], Array]] = dict(
     zip(get_args(Similarity), (cka, cka_debiased, cosine), strict=True)
 )
 """Name -> similarity function."""
 
 
-def _gram(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _gram(x: Array, mask: Array) -> tuple[Array, Array]:
     """Returns the Gram matrix ``[n, n]`` of the centred rows, with trace 1; whether rows vary."""
     keep = mask[:, None]
     x = jnp.where(keep, x.astype(jnp.float32), 0.0)
@@ -136,7 +123,7 @@ def _gram(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.matmul(centred, centred.T, precision="highest"), some
 
 
-def _u_centred(k: jax.Array, mask: jax.Array) -> jax.Array:
+def _u_centred(k: Array, mask: Array) -> Array:
     """Returns the U-centred Gram matrix: its products sum to n(n-3) times the unbiased HSIC."""
     n = jnp.maximum(jnp.sum(mask), 4).astype(jnp.float32)
     pairs = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
@@ -146,7 +133,7 @@ def _u_centred(k: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(pairs, k - rows[:, None] - rows[None, :] + total, 0.0)
 
 
-def _alignment(k: jax.Array, other: jax.Array, some: jax.Array) -> jax.Array:
+def _alignment(k: Array, other: Array, some: Array) -> Array:
     """Returns ``⟨k, other⟩ / (‖k‖ ‖other‖)``, or 0 with no gradient if not ``some``."""
     squares, other_squares = jnp.sum(k * k), jnp.sum(other * other)
     some = some & (squares > _LEAST) & (other_squares > _LEAST)

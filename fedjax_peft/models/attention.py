@@ -23,16 +23,6 @@ from jax import Array
 
 from fedjax_peft.models.layers import Dropout, Mask, PrefixSlot
 
-__all__ = [
-    "FORMS",
-    "Attending",
-    "AttentionForm",
-    "EncoderAttention",
-    "attention",
-    "choose",
-    "split_heads",
-]
-
 AttentionForm: TypeAlias = Literal["whole", "blocks", "cudnn"]
 """How attention is computed, see :mod:`fedjax_peft.models.attention`."""
 FORMS: tuple[str, ...] = get_args(AttentionForm)
@@ -69,7 +59,6 @@ class EncoderAttention(Attending):
           x: ``[batch, length, width]``.
           mask: bool, broadcastable to ``[batch, heads, queries, length]``; None: all is seen.
           queries: how many tokens to compute, from the first; None: all.
-          project: to queries, keys and values.
         """
         query, key, value = project
         asking = x[:, :queries]
@@ -102,8 +91,6 @@ def attention(
       query: ``[batch, length, heads, width]``; ``key`` and ``value`` have the same form. They may
         have fewer heads, of which each serves several consecutive heads of the query (grouped-query
         attention, Ainslie et al. 2023).
-      key: see ``query``.
-      value: see ``query``.
       mask: bool, broadcastable to ``[batch, heads, query length, key length]``; None: everything
         is seen. A token that sees nothing gets the mean of all values.
       drop: applied to the attention probabilities. Its mask is the same in all forms.
@@ -142,12 +129,8 @@ def choose(
     """Returns the form in which one attention is computed: ``form``, or ``whole`` in its place.
 
     Args:
-      form: what is asked for.
       platform: such as ``cpu`` or ``gpu``.
-      dtype: of the queries.
       shape: of the scores, ``(batch, heads, query length, key length)``.
-      width: of a head.
-      plain: whether there is neither dropout (now) nor a soft cap.
     """
     batch, heads, queries, keys = shape
     if form == "blocks":

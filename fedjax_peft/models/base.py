@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import ApplyFn, Batch, Key, Outputs, Params, Splits
 from fedjax_peft.models.modules import dotted, is_inside, submodules
@@ -30,8 +31,6 @@ from fedjax_peft.models.stacks import (
 )
 from fedjax_peft.numerics import tree
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["AdapterConst", "AdapterParam", "Model", "bind", "is_inside"]
 
 
 class AdapterParam(nnx.Variable):
@@ -81,7 +80,7 @@ class Model:
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The call of ``load_model`` or ``random_model`` that made it; empty for a bound module and for
     merged weights. A run on disk makes the model again from it."""
-    original: Callable[[str], jax.Array] | None = None
+    original: Callable[[str], Array] | None = None
     """Reads or makes a kernel as it was before it was quantised, by its leaf name, in float32; None
     where nobody can. Starts from the weights (``svd``, ``qr``, ``loftq``) need it."""
 
@@ -105,11 +104,7 @@ class Model:
         return min(found, default=1 << 30) - learned
 
     def require_tokenizer(self) -> Any:
-        """Returns the tokenizer.
-
-        Raises:
-          InputError: the model has none.
-        """
+        """Returns the tokenizer."""
         if self.tokenizer is None:
             raise InputError("This model has no tokenizer, so it cannot read text.")
         return self.tokenizer
@@ -278,9 +273,9 @@ def _outputs(returned: Any) -> Outputs:
     """Returns a module's result as outputs; plain logits are accepted."""
     if isinstance(returned, Outputs):
         return returned
-    if isinstance(returned, jax.Array) and returned.ndim >= 2:
+    if isinstance(returned, Array) and returned.ndim >= 2:
         return Outputs(returned)
-    shape = f" of shape {returned.shape}" if isinstance(returned, jax.Array) else ""
+    shape = f" of shape {returned.shape}" if isinstance(returned, Array) else ""
     raise InputError(
         f"The model returned a value of the type {type(returned).__name__}{shape}. It must return"
         " logits [batch, classes], or fp.contracts.Outputs(logits, hidden): change its __call__, or"

@@ -12,26 +12,12 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch
+from fedjax_peft.models import layers
 from fedjax_peft.models.attention import EncoderAttention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, check_heads, text_kinds
 from fedjax_peft.models.heads import Head, SequenceClassifier
-from fedjax_peft.models.layers import (
-    Dropout,
-    Encoded,
-    PrefixSlot,
-    Residual,
-    TokenEmbed,
-    activation,
-    check_length,
-    layer_norm,
-    linear,
-    prepend,
-    table,
-)
 from fedjax_peft.models.splits import splits_of
-
-__all__ = ["FAMILY", "BertConfig", "BertModel"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +52,11 @@ class BertConfig:
 
 class Embeddings(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
-        self.word_embeddings = TokenEmbed(c.vocab_size, c.hidden_size, dtype)
-        self.position_embeddings = table(c.max_position_embeddings, c.hidden_size, dtype)
-        self.token_type_embeddings = table(c.type_vocab_size, c.hidden_size, dtype)
-        self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
-        self.dropout = Dropout(c.hidden_dropout_prob)
+        self.word_embeddings = layers.TokenEmbed(c.vocab_size, c.hidden_size, dtype)
+        self.position_embeddings = layers.table(c.max_position_embeddings, c.hidden_size, dtype)
+        self.token_type_embeddings = layers.table(c.type_vocab_size, c.hidden_size, dtype)
+        self.LayerNorm = layers.layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+        self.dropout = layers.Dropout(c.hidden_dropout_prob)
         self.pad = -1
         """Positions count from ``pad + 1``."""
 
@@ -83,8 +69,8 @@ class Embeddings(nnx.Module):
         length = x.shape[1]
         # RoBERTa's positions begin after its padding index.
         limit = self.position_embeddings.num_embeddings - self.pad - 1
-        check_length(ids.shape[1], length, limit, "max_position_embeddings")
-        x = x + self.token_type_embeddings(prepend(types, length - ids.shape[1], 0))
+        layers.check_length(ids.shape[1], length, limit, "max_position_embeddings")
+        x = x + self.token_type_embeddings(layers.prepend(types, length - ids.shape[1], 0))
         return self.dropout(
             self.LayerNorm(x + self.position_embeddings(self.positions(ids, length)))
         )
@@ -93,11 +79,11 @@ class Embeddings(nnx.Module):
 class SelfAttention(EncoderAttention):
     def __init__(self, c: BertConfig, dtype: Any):
         self.heads = c.num_attention_heads
-        self.query = linear(c.hidden_size, c.hidden_size, dtype)
-        self.key = linear(c.hidden_size, c.hidden_size, dtype)
-        self.value = linear(c.hidden_size, c.hidden_size, dtype)
-        self.prefix = PrefixSlot(c.hidden_size)
-        self.dropout = Dropout(c.attention_probs_dropout_prob)
+        self.query = layers.linear(c.hidden_size, c.hidden_size, dtype)
+        self.key = layers.linear(c.hidden_size, c.hidden_size, dtype)
+        self.value = layers.linear(c.hidden_size, c.hidden_size, dtype)
+        self.prefix = layers.PrefixSlot(c.hidden_size)
+        self.dropout = layers.Dropout(c.attention_probs_dropout_prob)
 
     def __call__(self, x: Array, mask: Array, queries: int | None) -> Array:
         return self.attend(x, mask, queries, project=(self.query, self.key, self.value))
@@ -107,10 +93,10 @@ class Output(nnx.Module):
     """Dense, dropout, residual, layer norm: the end of both sublayers."""
 
     def __init__(self, c: BertConfig, place: str, n_in: int, dtype: Any):
-        self.dense = linear(n_in, c.hidden_size, dtype)
-        self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
-        self.dropout = Dropout(c.hidden_dropout_prob)
-        self.residual = Residual(place, c.hidden_size)
+        self.dense = layers.linear(n_in, c.hidden_size, dtype)
+        self.LayerNorm = layers.layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+        self.dropout = layers.Dropout(c.hidden_dropout_prob)
+        self.residual = layers.Residual(place, c.hidden_size)
 
     def __call__(self, h: Array, x: Array) -> Array:
         h = self.dropout(self.dense(h))
@@ -132,8 +118,8 @@ class Attention(nnx.Module):
 
 class Intermediate(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
-        self.dense = linear(c.hidden_size, c.intermediate_size, dtype)
-        self.act = activation(c.hidden_act)
+        self.dense = layers.linear(c.hidden_size, c.intermediate_size, dtype)
+        self.act = layers.activation(c.hidden_act)
 
     def __call__(self, x: Array) -> Array:
         return self.act(self.dense(x))
@@ -156,7 +142,7 @@ class Encoder(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
         self.layer = Blocks([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
 
-    def __call__(self, x: Array, mask: Any) -> Encoded:
+    def __call__(self, x: Array, mask: Any) -> layers.Encoded:
         """Returns the hidden states of all layers.
 
         The last layer of the first token is computed separately. If only that token is used, as by
@@ -166,14 +152,14 @@ class Encoder(nnx.Module):
         """
         states = self.layer.states_before_last(x, mask)
         first = self.layer.last(states[-1], mask, 1)[:, 0]
-        return Encoded((*states, self.layer.last(states[-1], mask)), first)
+        return layers.Encoded((*states, self.layer.last(states[-1], mask)), first)
 
 
 class Dense(nnx.Module):
     """A submodule that holds one ``dense`` (Hugging Face's pooler)."""
 
     def __init__(self, n_in: int, n_out: int, dtype: Any):
-        self.dense = linear(n_in, n_out, dtype)
+        self.dense = layers.linear(n_in, n_out, dtype)
 
     def __call__(self, x: Array) -> Array:
         return self.dense(x)
@@ -188,12 +174,12 @@ class BertModel(nnx.Module):
         if pooler:
             self.pooler = Dense(c.hidden_size, c.hidden_size, dtype)
 
-    def __call__(self, batch: Batch) -> Encoded:
+    def __call__(self, batch: Batch) -> layers.Encoded:
         ids = batch["input_ids"]
         types = batch.get("token_type_ids", jnp.zeros_like(ids))
         x = self.embeddings(ids, types)
         prompt = x.shape[1] - ids.shape[1]
-        mask = prepend(batch["attention_mask"].astype(bool), prompt)
+        mask = layers.prepend(batch["attention_mask"].astype(bool), prompt)
         encoded = self.encoder(x, mask[:, None, None, :])
         return encoded._replace(states=tuple(x[:, prompt:] for x in encoded.states))
 
@@ -206,8 +192,8 @@ class BertForSequenceClassification(SequenceClassifier):
     def __init__(self, c: BertConfig, head: Head, dtype: Any):
         bert = BertModel(c, dtype, pooler=True)
         super().__init__("bert", bert, head, c.hidden_size, c.head_dropout)
-        self.dropout = Dropout(c.head_dropout)
-        self.classifier = linear(c.hidden_size, head.classes, jnp.float32)
+        self.dropout = layers.Dropout(c.head_dropout)
+        self.classifier = layers.linear(c.hidden_size, head.classes, jnp.float32)
 
     def logits(self, first: Array) -> Array:
         return self.classifier(self.dropout(jnp.tanh(self.bert.pooler(first))))
@@ -232,11 +218,7 @@ SPLITS = splits_of(
     (r".+\.layer\.\d+\.output\.dense", "inputs"),
     (r".+\.word_embeddings", "rows"),
 )
-REFUSED = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-}
+REFUSED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
 FAMILY = Family(
     name="Bert",

@@ -5,11 +5,11 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.models.attention import FORMS, Attending, AttentionForm
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["Blocks", "Remat", "set_options", "unset_scan"]
+from fedjax_peft.support.checks import check_choice
+from fedjax_peft.support.errors import InputError
 
 Remat: TypeAlias = Literal["none", "blocks", "dots"]
 """What a training step keeps of the blocks for its backward pass. ``none``: all that it needs.
@@ -55,17 +55,16 @@ class Blocks(nnx.List):
         ]
         return [*slices, *self[self.period :]]
 
-    def states(self, x: jax.Array, *arguments: Any) -> list[jax.Array]:
+    def states(self, x: Array, *arguments: Any) -> list[Array]:
         """Returns the hidden states before the first block and after each one.
 
         Args:
           x: ``[batch, length, width]``, the input of the first block.
-          *arguments: given to every block after the hidden states.
         """
         states = self.states_before_last(x, *arguments)
         return [*states, self.last(states[-1], *arguments)]
 
-    def states_before_last(self, x: jax.Array, *arguments: Any) -> list[jax.Array]:
+    def states_before_last(self, x: Array, *arguments: Any) -> list[Array]:
         """Returns :meth:`states` without that of the last block, which :meth:`last` computes."""
         states = [x]
         if self.period:
@@ -74,15 +73,15 @@ class Blocks(nnx.List):
             states.append(self._apply(block, states[-1], arguments))
         return states
 
-    def last(self, x: jax.Array, *arguments: Any) -> jax.Array:
+    def last(self, x: Array, *arguments: Any) -> Array:
         """Returns the result of the last block, which some families compute for one token only."""
         return self._apply(self[-1], x, arguments)
 
-    def _scan(self, x: jax.Array, arguments: Sequence[Any]) -> list[jax.Array]:
+    def _scan(self, x: Array, arguments: Sequence[Any]) -> list[Array]:
         """Returns the hidden states after each stacked block."""
         graphs, stacked = zip(*(nnx.split(block) for block in self[: self.period]), strict=True)
 
-        def group(x: jax.Array, states: Sequence[Any]) -> tuple[jax.Array, list[jax.Array]]:
+        def group(x: Array, states: Sequence[Any]) -> tuple[Array, list[Array]]:
             results = []
             for graph, state in zip(graphs, states, strict=True):
                 x = self._apply(nnx.merge(graph, state), x, arguments)
@@ -95,16 +94,16 @@ class Blocks(nnx.List):
         # states and their gradients.
         return [*states[:-1], last]
 
-    def _apply(self, block: Any, x: jax.Array, arguments: Sequence[Any]) -> jax.Array:
-        def run(x: jax.Array) -> jax.Array:
-            y: jax.Array = block(x, *arguments)
+    def _apply(self, block: Any, x: Array, arguments: Sequence[Any]) -> Array:
+        def run(x: Array) -> Array:
+            y: Array = block(x, *arguments)
             return y
 
         if self.remat == "none":
             return run(x)
         # A scan keeps the two computations apart by itself.
         checkpoint = jax.checkpoint(run, policy=_POLICIES[self.remat], prevent_cse=not self.period)
-        kept: jax.Array = checkpoint(x)
+        kept: Array = checkpoint(x)
         return kept
 
 
@@ -117,21 +116,12 @@ def set_options(
     """Sets how a module's blocks and their attention are computed.
 
     Args:
-      module: a transformer.
       remat: what a training step keeps for its backward pass, see :data:`Remat`.
       scan_layers: whether to stack the blocks when the module becomes a model
         (:mod:`fedjax_peft.models.stacks`).
-      attention: the form of attention (:mod:`fedjax_peft.models.attention`).
-
-    Raises:
-      InputError: an unknown ``remat`` or ``attention``, a model without blocks, or one whose
-        attention has one form only.
     """
-    names = ("none", *_POLICIES)
-    if remat not in names:
-        raise InputError(f"remat = {remat!r} is unknown. {nearest(str(remat), names)}")
-    if attention not in FORMS:
-        raise InputError(f"attention = {attention!r} is unknown. {nearest(str(attention), FORMS)}")
+    check_choice("remat", remat, ("none", *_POLICIES))
+    check_choice("attention", attention, FORMS)
     found = [x for _, x in nnx.iter_modules(module) if isinstance(x, Blocks)]
     if not found and (remat != "none" or scan_layers):
         option = f"remat = {remat!r}" if remat != "none" else "scan_layers = True"

@@ -28,8 +28,6 @@ from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.layers import prepend
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Cache", "Exchange", "Store", "View", "continues", "empty", "keep", "view", "window"]
-
 Exchange: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]
 """New keys and values of a layer -> those of all tokens so far."""
 
@@ -51,7 +49,6 @@ def empty(batch: int, slots: int) -> Cache:
     """Returns the cache before the first call.
 
     Args:
-      batch: rows.
       slots: the capacity: tokens of a prompt, its padding, and the tokens to be generated. The
         learned tokens of prompt tuning are not counted; the first call adds slots for them.
     """
@@ -82,7 +79,6 @@ class Store:
 
         Args:
           key: of the new tokens, ``[batch, length, heads, width]``; ``value`` has the same form.
-          value: see ``key``.
         """
         stored = []
         for i, new in enumerate((key, value)):
@@ -118,9 +114,7 @@ class View(NamedTuple):
         """Returns the hidden states before the first block and after each, and the new cache.
 
         Args:
-          blocks: of the model; the view must have a cache.
           x: ``[batch, length, width]``, the input of the first block.
-          *arguments: given to every block between the hidden states and its store.
         """
         assert self.before is not None
         old, used = self.before.layers, self.before.used - self.mask.shape[2]
@@ -145,9 +139,6 @@ def view(batch: Batch, length: int) -> View:
       batch: columns ``input_ids`` and ``attention_mask`` ``[batch, length]``; optionally
         ``position_ids``, ``segment_ids`` (int32, 0 for padding), and ``cache``.
       length: the tokens after embedding, which may be more: those of a prompt come first.
-
-    Raises:
-      InputError: packed rows with a prompt before them, or with a cache.
     """
     prompt = length - batch["input_ids"].shape[1]
     real = prepend(batch["attention_mask"].astype(bool), prompt)

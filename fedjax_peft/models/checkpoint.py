@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.models import heads
@@ -24,20 +25,6 @@ from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.numerics.linalg import is_finite
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import read_text
-
-__all__ = [
-    "Safetensors",
-    "Tensors",
-    "broken",
-    "held_head",
-    "leaf_value",
-    "match",
-    "normal_names",
-    "only_pickle",
-    "read_json",
-    "save_checkpoint",
-    "source_name",
-]
 
 _OTHER_HEADS = (
     r"(classifier|pre_classifier|second_classifier|qa_outputs|score|lm_head|cls|pooler|projector"
@@ -54,11 +41,7 @@ _TORCH_AXES = {2: (1, 0), 4: (3, 2, 0, 1)}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file.
-
-    Raises:
-      InputError: there is no such file, or it holds no JSON object.
-    """
+    """Returns the JSON object in a file."""
     try:
         value = json.loads(read_text(path))
     except OSError:
@@ -133,16 +116,12 @@ class Safetensors:
         """The shapes by tensor name."""
         return {name: stored.shape for name, stored in self._stored.items()}
 
-    def read(self, name: str, transposed: bool) -> jax.Array:
+    def read(self, name: str, transposed: bool) -> Array:
         """Returns a tensor in float32, with flax's order of axes if ``transposed``.
 
         It is read into new memory. A memory-mapped file would count as memory of this
         process until it is closed, and its tensors would have to be copied. On a CPU, JAX uses
         aligned memory without a copy.
-
-        Raises:
-          InputError: a dtype that is not supported, a file that ends early, or a value that is not
-            finite.
         """
         file, shape, kind, offset = self._stored[name]
         if kind not in _STORED:
@@ -205,13 +184,7 @@ def _contents(file: Path) -> dict[str, _Stored]:
 
 
 def only_pickle(directory: Path, name: str, convert: str) -> InputError:
-    """Returns the error for weights that are there only as pickle.
-
-    Args:
-      directory: with the weights.
-      name: of the pickle file.
-      convert: what writes safetensors instead.
-    """
+    """Returns the error for weights that are there only as pickle."""
     return InputError(
         f"{directory} holds its weights only as pickle ({name}), which can run any code when it is"
         f" read and is refused. Convert it to safetensors first ({convert})."
@@ -267,13 +240,8 @@ def held_head(
     """Returns the head that a checkpoint holds.
 
     Args:
-      name: of the checkpoint, for the error message.
       config: the fields of its ``config.json``.
-      family: of the model.
       names: the checkpoint's tensors, from :func:`normal_names`.
-
-    Raises:
-      InputError: it holds none.
     """
     declared = [str(a) for a in config.get("architectures") or ()]
     for kind, k in family.kinds.items():
@@ -314,16 +282,7 @@ def match(
     Leaves of a head that the checkpoint does not hold are left out.
 
     Args:
-      name: of the checkpoint, for the error message.
-      family: of the model.
-      kind: of its head.
-      shapes: of the model's leaves.
       names: the checkpoint's tensors, from :func:`normal_names`.
-      tensors: of the checkpoint.
-      head: what to predict.
-
-    Raises:
-      InputError: tensors and leaves do not fit; all mismatches are listed.
     """
     plan: dict[str, tuple[str, bool]] = {}
     problems = []

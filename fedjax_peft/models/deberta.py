@@ -20,27 +20,13 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch
-from fedjax_peft.models import bert
+from fedjax_peft.models import bert, layers
 from fedjax_peft.models.bert import BertConfig
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, text_kinds
 from fedjax_peft.models.heads import Head, SequenceClassifier
-from fedjax_peft.models.layers import (
-    UNSEEDED,
-    Dropout,
-    Encoded,
-    TokenEmbed,
-    activation,
-    check_length,
-    layer_norm,
-    linear,
-    prepend,
-    table,
-)
 from fedjax_peft.models.splits import splits_of
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["FAMILY", "DebertaConfig", "DebertaModel", "log_buckets", "skew"]
 
 
 def _at_least(least: int, default: int) -> Any:
@@ -175,13 +161,13 @@ def skew(x: Array, m: int) -> Array:
 
 class Embeddings(nnx.Module):
     def __init__(self, c: DebertaConfig, dtype: Any):
-        self.word_embeddings = TokenEmbed(c.vocab_size, c.hidden_size, dtype)
+        self.word_embeddings = layers.TokenEmbed(c.vocab_size, c.hidden_size, dtype)
         if c.position_biased_input:
-            self.position_embeddings = table(c.max_position_embeddings, c.hidden_size, dtype)
+            self.position_embeddings = layers.table(c.max_position_embeddings, c.hidden_size, dtype)
         if c.type_vocab_size:
-            self.token_type_embeddings = table(c.type_vocab_size, c.hidden_size, dtype)
-        self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
-        self.dropout = Dropout(c.hidden_dropout_prob)
+            self.token_type_embeddings = layers.table(c.type_vocab_size, c.hidden_size, dtype)
+        self.LayerNorm = layers.layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+        self.dropout = layers.Dropout(c.hidden_dropout_prob)
 
     def __call__(self, batch: Batch) -> tuple[Array, Array]:
         """Returns the embeddings, zero for padding, and the mask, both with a prompt's tokens."""
@@ -189,14 +175,14 @@ class Embeddings(nnx.Module):
         x = self.word_embeddings(ids)
         length = x.shape[1]
         prompt = length - ids.shape[1]
-        mask = prepend(batch["attention_mask"].astype(bool), prompt)
+        mask = layers.prepend(batch["attention_mask"].astype(bool), prompt)
         if hasattr(self, "position_embeddings"):
             limit = self.position_embeddings.num_embeddings
-            check_length(ids.shape[1], length, limit, "max_position_embeddings")
+            layers.check_length(ids.shape[1], length, limit, "max_position_embeddings")
             x = x + self.position_embeddings(jnp.arange(length))[None]
         if hasattr(self, "token_type_embeddings"):
             types = batch.get("token_type_ids", jnp.zeros_like(ids))
-            x = x + self.token_type_embeddings(prepend(types, prompt, 0))
+            x = x + self.token_type_embeddings(layers.prepend(types, prompt, 0))
         x = self.LayerNorm(x)
         return self.dropout(jnp.where(mask[..., None], x, jnp.zeros_like(x))), mask
 
@@ -219,7 +205,7 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, c: DebertaConfig, dtype: Any):
         def projection() -> nnx.Linear:
-            return linear(c.hidden_size, c.hidden_size, dtype)
+            return layers.linear(c.hidden_size, c.hidden_size, dtype)
 
         self.config = c
         # As in the reference, the terms count even if relative attention is off.
@@ -228,9 +214,9 @@ class SelfAttention(nnx.Module):
         self.query_proj = projection()
         self.key_proj = projection()
         self.value_proj = projection()
-        self.dropout = Dropout(c.attention_probs_dropout_prob)
+        self.dropout = layers.Dropout(c.attention_probs_dropout_prob)
         if c.relative_attention:
-            self.pos_dropout = Dropout(c.hidden_dropout_prob)
+            self.pos_dropout = layers.Dropout(c.hidden_dropout_prob)
             if not c.share_att_key:
                 if "c2p" in c.terms:
                     self.pos_key_proj = projection()
@@ -286,14 +272,14 @@ class Encoder(bert.Encoder):
     """BERT's encoder with disentangled attention."""
 
     def __init__(self, c: DebertaConfig, dtype: Any):
-        layers = range(c.num_hidden_layers)
-        self.layer = Blocks([bert.Layer(c, dtype, SelfAttention) for _ in layers])
+        count = range(c.num_hidden_layers)
+        self.layer = Blocks([bert.Layer(c, dtype, SelfAttention) for _ in count])
         if c.relative_attention:
-            self.rel_embeddings = nnx.Embed(2 * c.span, c.hidden_size, rngs=UNSEEDED)
+            self.rel_embeddings = nnx.Embed(2 * c.span, c.hidden_size, rngs=layers.UNSEEDED)
         if "layer_norm" in c.norms:  # even if relative attention is off, as in the reference
-            self.LayerNorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+            self.LayerNorm = layers.layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
 
-    def __call__(self, x: Array, mask: Array) -> Encoded:
+    def __call__(self, x: Array, mask: Array) -> layers.Encoded:
         """Returns the hidden states of all layers."""
         table = self.table(x.dtype)
         # As in the reference, a padding token attends to all tokens equally.
@@ -318,7 +304,7 @@ class DebertaModel(nnx.Module):
         self.embeddings = Embeddings(c, dtype)
         self.encoder = Encoder(c, dtype)
 
-    def __call__(self, batch: Batch) -> Encoded:
+    def __call__(self, batch: Batch) -> layers.Encoded:
         x, mask = self.embeddings(batch)
         prompt = x.shape[1] - batch["input_ids"].shape[1]
         encoded = self.encoder(x, mask)
@@ -329,9 +315,9 @@ class ContextPooler(nnx.Module):
     """Dropout, dense, activation."""
 
     def __init__(self, c: DebertaConfig):
-        self.dense = linear(c.hidden_size, c.hidden_size, jnp.float32)
-        self.dropout = Dropout(c.pooler_dropout)
-        self.act = activation(c.pooler_hidden_act)
+        self.dense = layers.linear(c.hidden_size, c.hidden_size, jnp.float32)
+        self.dropout = layers.Dropout(c.pooler_dropout)
+        self.act = layers.activation(c.pooler_hidden_act)
 
     def __call__(self, x: Array) -> Array:
         return self.act(self.dense(self.dropout(x)))
@@ -344,8 +330,8 @@ class DebertaForSequenceClassification(SequenceClassifier):
         backbone = DebertaModel(c, dtype)
         super().__init__("deberta", backbone, head, c.hidden_size, c.head_dropout)
         self.pooler = ContextPooler(c)
-        self.dropout = Dropout(c.head_dropout)
-        self.classifier = linear(c.hidden_size, head.classes, jnp.float32)
+        self.dropout = layers.Dropout(c.head_dropout)
+        self.classifier = layers.linear(c.hidden_size, head.classes, jnp.float32)
 
     def logits(self, first: Array) -> Array:
         return self.classifier(self.dropout(self.pooler(first)))

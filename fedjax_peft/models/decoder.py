@@ -19,36 +19,16 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Outputs
+from fedjax_peft.models import layers
 from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.cache import Exchange, continues, keep, view, window
 from fedjax_peft.models.family import Family, Kind, check_heads, class_kinds, first_rate
 from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
-from fedjax_peft.models.layers import (
-    Dropout,
-    Encoded,
-    PrefixSlot,
-    Residual,
-    RMSNorm,
-    TokenEmbed,
-    activation,
-    last_token,
-    linear,
-)
 from fedjax_peft.models.readout import capped, readout, tied_readout
 from fedjax_peft.models.rotary import Rope, rope, rotate
 from fedjax_peft.models.splits import splits_of
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = [
-    "FULL",
-    "SLIDING",
-    "DecoderConfig",
-    "DecoderModel",
-    "Form",
-    "family_of",
-    "layer_kinds",
-]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The kinds of layers, as in ``layer_types`` of a config."""
@@ -149,10 +129,6 @@ def layer_kinds(given: list | None, default: tuple[str, ...]) -> tuple[str, ...]
 
     Args:
       given: ``layer_types`` of the config.
-      default: where it is absent.
-
-    Raises:
-      InputError: another number of layers, or an unknown kind.
     """
     kinds = default if given is None else tuple(map(str, given))
     if len(kinds) != len(default):
@@ -182,16 +158,16 @@ class Attention(Attending):
         self.scale = form.score_scale
         self.softcap = form.score_cap
         outer, inner = c.num_attention_heads * c.width, c.groups * c.width
-        self.q_proj = linear(c.hidden_size, outer, dtype, bias=form.query_bias)
-        self.k_proj = linear(c.hidden_size, inner, dtype, bias=form.query_bias)
-        self.v_proj = linear(c.hidden_size, inner, dtype, bias=form.query_bias)
-        self.o_proj = linear(outer, c.hidden_size, dtype, bias=form.output_bias)
+        self.q_proj = layers.linear(c.hidden_size, outer, dtype, bias=form.query_bias)
+        self.k_proj = layers.linear(c.hidden_size, inner, dtype, bias=form.query_bias)
+        self.v_proj = layers.linear(c.hidden_size, inner, dtype, bias=form.query_bias)
+        self.o_proj = layers.linear(outer, c.hidden_size, dtype, bias=form.output_bias)
         self.has_norms = form.query_norm
         if form.query_norm:
-            self.q_norm = RMSNorm(c.width, c.rms_norm_eps, centred=form.centred)
-            self.k_norm = RMSNorm(c.width, c.rms_norm_eps, centred=form.centred)
-        self.prefix = PrefixSlot(inner)
-        self.dropout = Dropout(c.attention_dropout)
+            self.q_norm = layers.RMSNorm(c.width, c.rms_norm_eps, centred=form.centred)
+            self.k_norm = layers.RMSNorm(c.width, c.rms_norm_eps, centred=form.centred)
+        self.prefix = layers.PrefixSlot(inner)
+        self.dropout = layers.Dropout(c.attention_dropout)
 
     def __call__(self, x: Array, sights: Mapping[str, Sight], store: Exchange) -> Array:
         def split(y: Array) -> Array:
@@ -214,10 +190,10 @@ class MLP(nnx.Module):
 
     def __init__(self, c: DecoderConfig, form: Form, dtype: Any):
         bias = form.feed_forward_bias
-        self.gate_proj = linear(c.hidden_size, c.intermediate_size, dtype, bias=bias)
-        self.up_proj = linear(c.hidden_size, c.intermediate_size, dtype, bias=bias)
-        self.down_proj = linear(c.intermediate_size, c.hidden_size, dtype, bias=bias)
-        self.act = activation(form.activation)
+        self.gate_proj = layers.linear(c.hidden_size, c.intermediate_size, dtype, bias=bias)
+        self.up_proj = layers.linear(c.hidden_size, c.intermediate_size, dtype, bias=bias)
+        self.down_proj = layers.linear(c.intermediate_size, c.hidden_size, dtype, bias=bias)
+        self.act = layers.activation(form.activation)
 
     def __call__(self, x: Array) -> Array:
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
@@ -225,8 +201,8 @@ class MLP(nnx.Module):
 
 class Block(nnx.Module):
     def __init__(self, c: DecoderConfig, form: Form, kind: str, dtype: Any):
-        def norm() -> RMSNorm:
-            return RMSNorm(c.hidden_size, c.rms_norm_eps, centred=form.centred)
+        def norm() -> layers.RMSNorm:
+            return layers.RMSNorm(c.hidden_size, c.rms_norm_eps, centred=form.centred)
 
         self.self_attn = Attention(c, form, kind, dtype)
         self.mlp = MLP(c, form, dtype)
@@ -236,15 +212,14 @@ class Block(nnx.Module):
         if form.post_norms:
             self.pre_feedforward_layernorm = norm()
             self.post_feedforward_layernorm = norm()
-        self.attention_residual = Residual("attention", c.hidden_size)
-        self.output_residual = Residual("feed_forward", c.hidden_size)
+        self.attention_residual = layers.Residual("attention", c.hidden_size)
+        self.output_residual = layers.Residual("feed_forward", c.hidden_size)
 
     def __call__(self, x: Array, sights: Mapping[str, Sight], store: Exchange = keep) -> Array:
         """Returns the new hidden states of ``x`` ``[batch, length, width]``.
 
         Args:
           x: ``[batch, length, width]``.
-          sights: by kind of layer.
           store: new keys and values -> all that there are (:mod:`fedjax_peft.models.cache`).
         """
         h = self.self_attn(self.input_layernorm(x), sights, store)
@@ -257,7 +232,7 @@ class Block(nnx.Module):
         return self.output_residual(h, x)
 
 
-class ScaledEmbed(TokenEmbed):
+class ScaledEmbed(layers.TokenEmbed):
     """A table of token embeddings that are multiplied by a number when they are looked up."""
 
     def __init__(self, vocabulary: int, width: int, scale: float, dtype: Any):
@@ -266,7 +241,6 @@ class ScaledEmbed(TokenEmbed):
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
         """Returns the embeddings ``[..., width]`` of ids. The factor is rounded to their dtype."""
-        del out_sharding
         return self.tokens(inputs)
 
     def tokens(self, ids: Array) -> Array:
@@ -285,13 +259,13 @@ class DecoderModel(nnx.Module):
         self.ropes = tuple((kind, form.ropes[kind]) for kind in sorted(set(form.layers)))
         sizes = c.vocab_size, c.hidden_size
         if form.embedding_scale == 1:
-            self.embed_tokens = TokenEmbed(*sizes, dtype)
+            self.embed_tokens = layers.TokenEmbed(*sizes, dtype)
         else:
             self.embed_tokens = ScaledEmbed(*sizes, form.embedding_scale, dtype)
         self.layers = Blocks([Block(c, form, kind, dtype) for kind in form.layers])
-        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps, centred=form.centred)
+        self.norm = layers.RMSNorm(c.hidden_size, c.rms_norm_eps, centred=form.centred)
 
-    def __call__(self, batch: Batch) -> Encoded:
+    def __call__(self, batch: Batch) -> layers.Encoded:
         """Returns the hidden states; ``first`` is that of the last real token of every row.
 
         With a cache, the last token of every row is its last column.
@@ -308,14 +282,14 @@ class DecoderModel(nnx.Module):
         }
         if seen.before is None:
             states, cache = self.layers.states(x, sights), None
-            token = last_token(ids, batch["attention_mask"].astype(bool), self.pad)
+            token = layers.last_token(ids, batch["attention_mask"].astype(bool), self.pad)
         else:
             states, cache = seen.continued(self.layers, x, sights)
             token = jnp.full(len(ids), ids.shape[1] - 1, jnp.int32)
         states[-1] = self.norm(states[-1])
         states = [y[:, x.shape[1] - ids.shape[1] :] for y in states]  # without a prompt
         first = jnp.take_along_axis(states[-1], token[:, None, None], axis=1)[:, 0]
-        return Encoded(tuple(states), first, token, cache)
+        return layers.Encoded(tuple(states), first, token, cache)
 
 
 # -------------------------------------------------------------------------------------------- heads
@@ -329,7 +303,7 @@ class Classifier(SequenceClassifier):
     def __init__(self, c: DecoderConfig, form: Form, head: Head, dtype: Any):
         backbone = DecoderModel(c, form, dtype)
         super().__init__("model", backbone, head, c.hidden_size, c.head_dropout)
-        self.score = linear(c.hidden_size, head.classes, jnp.float32, bias=False)
+        self.score = layers.linear(c.hidden_size, head.classes, jnp.float32, bias=False)
 
 
 class Tagger(TokenClassifier):
@@ -350,7 +324,7 @@ class LanguageModel(nnx.Module):
         self.tied = c.tie_word_embeddings
         self.cap = form.logit_cap
         if not self.tied:
-            self.lm_head = linear(c.hidden_size, c.vocab_size, dtype, bias=False)
+            self.lm_head = layers.linear(c.hidden_size, c.vocab_size, dtype, bias=False)
             self.lm_head.preferred_element_type = (
                 jnp.float32
             )  # sums of narrow products, not rounded
@@ -384,13 +358,9 @@ def family_of(
     PEFT methods adapt the submodules that Hugging Face PEFT adapts by default.
 
     Args:
-      name: the beginning of Hugging Face's class names.
-      config: the family's config.
       form: config -> form.
       heads: the family's kinds of heads; None: all.
-      ia3: the first projection of attention that IA3 scales.
       prefix: of the ends of Hugging Face's class names, except that of the language model.
-      spans: the name of the backbone in Hugging Face's class for spans.
       centred: whether norms scale by ``1 + offset``.
       refused: further fields of the config, see :class:`fedjax_peft.models.family.Family`.
     """

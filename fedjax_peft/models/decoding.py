@@ -17,8 +17,6 @@ from fedjax_peft.contracts import Batch, Key, Outputs, Sampling
 from fedjax_peft.models.cache import empty
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["NOT_CAUSAL", "NO_TOKEN", "Sampling", "check_sampling", "decode", "next_tokens"]
-
 NO_TOKEN = -1
 """What follows the end of a completion."""
 
@@ -29,11 +27,7 @@ NOT_CAUSAL = (
 
 
 def check_sampling(how: Sampling) -> Sampling:
-    """Returns the settings.
-
-    Raises:
-      InputError: an impossible one.
-    """
+    """Returns the settings."""
     if how.max_new_tokens < 1:
         raise InputError(f"max_new_tokens = {how.max_new_tokens} must be at least 1.")
     if not 0 <= how.temperature < float("inf"):
@@ -63,13 +57,9 @@ def decode(
       forward: a causal language model: batch with a ``cache`` -> outputs.
       ids: prompts, int ``[batch, length]``, padded on the left.
       mask: bool ``[batch, length]``: the tokens of the prompts.
-      how: how tokens are chosen.
       keys: one random key for each row, ``[batch]``; None: only for greedy choice.
       ends: int32 ``[batch, n]``: the tokens that end a row's completion; negative: none.
       real: bool ``[batch]``: the rows that count; None: all. Others do not keep the loop running.
-
-    Raises:
-      InputError: the model is not a causal language model with a cache.
     """
     rows, length = ids.shape
     ends = jnp.full((rows, 1), NO_TOKEN, jnp.int32) if ends is None else ends
@@ -128,7 +118,6 @@ def _any(flags: Array) -> Array:
 
 @_any.def_vmap
 def _any_of_all(axis_size: int, in_batched: Any, flags: Array) -> tuple[Array, bool]:
-    del axis_size, in_batched
     return _any(flags), False
 
 
@@ -139,7 +128,6 @@ def next_tokens(logits: Array, how: Sampling, keys: Key | None = None) -> Array:
 
     Args:
       logits: float32 ``[batch, vocabulary]``.
-      how: how to choose.
       keys: ``[batch]``; None: only for greedy choice.
     """
     if how.temperature == 0 or keys is None:

@@ -12,27 +12,12 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch
-from fedjax_peft.models import bert
+from fedjax_peft.models import bert, layers
 from fedjax_peft.models.attention import EncoderAttention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, check_heads, text_kinds
 from fedjax_peft.models.heads import Head, SequenceClassifier
-from fedjax_peft.models.layers import (
-    UNSEEDED,
-    Dropout,
-    Encoded,
-    PrefixSlot,
-    Residual,
-    TokenEmbed,
-    activation,
-    check_length,
-    layer_norm,
-    linear,
-    prepend,
-)
 from fedjax_peft.models.splits import splits_of
-
-__all__ = ["FAMILY", "DistilBertConfig", "DistilBertModel"]
 
 EPSILON = 1e-12
 """Epsilon of every layer norm; the config has no field for it."""
@@ -62,27 +47,27 @@ class DistilBertConfig:
 class Embeddings(nnx.Module):
     def __init__(self, c: DistilBertConfig, dtype: Any):
         positions = c.max_position_embeddings
-        self.word_embeddings = TokenEmbed(c.vocab_size, c.dim, dtype)
-        self.position_embeddings = nnx.Embed(positions, c.dim, dtype=dtype, rngs=UNSEEDED)
-        self.LayerNorm = layer_norm(c.dim, EPSILON, dtype)
-        self.dropout = Dropout(c.dropout)
+        self.word_embeddings = layers.TokenEmbed(c.vocab_size, c.dim, dtype)
+        self.position_embeddings = nnx.Embed(positions, c.dim, dtype=dtype, rngs=layers.UNSEEDED)
+        self.LayerNorm = layers.layer_norm(c.dim, EPSILON, dtype)
+        self.dropout = layers.Dropout(c.dropout)
 
     def __call__(self, ids: Array) -> Array:
         x = self.word_embeddings(ids)
         length, limit = x.shape[1], self.position_embeddings.num_embeddings
-        check_length(ids.shape[1], length, limit, "max_position_embeddings")
+        layers.check_length(ids.shape[1], length, limit, "max_position_embeddings")
         return self.dropout(self.LayerNorm(x + self.position_embeddings(jnp.arange(length))[None]))
 
 
 class Attention(EncoderAttention):
     def __init__(self, c: DistilBertConfig, dtype: Any):
         self.heads = c.n_heads
-        self.q_lin = linear(c.dim, c.dim, dtype)
-        self.k_lin = linear(c.dim, c.dim, dtype)
-        self.v_lin = linear(c.dim, c.dim, dtype)
-        self.out_lin = linear(c.dim, c.dim, dtype)
-        self.prefix = PrefixSlot(c.dim)
-        self.dropout = Dropout(c.attention_dropout)
+        self.q_lin = layers.linear(c.dim, c.dim, dtype)
+        self.k_lin = layers.linear(c.dim, c.dim, dtype)
+        self.v_lin = layers.linear(c.dim, c.dim, dtype)
+        self.out_lin = layers.linear(c.dim, c.dim, dtype)
+        self.prefix = layers.PrefixSlot(c.dim)
+        self.dropout = layers.Dropout(c.attention_dropout)
 
     def __call__(self, x: Array, mask: Array, queries: int | None) -> Array:
         projections = (self.q_lin, self.k_lin, self.v_lin)
@@ -91,10 +76,10 @@ class Attention(EncoderAttention):
 
 class FFN(nnx.Module):
     def __init__(self, c: DistilBertConfig, dtype: Any):
-        self.lin1 = linear(c.dim, c.hidden_dim, dtype)
-        self.lin2 = linear(c.hidden_dim, c.dim, dtype)
-        self.activation = activation(c.activation)
-        self.dropout = Dropout(c.dropout)
+        self.lin1 = layers.linear(c.dim, c.hidden_dim, dtype)
+        self.lin2 = layers.linear(c.hidden_dim, c.dim, dtype)
+        self.activation = layers.activation(c.activation)
+        self.dropout = layers.Dropout(c.dropout)
 
     def __call__(self, x: Array) -> Array:
         return self.dropout(self.lin2(self.activation(self.lin1(x))))
@@ -103,11 +88,11 @@ class FFN(nnx.Module):
 class TransformerBlock(nnx.Module):
     def __init__(self, c: DistilBertConfig, dtype: Any):
         self.attention = Attention(c, dtype)
-        self.attention_residual = Residual("attention", c.dim)
-        self.sa_layer_norm = layer_norm(c.dim, EPSILON, dtype)
+        self.attention_residual = layers.Residual("attention", c.dim)
+        self.sa_layer_norm = layers.layer_norm(c.dim, EPSILON, dtype)
         self.ffn = FFN(c, dtype)
-        self.output_residual = Residual("feed_forward", c.dim)
-        self.output_layer_norm = layer_norm(c.dim, EPSILON, dtype)
+        self.output_residual = layers.Residual("feed_forward", c.dim)
+        self.output_layer_norm = layers.layer_norm(c.dim, EPSILON, dtype)
 
     def __call__(self, x: Array, mask: Array, queries: int | None = None) -> Array:
         h = self.attention(x, mask, queries)
@@ -129,7 +114,7 @@ class DistilBertModel(nnx.Module):
         self.embeddings = Embeddings(c, dtype)
         self.transformer = Transformer(c, dtype)
 
-    def __call__(self, batch: Batch) -> Encoded:
+    def __call__(self, batch: Batch) -> layers.Encoded:
         """Returns the hidden states; token types are not used.
 
         Raises:
@@ -138,7 +123,7 @@ class DistilBertModel(nnx.Module):
         ids = batch["input_ids"]
         x = self.embeddings(ids)
         prompt = x.shape[1] - ids.shape[1]
-        mask = prepend(batch["attention_mask"].astype(bool), prompt)
+        mask = layers.prepend(batch["attention_mask"].astype(bool), prompt)
         encoded = self.transformer(x, mask[:, None, None, :])
         return encoded._replace(states=tuple(x[:, prompt:] for x in encoded.states))
 
@@ -149,9 +134,9 @@ class DistilBertForSequenceClassification(SequenceClassifier):
     def __init__(self, c: DistilBertConfig, head: Head, dtype: Any):
         backbone = DistilBertModel(c, dtype)
         super().__init__("distilbert", backbone, head, c.dim, c.seq_classif_dropout)
-        self.pre_classifier = linear(c.dim, c.dim, jnp.float32)
-        self.dropout = Dropout(c.seq_classif_dropout)
-        self.classifier = linear(c.dim, head.classes, jnp.float32)
+        self.pre_classifier = layers.linear(c.dim, c.dim, jnp.float32)
+        self.dropout = layers.Dropout(c.seq_classif_dropout)
+        self.classifier = layers.linear(c.dim, head.classes, jnp.float32)
 
     def logits(self, first: Array) -> Array:
         return self.classifier(self.dropout(jax.nn.relu(self.pre_classifier(first))))

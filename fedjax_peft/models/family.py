@@ -9,9 +9,6 @@ from fedjax_peft.contracts import Splits
 from fedjax_peft.models.heads import Head, SpanClassifier, TokenClassifier
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Family", "Kind", "check_heads", "class_kinds", "first_rate", "text_kinds"]
-
-
 Build: TypeAlias = Callable[[Any, Head, Any], nnx.Module]
 """(config, head, compute dtype) -> module."""
 
@@ -53,11 +50,8 @@ def text_kinds(
     """Returns the kinds of a family that predicts classes of texts and of tokens, and spans.
 
     Args:
-      name: of the backbone in Hugging Face's models.
       backbone: (config, compute dtype) -> module.
       classifier: (config, head, compute dtype) -> the model for classes of texts.
-      head: the modules of its head; the last one has the classes.
-      width: the field of the config with the width of the hidden states.
       token_dropout: the field with the dropout rate before the classifier of tokens.
       span_dropout: the field with that before the logits of spans; None: no dropout.
     """

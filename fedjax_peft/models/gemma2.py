@@ -3,18 +3,8 @@
 import dataclasses
 import math
 
-from fedjax_peft.models.decoder import (
-    FULL,
-    SLIDING,
-    DecoderConfig,
-    Form,
-    family_of,
-    layer_kinds,
-)
+from fedjax_peft.models.decoder import FULL, SLIDING, DecoderConfig, Form, family_of, layer_kinds
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["FAMILY", "Gemma2Config", "GemmaConfig"]
-
 
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 

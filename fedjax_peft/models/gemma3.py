@@ -11,8 +11,6 @@ from fedjax_peft.models.gemma2 import GemmaConfig
 from fedjax_peft.models.rotary import Rope, rope
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["FAMILY", "Gemma3Config"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Gemma3Config(GemmaConfig):
@@ -31,11 +29,7 @@ class Gemma3Config(GemmaConfig):
         return self.sliding_window_pattern
 
     def rope(self, kind: str = FULL) -> Rope:
-        """Returns the rotation of the layers of one kind.
-
-        Raises:
-          InputError: an unknown kind of rotation, or a field that it needs.
-        """
+        """Returns the rotation of the layers of one kind."""
         own = (self.rope_parameters or {}).get(kind) or {}
         if not isinstance(own, dict):
             raise InputError(f"The model config has rope_parameters.{kind} = {own!r}: no table.")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.contracts import Batch, Key, Params, Sampling
 from fedjax_peft.data.encode import encode
@@ -25,8 +26,6 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task
 from fedjax_peft.tasks.completions import decoded
 from fedjax_peft.tasks.likelihood import token_scores
-
-__all__ = ["Likelihood", "complete", "end_tokens", "generate", "likelihoods", "text_start"]
 
 _SHORTEST = 16
 """The smallest padded length; further ones are its doubles, and each is compiled once."""
@@ -51,16 +50,13 @@ def generate(
 
     A completion ends with the tokenizer's end-of-text token or one that the model's config names,
     or after ``max_new_tokens``. With a temperature, the tokens of a prompt depend on the seed and
-    on the prompt's place in ``prompts``, not on the batches.
+    on the prompt's place in ``prompts``, not on the batches. The arguments that are not described
+    here are those of :class:`fedjax_peft.contracts.Sampling`.
 
     Args:
       model: a model with a tokenizer and the head :func:`fedjax_peft.models.heads.causal_lm`.
       params: its trainable leaves.
       prompts: texts; with a ``template`` or a ``task`` also conversations (lists of messages).
-      max_new_tokens: the largest number of tokens in a completion.
-      temperature: 0: the most likely token (greedy); otherwise tokens are drawn.
-      top_p: draw from the most likely tokens that have this probability together.
-      top_k: draw from this number of most likely tokens; 0: from all.
       seed: of the random numbers.
       template: how a prompt becomes text, see :func:`fedjax_peft.data.templates.template_of`; None:
         as ``task`` says.
@@ -138,13 +134,8 @@ def complete(
     After an end token comes :data:`fedjax_peft.models.decoding.NO_TOKEN`.
 
     Args:
-      model: a causal language model.
-      params: its trainable leaves.
       prompts: the tokens of each prompt; an empty one becomes the token that begins a text.
-      how: how tokens are chosen.
-      seed: of the random numbers.
       ends: the tokens that end a completion; None: those of :func:`end_tokens`.
-      batch_size: prompts in a batch.
 
     Raises:
       InputError: another head, an empty prompt without a token to begin with, or too long a prompt.
@@ -191,11 +182,8 @@ def likelihoods(
     """Returns the likelihood of each continuation after its context.
 
     Args:
-      model: a causal language model.
-      params: its trainable leaves.
       rows: (tokens of the context, tokens of the continuation). An empty context becomes the token
         that begins a text.
-      batch_size: rows in a batch.
 
     Raises:
       InputError: another head, or too long a row.
@@ -220,13 +208,13 @@ def likelihoods(
     return result
 
 
-def _completing(apply: Any, how: Sampling) -> Callable[..., jax.Array]:
+def _completing(apply: Any, how: Sampling) -> Callable[..., Array]:
     """Returns the compiled loop; it compiles once for each padded length."""
     forward: Any = weakref.ref(apply)  # the program is dropped with the model
 
     def run(
         frozen: Params, params: Params, batch: Batch, rows: Any, count: Any, ends: Any, key: Key
-    ) -> jax.Array:
+    ) -> Array:
         ids, mask = batch["input_ids"], batch["attention_mask"]
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
         return decode(
@@ -242,7 +230,7 @@ def _completing(apply: Any, how: Sampling) -> Callable[..., jax.Array]:
     return programs.get(apply, ("complete", how), lambda: jax.jit(run))
 
 
-def _scoring(apply: Any) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def _scoring(apply: Any) -> Callable[..., tuple[Array, Array]]:
     forward: Any = weakref.ref(apply)  # as above
 
     def run(frozen: Params, params: Params, batch: Batch, targets: Any, starts: Any) -> Any:

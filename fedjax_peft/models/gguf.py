@@ -22,8 +22,6 @@ from fedjax_peft.models.checkpoint import leaf_value
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import silence_transformers_advice
 
-__all__ = ["Gguf"]
-
 _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 _LAYER = {

@@ -12,30 +12,15 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Outputs
+from fedjax_peft.models import layers
 from fedjax_peft.models.attention import Attending, attention, split_heads
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.cache import Exchange, continues, keep, view
 from fedjax_peft.models.family import Family, Kind, check_heads, first_rate, text_kinds
 from fedjax_peft.models.heads import Head, SequenceClassifier
-from fedjax_peft.models.layers import (
-    UNSEEDED,
-    Dropout,
-    Encoded,
-    FusedLinear,
-    PrefixSlot,
-    Residual,
-    TokenEmbed,
-    activation,
-    check_length,
-    last_token,
-    layer_norm,
-    linear,
-)
 from fedjax_peft.models.readout import tied_readout
 from fedjax_peft.models.splits import splits_of
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["FAMILY", "GPT2Config", "GPT2Model"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +68,11 @@ class Attention(Attending):
     def __init__(self, c: GPT2Config, layer: int, dtype: Any):
         self.heads = c.n_head
         self.scale = 1 / (layer + 1) if c.scale_attn_by_inverse_layer_idx else 1.0
-        self.c_attn = FusedLinear(c.n_embd, 3 * c.n_embd, ("q", "k", "v"), dtype)
-        self.c_proj = linear(c.n_embd, c.n_embd, dtype)
-        self.prefix = PrefixSlot(c.n_embd)
-        self.attn_dropout = Dropout(c.attn_pdrop)
-        self.resid_dropout = Dropout(c.resid_pdrop)
+        self.c_attn = layers.FusedLinear(c.n_embd, 3 * c.n_embd, ("q", "k", "v"), dtype)
+        self.c_proj = layers.linear(c.n_embd, c.n_embd, dtype)
+        self.prefix = layers.PrefixSlot(c.n_embd)
+        self.attn_dropout = layers.Dropout(c.attn_pdrop)
+        self.resid_dropout = layers.Dropout(c.resid_pdrop)
 
     def __call__(self, x: Array, mask: Array, token: Array | None, store: Exchange) -> Array:
         q, k, v = (split_heads(y, self.heads) for y in jnp.split(self.c_attn(x), 3, axis=-1))
@@ -101,10 +86,10 @@ class Attention(Attending):
 
 class MLP(nnx.Module):
     def __init__(self, c: GPT2Config, dtype: Any):
-        self.c_fc = linear(c.n_embd, c.inner, dtype)
-        self.c_proj = linear(c.inner, c.n_embd, dtype)
-        self.act = activation(c.activation_function)
-        self.dropout = Dropout(c.resid_pdrop)
+        self.c_fc = layers.linear(c.n_embd, c.inner, dtype)
+        self.c_proj = layers.linear(c.inner, c.n_embd, dtype)
+        self.act = layers.activation(c.activation_function)
+        self.dropout = layers.Dropout(c.resid_pdrop)
 
     def __call__(self, x: Array) -> Array:
         return self.dropout(self.c_proj(self.act(self.c_fc(x))))
@@ -112,12 +97,12 @@ class MLP(nnx.Module):
 
 class Block(nnx.Module):
     def __init__(self, c: GPT2Config, layer: int, dtype: Any):
-        self.ln_1 = layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)
+        self.ln_1 = layers.layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)
         self.attn = Attention(c, layer, dtype)
-        self.attention_residual = Residual("attention", c.n_embd)
-        self.ln_2 = layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)
+        self.attention_residual = layers.Residual("attention", c.n_embd)
+        self.ln_2 = layers.layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)
         self.mlp = MLP(c, dtype)
-        self.output_residual = Residual("feed_forward", c.n_embd)
+        self.output_residual = layers.Residual("feed_forward", c.n_embd)
 
     def __call__(
         self, x: Array, mask: Array, token: Array | None = None, store: Exchange = keep
@@ -145,13 +130,13 @@ class GPT2Model(nnx.Module):
 
     def __init__(self, c: GPT2Config, dtype: Any):
         self.pad = c.pad_token_id
-        self.wte = TokenEmbed(c.vocab_size, c.n_embd, dtype)
-        self.wpe = nnx.Embed(c.n_positions, c.n_embd, dtype=dtype, rngs=UNSEEDED)
-        self.drop = Dropout(c.embd_pdrop)
+        self.wte = layers.TokenEmbed(c.vocab_size, c.n_embd, dtype)
+        self.wpe = nnx.Embed(c.n_positions, c.n_embd, dtype=dtype, rngs=layers.UNSEEDED)
+        self.drop = layers.Dropout(c.embd_pdrop)
         self.h = Blocks([Block(c, i, dtype) for i in range(c.n_layer)])
-        self.ln_f = layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)
+        self.ln_f = layers.layer_norm(c.n_embd, c.layer_norm_epsilon, dtype)
 
-    def __call__(self, batch: Batch) -> Encoded:
+    def __call__(self, batch: Batch) -> layers.Encoded:
         """Returns the hidden states; ``first`` is that of the last real token of every row.
 
         The last layer of that token is computed separately. If only that token is used, as by a
@@ -169,20 +154,20 @@ class GPT2Model(nnx.Module):
         if "token_type_ids" in batch and not prompt:
             x = x + self.wte.tokens(batch["token_type_ids"])
         seen = view(batch, length)
-        check_length(seen.slots - prompt, seen.slots, self.wpe.num_embeddings, "n_positions")
+        layers.check_length(seen.slots - prompt, seen.slots, self.wpe.num_embeddings, "n_positions")
         x = self.drop(x + self.wpe(seen.positions))
 
         if seen.before is None:
             states = self.h.states_before_last(x, seen.mask)
-            token = last_token(ids, batch["attention_mask"].astype(bool), self.pad)
+            token = layers.last_token(ids, batch["attention_mask"].astype(bool), self.pad)
             first = self.ln_f(self.h.last(states[-1], seen.mask, prompt + token))[:, 0]
             states.append(self.ln_f(self.h.last(states[-1], seen.mask)))
-            return Encoded(tuple(x[:, prompt:] for x in states), first, token)
+            return layers.Encoded(tuple(x[:, prompt:] for x in states), first, token)
         states, cache = seen.continued(self.h, x, seen.mask, None)
         states[-1] = self.ln_f(states[-1])
         token = jnp.full(len(ids), ids.shape[1] - 1, jnp.int32)
         states = [x[:, prompt:] for x in states]
-        return Encoded(tuple(states), states[-1][:, -1], token, cache)
+        return layers.Encoded(tuple(states), states[-1][:, -1], token, cache)
 
 
 class GPT2ForSequenceClassification(SequenceClassifier):
@@ -192,7 +177,7 @@ class GPT2ForSequenceClassification(SequenceClassifier):
 
     def __init__(self, c: GPT2Config, head: Head, dtype: Any):
         super().__init__("transformer", GPT2Model(c, dtype), head, c.n_embd, c.head_dropout)
-        self.score = linear(c.n_embd, head.classes, jnp.float32, bias=False)
+        self.score = layers.linear(c.n_embd, head.classes, jnp.float32, bias=False)
 
 
 class GPT2LMHeadModel(nnx.Module):

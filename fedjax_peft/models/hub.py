@@ -20,8 +20,6 @@ from fedjax_peft.support import assets
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.libraries import printed_once, silence_transformers_advice
 
-__all__ = ["load_model", "load_tokenizer", "origin", "read_config"]
-
 _MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
 _FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "*.txt", "*.json"]
 """Patterns of the files to download."""
@@ -105,9 +103,6 @@ def read_config(name: str | Path, *, source: Literal["auto", "hub"] = "auto") ->
     """Returns the ``config.json`` of the model that :func:`load_model` would load.
 
     Of a model on the hub, only this file is downloaded.
-
-    Raises:
-      InputError: no such model.
     """
     if Path(name).exists() or str(name) in _MODELS:
         return _open(name, source).config
@@ -186,11 +181,7 @@ def _onnx(folder: Path, asset: assets.Asset) -> _Checkpoint:
 
 
 def _hub_id(name: str | Path) -> str:
-    """Returns the hub id of a model that is no directory.
-
-    Raises:
-      InputError: it is a path, which no hub id can be.
-    """
+    """Returns the hub id of a model that is no directory."""
     text = str(name)
     if text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise InputError(f"There is no model directory {text!r}.")

@@ -6,8 +6,6 @@ from jax import Array
 
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["prepare"]
-
 
 def prepare(
     pixels: Array, *, channels: int, size: tuple[int, int], mean: float = 0.5, std: float = 0.5
@@ -21,17 +19,12 @@ def prepare(
 
     Args:
       pixels: uint8 ``[batch, 1 or channels, height, width]``, or floats of any shape.
-      channels: those of the model.
-      size: height and width that the model takes.
       mean: the brightness that becomes 0. With the defaults, those of checkpoints of ImageNet-21k,
         the result is from -1 to 1.
       std: the difference from ``mean`` that becomes 1.
 
     Returns:
       float32 ``[batch, channels, height, width]``, or the floats.
-
-    Raises:
-      InputError: the images are neither floats nor uint8, or have another shape.
     """
     if jnp.issubdtype(pixels.dtype, jnp.floating):
         return pixels

@@ -19,8 +19,6 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import read_text
 from fedjax_peft.tasks.base import Inputs, Task
 
-__all__ = ["answer", "embed", "predict", "read_inputs"]
-
 
 def predict(
     model: Model,
@@ -138,11 +136,7 @@ def answer(
 
 
 def _inputs(task: Task) -> Inputs:
-    """Returns the inputs of a task: the fields of rows without labels.
-
-    Raises:
-      InputError: the task does not define them.
-    """
+    """Returns the inputs of a task: the fields of rows without labels."""
     if task.inputs is None:
         known = [make().name for make in map(tasks.find, tasks.__all__) if make().inputs]
         raise InputError(

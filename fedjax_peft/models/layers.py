@@ -13,37 +13,17 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.extend.random import threefry_2x32
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = [
-    "ACTIVATIONS",
-    "UNSEEDED",
-    "Dropout",
-    "Encoded",
-    "FusedLinear",
-    "Mask",
-    "PrefixSlot",
-    "RMSNorm",
-    "Residual",
-    "TokenEmbed",
-    "activation",
-    "check_length",
-    "dropout",
-    "last_token",
-    "layer_norm",
-    "linear",
-    "prepend",
-    "table",
-]
-
-Mask = TypeVar("Mask", jax.Array, None)
+Mask = TypeVar("Mask", Array, None)
 """Which keys a query attends to; None: all."""
 
 
-def gelu(x: jax.Array) -> jax.Array:
+def gelu(x: Array) -> Array:
     """Returns ``x`` times the normal distribution function of ``x`` (Hendrycks and Gimpel 2016).
 
     In float32 it is computed with ``erf``, as in torch. ``jax.nn.gelu`` computes it with ``erfc``,
@@ -55,7 +35,7 @@ def gelu(x: jax.Array) -> jax.Array:
     return x * (0.5 + 0.5 * jax.lax.erf(x * math.sqrt(0.5)))
 
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
@@ -67,7 +47,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 """Activation functions by their Hugging Face names (``hidden_act``)."""
 
 
-def activation(name: str) -> Callable[[jax.Array], jax.Array]:
+def activation(name: str) -> Callable[[Array], Array]:
     """Returns the activation function with the Hugging Face name ``name``."""
     if name not in ACTIVATIONS:
         raise InputError(
@@ -76,7 +56,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     return ACTIVATIONS[name]
 
 
-def random_bytes(key: Key, shape: tuple[int, ...], row: jax.Array | int = 0) -> jax.Array:
+def random_bytes(key: Key, shape: tuple[int, ...], row: Array | int = 0) -> Array:
     """Returns uint8 random numbers of a shape ``[batch, (heads,) (length,) n]``.
 
     Each number depends on the key and on its coordinates, but not on the size of the array: the
@@ -85,8 +65,6 @@ def random_bytes(key: Key, shape: tuple[int, ...], row: jax.Array | int = 0) -> 
     (``jax.random.bits`` would use one block for each number).
 
     Args:
-      key: of the numbers.
-      shape: see above; the batch may be a part of a larger one.
       row: the first coordinate of the first row: its place in the larger batch.
     """
     *lead, n = shape
@@ -95,7 +73,7 @@ def random_bytes(key: Key, shape: tuple[int, ...], row: jax.Array | int = 0) -> 
 
     start = jnp.asarray(row, jnp.uint32)
 
-    def at(axis: int) -> jax.Array:
+    def at(axis: int) -> Array:
         place = jax.lax.broadcasted_iota(jnp.uint32, grid, axis)
         return place if axis else place + start
 
@@ -119,7 +97,7 @@ def random_bytes(key: Key, shape: tuple[int, ...], row: jax.Array | int = 0) -> 
     return octets.reshape(*lead, blocks * 8)[..., :n]
 
 
-def dropout(x: jax.Array, rate: float, key: Key, row: jax.Array | int = 0) -> jax.Array:
+def dropout(x: Array, rate: float, key: Key, row: Array | int = 0) -> Array:
     """Returns ``x`` with elements zeroed at ``rate``, the others scaled to keep the mean.
 
     The rate is rounded to a multiple of 1/256 (0.1 becomes 26/256 = 0.1016), and the scale is exact
@@ -127,8 +105,6 @@ def dropout(x: jax.Array, rate: float, key: Key, row: jax.Array | int = 0) -> ja
 
     Args:
       x: ``[batch, ...]``.
-      rate: the share of zeros.
-      key: of the mask.
       row: where ``x`` begins in a larger batch, whose mask it then gets.
     """
     threshold = min(round(rate * 256), 255)
@@ -155,7 +131,7 @@ class Dropout(nnx.Module):
         """Whether a call changes anything: in training with a rate above 0."""
         return not self.deterministic and self.rate > 0
 
-    def __call__(self, x: jax.Array, row: jax.Array | int = 0) -> jax.Array:
+    def __call__(self, x: Array, row: Array | int = 0) -> Array:
         """Returns ``x`` with dropout, or ``x`` itself in evaluation; see :func:`dropout`."""
         return dropout(x, self.rate, self.key[...], row) if self.drops else x
 
@@ -167,7 +143,7 @@ class Unseeded:
     takes half of the time in which a model is built.
     """
 
-    def params(self) -> jax.Array:
+    def params(self) -> Array:
         """Returns a key."""
         return jax.random.key(0)
 
@@ -206,7 +182,7 @@ class RMSNorm(nnx.Module):
         else:
             self.scale = nnx.Param(jnp.ones((width,)))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns ``x`` ``[..., width]`` with each vector normalised."""
         y = x.astype(jnp.float32)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
@@ -229,13 +205,12 @@ class TokenEmbed(nnx.Embed):
     def __init__(self, vocabulary: int, width: int, dtype: Any):
         super().__init__(vocabulary, width, dtype=dtype, rngs=UNSEEDED)
 
-    def tokens(self, ids: jax.Array) -> jax.Array:
+    def tokens(self, ids: Array) -> Array:
         """Returns the embeddings of ids alone, without a prompt: tokens that follow in a cache."""
         return nnx.Embed.__call__(self, ids)
 
-    def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
+    def attend(self, query: Array, out_sharding: Any = None) -> Array:
         """Returns the products with all tokens' embeddings (a tied head's logits), in float32."""
-        del out_sharding
         table = self.embedding[...].astype(query.dtype)
         return jnp.einsum("...w,vw->...v", query, table, preferred_element_type=jnp.float32)
 
@@ -249,9 +224,7 @@ class PrefixSlot(nnx.Module):
     def __init__(self, width: int):
         self.width = width
 
-    def __call__(
-        self, key: jax.Array, value: jax.Array, mask: Mask
-    ) -> tuple[jax.Array, jax.Array, Mask]:
+    def __call__(self, key: Array, value: Array, mask: Mask) -> tuple[Array, Array, Mask]:
         """Returns keys and values ``[batch, length, heads, width]`` and mask ``[..., length]``.
 
         A mask of None stays None: everything is seen.
@@ -269,14 +242,11 @@ class Residual(nnx.Module):
         self.place = place
         self.width = width
 
-    def __call__(
-        self, h: jax.Array, x: jax.Array, norm: Callable[[jax.Array], jax.Array] | None = None
-    ) -> jax.Array:
+    def __call__(self, h: Array, x: Array, norm: Callable[[Array], Array] | None = None) -> Array:
         """Returns ``h + x``.
 
         Args:
           h: the sublayer's output after its dropout, ``[..., width]``.
-          x: the sublayer's input.
           norm: the layer norm that follows in a post-norm model, None in a pre-norm one.
         """
         return h + x
@@ -285,18 +255,18 @@ class Residual(nnx.Module):
 class Encoded(NamedTuple):
     """The result of a backbone."""
 
-    states: tuple[jax.Array, ...]
+    states: tuple[Array, ...]
     """Hidden states ``[batch, length, width]`` of the embeddings and of every layer."""
-    first: jax.Array
+    first: Array
     """The last hidden state of the token that a classifier reads, ``[batch, width]``: the first one
     (a prompt's if there is one), or in a causal model the last real one."""
-    last: jax.Array | None = None
+    last: Array | None = None
     """See :class:`fedjax_peft.contracts.Outputs`."""
     cache: Any = None
     """See :class:`fedjax_peft.contracts.Outputs`."""
 
     @property
-    def hidden(self) -> jax.Array:
+    def hidden(self) -> Array:
         """The last hidden states."""
         return self.states[-1]
 
@@ -305,12 +275,6 @@ def check_length(text: int, length: int, limit: int, field: str) -> None:
     """Raises InputError if a text has too many positions.
 
     Without this check, a look-up beyond the table would give NaN.
-
-    Args:
-      text: tokens in a text.
-      length: positions of the text and a prompt together.
-      limit: the largest number of positions of the model.
-      field: name of the limit in the model's config.
     """
     if length > limit:
         prompt = f" and a prompt of {length - text}" if length > text else ""
@@ -320,7 +284,7 @@ def check_length(text: int, length: int, limit: int, field: str) -> None:
         )
 
 
-def last_token(ids: jax.Array, real: jax.Array, pad: int | None = None) -> jax.Array:
+def last_token(ids: Array, real: Array, pad: int | None = None) -> Array:
     """Returns the index of every row's rightmost token that is not padding, ``[batch]``.
 
     As in Hugging Face, padding is every token with the id ``pad`` (``pad_token_id`` of the config).
@@ -331,6 +295,6 @@ def last_token(ids: jax.Array, real: jax.Array, pad: int | None = None) -> jax.A
     return jnp.max(jnp.where(real, jnp.arange(ids.shape[1])[None], 0), axis=1)
 
 
-def prepend(mask: jax.Array, n: int, value: Any = True) -> jax.Array:
+def prepend(mask: Array, n: int, value: Any = True) -> Array:
     """Returns ``mask`` ``[batch, length]`` after ``n`` columns of ``value`` (for a prompt)."""
     return jnp.pad(mask, ((0, 0), (n, 0)), constant_values=value) if n else mask

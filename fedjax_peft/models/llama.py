@@ -7,8 +7,6 @@ import dataclasses
 
 from fedjax_peft.models.decoder import FULL, DecoderConfig, Form, family_of
 
-__all__ = ["FAMILY", "LlamaConfig"]
-
 
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig(DecoderConfig):
@@ -31,10 +29,4 @@ def form(c: LlamaConfig) -> Form:
     )
 
 
-FAMILY = family_of(
-    "Llama",
-    LlamaConfig,
-    form,
-    ia3="k_proj",
-    spans="transformer",
-)
+FAMILY = family_of("Llama", LlamaConfig, form, ia3="k_proj", spans="transformer")

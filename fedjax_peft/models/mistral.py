@@ -4,8 +4,6 @@ import dataclasses
 
 from fedjax_peft.models.decoder import FULL, SLIDING, DecoderConfig, Form, family_of
 
-__all__ = ["FAMILY", "MistralConfig"]
-
 
 @dataclasses.dataclass(frozen=True)
 class MistralConfig(DecoderConfig):
@@ -30,9 +28,4 @@ def form(c: MistralConfig) -> Form:
     )
 
 
-FAMILY = family_of(
-    "Mistral",
-    MistralConfig,
-    form,
-    ia3="k_proj",
-)
+FAMILY = family_of("Mistral", MistralConfig, form, ia3="k_proj")

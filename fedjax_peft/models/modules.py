@@ -5,8 +5,6 @@ from typing import Any
 
 from flax import nnx
 
-__all__ = ["dotted", "is_inside", "leaves", "replace_module", "submodule", "submodules"]
-
 Path = tuple[Any, ...]
 """As flax has it: attribute names and list indices."""
 

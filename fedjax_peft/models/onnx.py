@@ -15,8 +15,6 @@ import numpy as np
 from fedjax_peft.models.checkpoint import leaf_value
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Onnx"]
-
 _FLOAT = 1
 """``TensorProto.FLOAT``."""
 _PREFIX = "model.0.auto_model."

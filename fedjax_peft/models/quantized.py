@@ -39,26 +39,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.models.layers import UNSEEDED, FusedLinear
 from fedjax_peft.models.modules import is_inside, replace_module, submodules
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.transforms.nf4 import NF4
-
-__all__ = [
-    "Int8Kernel",
-    "NF4Kernel",
-    "Quantization",
-    "QuantizedKernel",
-    "QuantizedLinear",
-    "check_quantization",
-    "dequantized",
-    "is_code",
-    "layers_to_quantize",
-    "parameters",
-    "quantize_kernel",
-    "quantized",
-]
 
 Quantization: TypeAlias = Literal["int8", "nf4"]
 """How the kernels of frozen linear layers are stored."""
@@ -99,7 +85,7 @@ def _middles(values: np.ndarray) -> np.ndarray:
 
 
 @jax.jit
-def _nf4_codes(kernel: jax.Array) -> tuple[jax.Array, ...]:
+def _nf4_codes(kernel: Array) -> tuple[Array, ...]:
     """Returns codes, codes of the scales, their sizes and their mean; see :class:`NF4Kernel`."""
     n_in, n_out = kernel.shape
     blocks = jnp.pad(kernel.astype(jnp.float32), ((0, -n_in % BLOCK), (0, 0)))
@@ -122,7 +108,7 @@ def _nf4_codes(kernel: jax.Array) -> tuple[jax.Array, ...]:
     return packed, scale_code, sizes, mean
 
 
-def _nf4_values(arrays: tuple[jax.Array, ...], n_in: int) -> jax.Array:
+def _nf4_values(arrays: tuple[Array, ...], n_in: int) -> Array:
     """Returns the dequantised kernel, float32 ``[in, out]``."""
     codes, scale_codes, sizes, mean = arrays
     n_out = codes.shape[1]
@@ -137,7 +123,7 @@ def _nf4_values(arrays: tuple[jax.Array, ...], n_in: int) -> jax.Array:
 
 
 @jax.jit
-def _int8_codes(kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _int8_codes(kernel: Array) -> tuple[Array, Array]:
     """Returns codes int8 ``[in, out]`` and scales float32 ``[out]``."""
     kernel = kernel.astype(jnp.float32)
     largest = jnp.max(jnp.abs(kernel), axis=0)
@@ -147,24 +133,21 @@ def _int8_codes(kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 # ---------------------------------------------------------------------------------------- products
 
-_Dense: TypeAlias = Callable[[tuple[jax.Array, ...], int, Any], tuple[jax.Array, jax.Array | None]]
+_Dense: TypeAlias = Callable[[tuple[Array, ...], int, Any], tuple[Array, Array | None]]
 """(arrays of a kernel, inputs, dtype) -> a matrix of the dtype, and factors of its columns."""
 
 
-def _dense_nf4(arrays: tuple[jax.Array, ...], n_in: int, dtype: Any) -> tuple[jax.Array, None]:
+def _dense_nf4(arrays: tuple[Array, ...], n_in: int, dtype: Any) -> tuple[Array, None]:
     return _nf4_values(arrays, n_in).astype(dtype), None
 
 
-def _dense_int8(
-    arrays: tuple[jax.Array, ...], n_in: int, dtype: Any
-) -> tuple[jax.Array, jax.Array]:
-    del n_in
+def _dense_int8(arrays: tuple[Array, ...], n_in: int, dtype: Any) -> tuple[Array, Array]:
     codes, scales = arrays
     return codes.astype(dtype), scales.astype(dtype)  # whole numbers up to 127 are exact
 
 
 @jax.custom_batching.custom_vmap
-def _codes_after(codes: jax.Array, x: jax.Array) -> jax.Array:
+def _codes_after(codes: Array, x: Array) -> Array:
     """Returns the codes, in a form that the compiler can only compute when it has ``x``.
 
     They are changed if the first number of ``x`` is NaN; results are NaN then anyway.
@@ -175,17 +158,16 @@ def _codes_after(codes: jax.Array, x: jax.Array) -> jax.Array:
 
 @_codes_after.def_vmap
 def _codes_after_lanes(
-    size: int, batched: Sequence[bool], codes: jax.Array, x: jax.Array
-) -> tuple[jax.Array, bool]:
+    size: int, batched: Sequence[bool], codes: Array, x: Array
+) -> tuple[Array, bool]:
     """All lanes share the codes, so these wait for the first lane."""
-    del size
     if batched[0]:
         return jax.vmap(_codes_after, (0, 0 if batched[1] else None))(codes, x), True
     return _codes_after(codes, x[0]), False
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(dense: _Dense, x: jax.Array, arrays: tuple[jax.Array, ...]) -> jax.Array:
+def _product(dense: _Dense, x: Array, arrays: tuple[Array, ...]) -> Array:
     """Returns ``x W`` for ``x`` ``[..., in]``; its gradient stores the codes alone."""
     codes, *others = arrays
     matrix, factors = dense((_codes_after(codes, x), *others), x.shape[-1], x.dtype)
@@ -193,16 +175,14 @@ def _product(dense: _Dense, x: jax.Array, arrays: tuple[jax.Array, ...]) -> jax.
     return y if factors is None else y * jnp.broadcast_to(factors, y.shape)
 
 
-def _forward(
-    dense: _Dense, x: jax.Array, arrays: tuple[jax.Array, ...]
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _forward(dense: _Dense, x: Array, arrays: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
     # The gradient needs only the number of inputs and the dtype: an empty array has both.
     return _product(dense, x, arrays), (jnp.zeros((0, x.shape[-1]), x.dtype), *arrays)
 
 
 def _backward(
-    dense: _Dense, stored: tuple[jax.Array, ...], dy: jax.Array
-) -> tuple[jax.Array, tuple[None, ...]]:
+    dense: _Dense, stored: tuple[Array, ...], dy: Array
+) -> tuple[Array, tuple[None, ...]]:
     empty, codes, *others = stored
     arrays = (_codes_after(codes, dy), *others)
     matrix, factors = dense(arrays, empty.shape[-1], empty.dtype)
@@ -227,15 +207,15 @@ class QuantizedKernel(nnx.Module):
     """The dtype of the dequantised matrix."""
 
     @property
-    def arrays(self) -> tuple[jax.Array, ...]:
+    def arrays(self) -> tuple[Array, ...]:
         """The codes and the scales."""
         raise NotImplementedError
 
-    def product(self, x: jax.Array) -> jax.Array:
+    def product(self, x: Array) -> Array:
         """Returns ``x W`` ``[..., out]`` in the dtype of ``x`` ``[..., in]``."""
         return _product(self.dense, x, self.arrays)
 
-    def __getitem__(self, index: EllipsisType) -> jax.Array:
+    def __getitem__(self, index: EllipsisType) -> Array:
         """Returns the dequantised matrix."""
         raise NotImplementedError
 
@@ -245,19 +225,18 @@ class Int8Kernel(QuantizedKernel):
 
     dense = staticmethod(_dense_int8)
 
-    def __init__(self, kernel: jax.Array):
+    def __init__(self, kernel: Array):
         self.shape = (kernel.shape[0], kernel.shape[1])
         codes, scales = _int8_codes(kernel)
         self.codes, self.scales = FrozenCode(codes), FrozenCode(scales)
 
     @property
-    def arrays(self) -> tuple[jax.Array, ...]:
+    def arrays(self) -> tuple[Array, ...]:
         """The codes and the scales."""
         return self.codes[...], self.scales[...]
 
-    def __getitem__(self, index: EllipsisType) -> jax.Array:
+    def __getitem__(self, index: EllipsisType) -> Array:
         """Returns the dequantised matrix."""
-        del index
         codes, scales = self.arrays
         return codes.astype(jnp.float32) * scales[None]
 
@@ -273,25 +252,24 @@ class NF4Kernel(QuantizedKernel):
 
     dense = staticmethod(_dense_nf4)
 
-    def __init__(self, kernel: jax.Array):
+    def __init__(self, kernel: Array):
         self.shape = (kernel.shape[0], kernel.shape[1])
         codes, scale_codes, sizes, mean = _nf4_codes(kernel)
         self.codes, self.scale_codes = FrozenCode(codes), FrozenCode(scale_codes)
         self.scale_sizes, self.scale_mean = FrozenCode(sizes), FrozenCode(mean)
 
     @property
-    def arrays(self) -> tuple[jax.Array, ...]:
+    def arrays(self) -> tuple[Array, ...]:
         """The codes, the codes of the scales, their sizes and their mean."""
         both = (self.codes[...], self.scale_codes[...])
         return (*both, self.scale_sizes[...], self.scale_mean[...])
 
-    def __getitem__(self, index: EllipsisType) -> jax.Array:
+    def __getitem__(self, index: EllipsisType) -> Array:
         """Returns the dequantised matrix."""
-        del index
         return _nf4_values(self.arrays, self.shape[0])
 
 
-_KERNELS: dict[str, Callable[[jax.Array], QuantizedKernel]] = {"int8": Int8Kernel, "nf4": NF4Kernel}
+_KERNELS: dict[str, Callable[[Array], QuantizedKernel]] = {"int8": Int8Kernel, "nf4": NF4Kernel}
 
 
 class QuantizedLinear(nnx.Linear):
@@ -301,16 +279,15 @@ class QuantizedLinear(nnx.Linear):
     """
 
     kernel: Any
-    original: Callable[[], jax.Array] | None = None
+    original: Callable[[], Array] | None = None
     """Reads the kernel as it was before it was quantised; set only while a method is attached."""
 
     def __init__(self, layer: nnx.Linear, kernel: QuantizedKernel):
         _copy(layer, self)
         self.kernel = kernel
 
-    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
         """Returns the layer's output for ``inputs`` ``[..., in]``."""
-        del out_sharding
         x = inputs if self.dtype is None else inputs.astype(self.dtype)
         y = self.kernel.product(x)
         if self.bias is None:
@@ -348,14 +325,19 @@ def check_quantization(name: str | None) -> None:
         )
 
 
-def layers_to_quantize(module: nnx.Module, head: Sequence[str] = ()) -> dict[str, nnx.Linear]:
-    """Returns the linear layers that are quantised: path -> layer.
+def layers_to_quantize(
+    module: nnx.Module, how: Quantization | None, head: Sequence[str] = ()
+) -> dict[str, nnx.Linear]:
+    """Returns the linear layers that are quantised: path -> layer; none without ``how``.
 
     As in bitsandbytes, these are all dense layers except the head: those inside the ``head``'s
     module paths, and ``lm_head``. Layers of subclasses with a computation of their own stay, and so
     do kernels that a PEFT method trains.
     """
-    return {
+    check_quantization(how)
+    if how is None:
+        return {}
+    layers = {
         path: layer
         for path, layer in submodules(module, nnx.Linear)
         if type(layer) in (nnx.Linear, FusedLinear)
@@ -363,28 +345,22 @@ def layers_to_quantize(module: nnx.Module, head: Sequence[str] = ()) -> dict[str
         and path.rpartition(".")[2] != "lm_head"
         and isinstance(layer.kernel, nnx.Param)
     }
+    if not layers:
+        raise InputError(
+            f"quantize = {how!r}, but the model has no frozen linear layer outside its head."
+        )
+    return layers
 
 
-def quantize_kernel(kernel: jax.Array, how: Quantization) -> QuantizedKernel:
+def quantize_kernel(kernel: Array, how: Quantization) -> QuantizedKernel:
     """Returns a kernel ``[in, out]`` in 8 or 4 bits."""
     return _KERNELS[how](kernel)
 
 
 def quantized(module: nnx.Module, how: Quantization | None, head: Sequence[str] = ()) -> nnx.Module:
-    """Returns a module (changed) whose linear layers outside the head are quantised.
-
-    Raises:
-      InputError: an unknown ``how``, or there is no such layer.
-    """
-    check_quantization(how)
-    if how is None:
-        return module
-    layers = layers_to_quantize(module, head)
-    if not layers:
-        raise InputError(
-            f"quantize = {how!r}, but the model has no frozen linear layer outside its head."
-        )
-    for path, layer in layers.items():
+    """Returns a module (changed) whose linear layers outside the head are quantised."""
+    for path, layer in layers_to_quantize(module, how, head).items():
+        assert how is not None
         kernel = quantize_kernel(layer.kernel[...], how)
         replace_module(module, path, QuantizedLinear(layer, kernel))
     return module

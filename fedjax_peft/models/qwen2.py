@@ -2,17 +2,8 @@
 
 import dataclasses
 
-from fedjax_peft.models.decoder import (
-    FULL,
-    SLIDING,
-    DecoderConfig,
-    Form,
-    family_of,
-    layer_kinds,
-)
+from fedjax_peft.models.decoder import FULL, SLIDING, DecoderConfig, Form, family_of, layer_kinds
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["FAMILY", "Qwen2Config"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +29,7 @@ class Qwen2Config(DecoderConfig):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The kind of every layer.
-
-        Raises:
-          InputError: a list of another length, an unknown kind, or sliding layers without a window.
-        """
+        """The kind of every layer."""
         first = self.max_window_layers if self.window else self.num_hidden_layers
         default = (SLIDING if i >= first else FULL for i in range(self.num_hidden_layers))
         kinds = layer_kinds(self.layer_types, tuple(default))
@@ -65,9 +52,4 @@ def form(c: Qwen2Config) -> Form:
     )
 
 
-FAMILY = family_of(
-    "Qwen2",
-    Qwen2Config,
-    form,
-    spans="transformer",
-)
+FAMILY = family_of("Qwen2", Qwen2Config, form, spans="transformer")

@@ -2,10 +2,9 @@
 
 import dataclasses
 
-from fedjax_peft.models.decoder import FULL, SLIDING, Form, family_of
+from fedjax_peft.models import qwen2
+from fedjax_peft.models.decoder import Form, family_of
 from fedjax_peft.models.qwen2 import Qwen2Config
-
-__all__ = ["FAMILY", "Qwen3Config"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,20 +17,8 @@ class Qwen3Config(Qwen2Config):
 
 def form(c: Qwen3Config) -> Form:
     """Returns the decoder's form."""
-    return Form(
-        activation=c.hidden_act,
-        layers=c.layers,
-        ropes=dict.fromkeys((FULL, SLIDING), c.rope()),
-        window=c.window,
-        query_bias=c.attention_bias,
-        output_bias=c.attention_bias,
-        query_norm=True,
-    )
+    plain = qwen2.form(c)._replace(query_norm=True)
+    return plain._replace(query_bias=c.attention_bias, output_bias=c.attention_bias)
 
 
-FAMILY = family_of(
-    "Qwen3",
-    Qwen3Config,
-    form,
-    spans="transformer",
-)
+FAMILY = family_of("Qwen3", Qwen3Config, form, spans="transformer")

@@ -5,8 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-
-__all__ = ["capped", "readout", "tied_readout"]
+from jax import Array
 
 
 def readout(head: nnx.Module) -> jax.tree_util.Partial:
@@ -24,13 +23,13 @@ def capped(read: jax.tree_util.Partial, cap: float) -> jax.tree_util.Partial:
     return jax.tree_util.Partial(_capped, read, jnp.float32(cap))
 
 
-def _call(graph: Any, state: Any, hidden: jax.Array) -> jax.Array:
+def _call(graph: Any, state: Any, hidden: Array) -> Array:
     return nnx.merge(graph, state)(hidden)
 
 
-def _attend(graph: Any, state: Any, hidden: jax.Array) -> jax.Array:
+def _attend(graph: Any, state: Any, hidden: Array) -> Array:
     return nnx.merge(graph, state).attend(hidden)
 
 
-def _capped(read: jax.tree_util.Partial, cap: jax.Array, hidden: jax.Array) -> jax.Array:
+def _capped(read: jax.tree_util.Partial, cap: Array, hidden: Array) -> Array:
     return cap * jnp.tanh(read(hidden) / cap)

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.models import (
     bert,
@@ -39,7 +40,6 @@ from fedjax_peft.models.quantized import (
     Quantization,
     QuantizedKernel,
     QuantizedLinear,
-    check_quantization,
     layers_to_quantize,
     quantize_kernel,
 )
@@ -48,23 +48,6 @@ from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.memory import require
-
-__all__ = [
-    "FAMILIES",
-    "Dtype",
-    "abstract_module",
-    "bind_values",
-    "class_name",
-    "default_targets",
-    "find_kind",
-    "holder",
-    "initialise",
-    "leaf_shapes",
-    "module_builder",
-    "parse_config",
-    "random_model",
-    "unused_bytes",
-]
 
 Dtype = Literal["float32", "bfloat16"]
 """The compute dtype of a backbone."""
@@ -174,11 +157,7 @@ def random_model(
 
 
 def abstract_module(
-    config: Mapping[str, Any],
-    head: Head,
-    *,
-    dtype: Dtype = "float32",
-    dropout: float | None = None,
+    config: Mapping[str, Any], head: Head, *, dtype: Dtype = "float32", dropout: float | None = None
 ) -> nnx.Module:
     """Returns the module of a ``config.json`` with shapes instead of arrays.
 
@@ -190,11 +169,7 @@ def abstract_module(
 
 
 def module_builder(
-    config: Mapping[str, Any],
-    head: Head,
-    *,
-    dtype: Dtype = "float32",
-    dropout: float | None = None,
+    config: Mapping[str, Any], head: Head, *, dtype: Dtype = "float32", dropout: float | None = None
 ) -> tuple[Callable[[], nnx.Module], tuple[str, ...]]:
     """Returns a function that builds the module of a ``config.json``, and its head's paths.
 
@@ -207,11 +182,7 @@ def module_builder(
 
 
 def find_kind(family: Family, head: Head, config: Mapping[str, Any]) -> Kind:
-    """Returns how a family builds a head.
-
-    Raises:
-      InputError: the family has no such head.
-    """
+    """Returns how a family builds a head."""
     if head.kind not in family.kinds:
         raise InputError(
             f"There is no {head.kind} head for {config['model_type']}. It has:"
@@ -222,10 +193,6 @@ def find_kind(family: Family, head: Head, config: Mapping[str, Any]) -> Kind:
 
 def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[Family, Any]:
     """Returns the family and the parsed config of a ``config.json``.
-
-    Args:
-      raw: the fields of the file.
-      dropout: replaces every dropout rate.
 
     Raises:
       InputError: an unsupported model type, a field of the wrong type, a number out of range, or a
@@ -307,9 +274,6 @@ def class_name(model: Model) -> str:
     """Returns the name of Hugging Face's class for a model and its head.
 
     A family that Hugging Face does not have gets a name of the same form.
-
-    Raises:
-      InputError: the head is not one of its family.
     """
     kind = model.config["model_type"]
     family = FAMILIES[kind]
@@ -330,7 +294,7 @@ def leaf_shapes(module: nnx.Module) -> dict[str, tuple[int, ...]]:
     return {name: variable.shape for name, variable in leaves(module).items()}
 
 
-Hold: TypeAlias = Callable[[str, jax.Array], Any]
+Hold: TypeAlias = Callable[[str, Array], Any]
 """(leaf name, float32 array) -> the leaf as a model holds it."""
 
 
@@ -342,18 +306,10 @@ def holder(
     It is called leaf by leaf, so that a model never lies in memory in float32 as a whole. Kernels
     are quantised; other frozen matrices are cast to the compute dtype. Everything inside the head
     stays float32.
-
-    Raises:
-      InputError: an unknown ``quantize``, or a module without a layer that it could quantise.
     """
-    check_quantization(quantize)
-    layers = {f"{path}.kernel" for path in layers_to_quantize(abstract, head)} if quantize else {}
-    if quantize and not layers:
-        raise InputError(
-            f"quantize = {quantize!r}, but the model has no frozen linear layer outside its head."
-        )
+    layers = {f"{path}.kernel" for path in layers_to_quantize(abstract, quantize, head)}
 
-    def hold(name: str, value: jax.Array) -> Any:
+    def hold(name: str, value: Array) -> Any:
         if quantize and name in layers:
             return quantize_kernel(value, quantize)
         narrow = value.ndim > 1 and not is_inside(name, head)
@@ -371,10 +327,7 @@ def initialise(
     """Returns initial values by leaf name, as Hugging Face initialises: N(0, std²), biases 0.
 
     Args:
-      shapes: shapes by leaf name.
       std: standard deviation; None: 1/sqrt(n) for a layer that sums n inputs (an embedding: one).
-      seed: the seed of the values.
-      hold: makes each value what is returned, one after the other.
 
     Raises:
       InputError: there is too little memory.

@@ -11,8 +11,6 @@ from fedjax_peft.models.bert import BertConfig, BertModel
 from fedjax_peft.models.family import Family, text_kinds
 from fedjax_peft.models.heads import Head, MlpClassifier, SequenceClassifier
 
-__all__ = ["FAMILY", "RobertaConfig"]
-
 
 @dataclasses.dataclass(frozen=True)
 class RobertaConfig(BertConfig):

@@ -22,14 +22,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["KINDS", "Rope", "rope", "rotate"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Rope:
         """``2i / d`` for every plane, float64 ``[width / 2]``."""
         return np.arange(0, self.width, 2) / self.width
 
-    def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def tables(self, positions: Array) -> tuple[Array, Array]:
         """Returns cosines and sines, float32 ``[rows, length, 1, width / 2]``.
 
         Args:
@@ -67,7 +65,7 @@ class Rope:
         return scale * jnp.cos(angles)[:, :, None], scale * jnp.sin(angles)[:, :, None]
 
 
-def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
     """Returns queries or keys ``[batch, length, heads, width]`` after the rotation.
 
     The two coordinates of a plane are ``i`` and ``i + width / 2``, as in Hugging Face's models.
@@ -91,12 +89,7 @@ def rope(
     Args:
       parameters: ``rope_parameters`` of transformers 5, or the older ``rope_scaling``.
       theta: the older field ``rope_theta``; ``parameters`` takes precedence.
-      width: of a head.
       limit: ``max_position_embeddings``.
-      default_theta: where no field gives it.
-
-    Raises:
-      InputError: an odd width, an unknown kind, or a field that is missing or no positive number.
     """
     fields = {name: x for name, x in dict(parameters or {}).items() if x is not None}
     kinds = [fields.pop(name, None) for name in ("rope_type", "type")]
@@ -152,20 +145,12 @@ _Frequencies = tuple[Any, float]
 """(float ``[width / 2]`` or ``[rows, width / 2]``, a factor of the cosines and sines)."""
 
 
-def _length(positions: jax.Array) -> jax.Array:
+def _length(positions: Array) -> Array:
     """Returns the positions that each row needs, ``[rows, 1]``."""
     return jnp.max(positions, axis=1, keepdims=True) + 1
 
 
-def _default(r: Rope, positions: jax.Array) -> _Frequencies:
-    return r.theta**-r.exponents, 1.0
-
-
-def _linear(r: Rope, positions: jax.Array) -> _Frequencies:
-    return r.theta**-r.exponents / r.get("factor"), 1.0
-
-
-def _dynamic(r: Rope, positions: jax.Array) -> _Frequencies:
+def _dynamic(r: Rope, positions: Array) -> _Frequencies:
     factor, n = r.get("factor"), r.width
     length = jnp.maximum(_length(positions), r.limit).astype(jnp.float32)
     stretch = (factor * length / r.limit - (factor - 1)) ** (n / (n - 2))
@@ -173,7 +158,7 @@ def _dynamic(r: Rope, positions: jax.Array) -> _Frequencies:
     return jnp.asarray(r.theta**-r.exponents, jnp.float32)[None] * stretch**-exponents, 1.0
 
 
-def _yarn(r: Rope, positions: jax.Array) -> _Frequencies:
+def _yarn(r: Rope, positions: Array) -> _Frequencies:
     origin = r.get("original_max_position_embeddings")
     factor = r.get("factor", r.limit / origin)
 
@@ -202,7 +187,7 @@ def _yarn_scale(r: Rope, factor: float) -> float:
     return float(r.get("attention_factor", inferred))
 
 
-def _longrope(r: Rope, positions: jax.Array) -> _Frequencies:
+def _longrope(r: Rope, positions: Array) -> _Frequencies:
     origin = r.get("original_max_position_embeddings")
     factor = r.get("factor", r.limit / origin)
     inferred = math.sqrt(1 + math.log(factor) / math.log(origin)) if factor > 1 else 1.0
@@ -215,7 +200,7 @@ def _longrope(r: Rope, positions: jax.Array) -> _Frequencies:
     return frequencies, float(r.get("attention_factor", inferred))
 
 
-def _llama3(r: Rope, positions: jax.Array) -> _Frequencies:
+def _llama3(r: Rope, positions: Array) -> _Frequencies:
     origin, factor = r.get("original_max_position_embeddings"), r.get("factor")
     low, high = r.get("low_freq_factor"), r.get("high_freq_factor")
     plain = r.theta**-r.exponents
@@ -224,9 +209,9 @@ def _llama3(r: Rope, positions: jax.Array) -> _Frequencies:
     return (1 - kept) * plain / factor + kept * plain, 1.0
 
 
-KINDS: dict[str, Callable[[Rope, jax.Array], _Frequencies]] = {
-    "default": _default,
-    "linear": _linear,
+KINDS: dict[str, Callable[[Rope, Array], _Frequencies]] = {
+    "default": lambda r, positions: (r.theta**-r.exponents, 1.0),
+    "linear": lambda r, positions: (r.theta**-r.exponents / r.get("factor"), 1.0),
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,

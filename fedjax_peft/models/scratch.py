@@ -20,8 +20,6 @@ from fedjax_peft.models.images import prepare
 from fedjax_peft.models.layers import UNSEEDED, Dropout, last_token, linear
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["CNN", "LSTM", "RNN", "CnnConfig", "RecurrentConfig"]
-
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentConfig:
@@ -223,9 +221,6 @@ class ConvolutionalClassifier(nnx.Module):
         """Returns the outputs for ``pixel_values`` ``[batch, channels, height, width]``.
 
         The dense layer's features are the hidden states, of length 1.
-
-        Raises:
-          InputError: float images whose shape is not that of the config (uint8 images are resized).
         """
         pixels = jnp.asarray(batch["pixel_values"])
         pixels = prepare(pixels, channels=self.image[0], size=self.image[1:])

@@ -10,8 +10,6 @@ from typing import Literal, TypeAlias
 
 from fedjax_peft.contracts import Splits
 
-__all__ = ["Side", "splits_of"]
-
 Side: TypeAlias = Literal["outputs", "inputs", "rows"]
 """What the devices share of a layer: its outputs, its inputs, or the rows of its table."""
 

@@ -23,25 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Key, Params, Splits
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.modules import Path, dotted
 from fedjax_peft.support.errors import InputError
-
-__all__ = [
-    "Row",
-    "Source",
-    "Stack",
-    "find_stacks",
-    "gathered",
-    "seeded",
-    "shortened",
-    "sources",
-    "split_axes",
-    "stacked",
-    "unstacked",
-]
 
 _LONGEST_PERIOD = 8
 
@@ -173,9 +160,9 @@ class Row:
         self.array, self.index = array, index
         self.shape, self.dtype = array.shape[1:], array.dtype
 
-    def __jax_array__(self) -> jax.Array:
+    def __jax_array__(self) -> Array:
         """Returns the row."""
-        row: jax.Array = jnp.asarray(self.array[self.index])
+        row: Array = jnp.asarray(self.array[self.index])
         return row
 
     def __getitem__(self, index: Any) -> Any:
@@ -203,12 +190,7 @@ setattr(Row, "__neg__", _operator("__neg__"))  # noqa: B010
 
 
 def stacked(values: Mapping[str, Any], origins: Mapping[Path, Source]) -> dict[str, Any]:
-    """Returns frozen leaves with those of stacked blocks under their common name.
-
-    Args:
-      values: the leaves of all blocks by name.
-      origins: the leaves of the shortened module.
-    """
+    """Returns frozen leaves with those of stacked blocks under their common name."""
     result = {}
     for source in origins.values():
         if source.names[0] in values:
@@ -239,7 +221,6 @@ def unstacked(
     Args:
       frozen: from :func:`stacked`.
       origins: as for :func:`stacked`.
-      lazy: give :class:`Row` in the place of copies.
     """
     result = dict(frozen)
     for source in origins.values():
@@ -265,17 +246,13 @@ def gathered(arrays: Params, origins: Mapping[Path, Source]) -> Iterator[tuple[P
 
 
 def seeded(
-    rng: nnx.State,
-    order: Mapping[Path, int],
-    origins: Mapping[Path, Source],
-    key: Key | None,
+    rng: nnx.State, order: Mapping[Path, int], origins: Mapping[Path, Source], key: Key | None
 ) -> nnx.State:
     """Returns the random state of the shortened module.
 
     Args:
       rng: its state, of which the stacked leaves are those of the first block.
       order: the place of each leaf of the random state of the whole module.
-      origins: where each leaf comes from.
       key: from which the keys are derived; None: every block has the key of the first.
     """
     flat = {}

@@ -13,23 +13,14 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch
+from fedjax_peft.models import layers
 from fedjax_peft.models.attention import EncoderAttention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, check_heads, class_kinds
 from fedjax_peft.models.heads import Head, SequenceClassifier
 from fedjax_peft.models.images import prepare
-from fedjax_peft.models.layers import (
-    Dropout,
-    PrefixSlot,
-    Residual,
-    activation,
-    layer_norm,
-    linear,
-)
 from fedjax_peft.models.splits import splits_of
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["FAMILY", "ViTConfig", "ViTModel"]
 
 Pair = tuple[int, int]
 """(height, width) of an image or of a grid of patches."""
@@ -117,11 +108,7 @@ class Patches(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((c.hidden_size,)))
 
     def __call__(self, pixels: Array) -> Array:
-        """Returns ``[batch, rows, columns, out]`` of pixels ``[batch, channels, height, width]``.
-
-        Raises:
-          InputError: another number of channels, or sides that patches do not fill.
-        """
+        """Returns ``[batch, rows, columns, out]`` of ``[batch, channels, height, width]``."""
         high, wide, channels, _ = self.kernel.shape
         if pixels.ndim != 4 or pixels.shape[1] != channels:
             raise InputError(
@@ -157,7 +144,7 @@ class Embeddings(nnx.Module):
         self.patch_embeddings = PatchEmbeddings(c, dtype)
         n = c.grid[0] * c.grid[1]
         self.position_embeddings = nnx.Param(jnp.zeros((1, 1 + n, c.hidden_size)))
-        self.dropout = Dropout(c.hidden_dropout_prob)
+        self.dropout = layers.Dropout(c.hidden_dropout_prob)
 
     def positions(self, grid: Pair) -> Array:
         """Returns the embeddings ``[1, 1 + patches, width]`` of a grid's positions.
@@ -185,12 +172,12 @@ class Embeddings(nnx.Module):
 class Attention(EncoderAttention):
     def __init__(self, c: ViTConfig, dtype: Any):
         self.heads = c.num_attention_heads
-        self.q_proj = linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
-        self.k_proj = linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
-        self.v_proj = linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
-        self.o_proj = linear(c.hidden_size, c.hidden_size, dtype)
-        self.prefix = PrefixSlot(c.hidden_size)
-        self.dropout = Dropout(c.attention_probs_dropout_prob)
+        self.q_proj = layers.linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
+        self.k_proj = layers.linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
+        self.v_proj = layers.linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
+        self.o_proj = layers.linear(c.hidden_size, c.hidden_size, dtype)
+        self.prefix = layers.PrefixSlot(c.hidden_size)
+        self.dropout = layers.Dropout(c.attention_probs_dropout_prob)
 
     def __call__(self, x: Array, queries: int | None) -> Array:
         projections = (self.q_proj, self.k_proj, self.v_proj)
@@ -199,9 +186,9 @@ class Attention(EncoderAttention):
 
 class Mlp(nnx.Module):
     def __init__(self, c: ViTConfig, dtype: Any):
-        self.fc1 = linear(c.hidden_size, c.intermediate_size, dtype)
-        self.fc2 = linear(c.intermediate_size, c.hidden_size, dtype)
-        self.act = activation(c.hidden_act)
+        self.fc1 = layers.linear(c.hidden_size, c.intermediate_size, dtype)
+        self.fc2 = layers.linear(c.intermediate_size, c.hidden_size, dtype)
+        self.act = layers.activation(c.hidden_act)
 
     def __call__(self, x: Array) -> Array:
         return self.fc2(self.act(self.fc1(x)))
@@ -209,14 +196,14 @@ class Mlp(nnx.Module):
 
 class Layer(nnx.Module):
     def __init__(self, c: ViTConfig, dtype: Any):
-        self.layernorm_before = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+        self.layernorm_before = layers.layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
         self.attention = Attention(c, dtype)
-        self.attention_dropout = Dropout(c.hidden_dropout_prob)
-        self.attention_residual = Residual("attention", c.hidden_size)
-        self.layernorm_after = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+        self.attention_dropout = layers.Dropout(c.hidden_dropout_prob)
+        self.attention_residual = layers.Residual("attention", c.hidden_size)
+        self.layernorm_after = layers.layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
         self.mlp = Mlp(c, dtype)
-        self.output_dropout = Dropout(c.hidden_dropout_prob)
-        self.output_residual = Residual("feed_forward", c.hidden_size)
+        self.output_dropout = layers.Dropout(c.hidden_dropout_prob)
+        self.output_residual = layers.Residual("feed_forward", c.hidden_size)
 
     def __call__(self, x: Array, queries: int | None = None) -> Array:
         h = self.attention(self.layernorm_before(x), queries)
@@ -246,7 +233,7 @@ class ViTModel(nnx.Module):
         self.channels, self.size = c.num_channels, c.image
         self.embeddings = Embeddings(c, dtype)
         self.layers = Blocks([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
-        self.layernorm = layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
+        self.layernorm = layers.layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
 
     def __call__(self, batch: Batch) -> Encoded:
         """Returns the hidden states.
@@ -267,7 +254,7 @@ class ViTForImageClassification(SequenceClassifier):
 
     def __init__(self, c: ViTConfig, head: Head, dtype: Any):
         super().__init__("vit", ViTModel(c, dtype), head, c.hidden_size, c.hidden_dropout_prob)
-        self.classifier = linear(c.hidden_size, head.classes, jnp.float32)
+        self.classifier = layers.linear(c.hidden_size, head.classes, jnp.float32)
 
 
 FAMILY = Family(

@@ -18,21 +18,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Transform, Wrapped
 from fedjax_peft.support.errors import InputError
-
-__all__ = [
-    "Maker",
-    "Values",
-    "as_arrays",
-    "constants",
-    "constants_of",
-    "is_traced",
-    "maybe_nonzero",
-    "parametrised",
-    "remembered",
-]
 
 Values: TypeAlias = Mapping[str, Any]
 """Name -> number: a float outside of a program, a traced scalar inside."""
@@ -99,12 +88,8 @@ def remembered(function: F, maxsize: int = 64) -> F:
     return cast(F, looked_up)
 
 
-def as_arrays(values: Values) -> dict[str, jax.Array]:
-    """Returns the values as float32 scalars, in the order of their names.
-
-    Raises:
-      InputError: a value is not a number.
-    """
+def as_arrays(values: Values) -> dict[str, Array]:
+    """Returns the values as float32 scalars, in the order of their names."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"The run-time value {name!r} must be a number, not {value!r}.")
@@ -117,9 +102,6 @@ def parametrised(made: Any, values: Values | None) -> tuple[Any, Callable[[Value
     Args:
       made: the object itself, which comes back with None, or a function of the values.
       values: None if nothing is a run-time value.
-
-    Raises:
-      InputError: the function asks for a value that is missing.
     """
     if values is None or isinstance(made, tuple) or not callable(made):
         return made, None

@@ -1,61 +1,31 @@
 """Linear algebra shared by initialisation, aggregation and measures."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.support.libraries import limit_blas_threads
 
-__all__ = [
-    "FRESH",
-    "canonical",
-    "dead_directions",
-    "eigh",
-    "is_finite",
-    "orthonormal_rows",
-    "pinv",
-    "qr",
-    "revived",
-    "solve",
-    "svd",
-]
+
+def _in_one_thread(name: str) -> Callable[..., Any]:
+    """Returns the function of ``jnp.linalg``, on a CPU in one thread of OpenBLAS."""
+
+    def function(*arguments: Any, **options: Any) -> Any:
+        limit_blas_threads()
+        return getattr(jnp.linalg, name)(*arguments, **options)
+
+    return function
 
 
-def svd(matrix: jax.Array, **options: Any) -> Any:
-    """Returns ``jnp.linalg.svd(matrix, **options)``, on a CPU in one thread of OpenBLAS."""
-    limit_blas_threads()
-    return jnp.linalg.svd(matrix, **options)
+svd, qr, eigh, pinv, solve = map(_in_one_thread, ("svd", "qr", "eigh", "pinv", "solve"))
 
 
-def qr(matrix: jax.Array, **options: Any) -> Any:
-    """Returns ``jnp.linalg.qr(matrix, **options)``, on a CPU in one thread of OpenBLAS."""
-    limit_blas_threads()
-    return jnp.linalg.qr(matrix, **options)
-
-
-def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns ``jnp.linalg.eigh(matrix)``, on a CPU in one thread of OpenBLAS."""
-    limit_blas_threads()
-    values, vectors = jnp.linalg.eigh(matrix)
-    return values, vectors
-
-
-def pinv(matrix: jax.Array, **options: Any) -> jax.Array:
-    """Returns ``jnp.linalg.pinv(matrix, **options)``, on a CPU in one thread of OpenBLAS."""
-    limit_blas_threads()
-    return jnp.linalg.pinv(matrix, **options)
-
-
-def solve(matrix: jax.Array, right: jax.Array) -> jax.Array:
-    """Returns ``jnp.linalg.solve(matrix, right)``, on a CPU in one thread of OpenBLAS."""
-    limit_blas_threads()
-    return jnp.linalg.solve(matrix, right)
-
-
-def orthonormal_rows(rows: jax.Array) -> jax.Array:
+def orthonormal_rows(rows: Array) -> Array:
     """Returns Qᵀ of the decomposition ``rowsᵀ = Q R`` in which R's diagonal is not negative.
 
     Its first j rows span the first j of ``rows``. Where these are dependent, the others are
@@ -69,7 +39,7 @@ def orthonormal_rows(rows: jax.Array) -> jax.Array:
     return (q * sign[None]).T
 
 
-def canonical(u: jax.Array, s: jax.Array, vt: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def canonical(u: Array, s: Array, vt: Array) -> tuple[Array, Array, Array]:
     """Returns an SVD with signs such that each left vector's largest entry is positive.
 
     ``u`` is ``[in, n]``, ``s`` ``[n]``, ``vt`` ``[n, out]``. Signs of singular vectors are
@@ -84,7 +54,7 @@ FRESH = 1 / math.sqrt(3)
 """Length of a column of A in a Kaiming start: uniform numbers in ±1/sqrt(in)."""
 
 
-def dead_directions(s: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def dead_directions(s: Array, shape: tuple[int, ...]) -> Array:
     """Returns which singular values count as zero, bool ``[n]``.
 
     They are those at most ``σ₁ max(m, n) ε``, the convention of ``numpy.linalg.matrix_rank``: the
@@ -95,12 +65,11 @@ def dead_directions(s: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     Args:
       s: ``[n]``, in descending order.
-      shape: of the matrix that was decomposed.
     """
     return (s <= max(shape) * jnp.finfo(s.dtype).eps * s[0]) | (s == 0)
 
 
-def revived(u: jax.Array, dead: jax.Array) -> jax.Array:
+def revived(u: Array, dead: Array) -> Array:
     """Returns ``u`` with unit vectors in its dead columns, orthogonal to all others.
 
     A decomposition's own vectors there are an arbitrary basis, which rounding chooses: another one
@@ -116,11 +85,7 @@ def revived(u: jax.Array, dead: jax.Array) -> jax.Array:
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Returns whether no value is NaN or infinite; 90 MB of float32 take 40 ms on one core.
-
-    Args:
-      array: of any dtype; whole numbers are always finite.
-    """
+    """Returns whether no value is NaN or infinite; 90 MB of float32 take 40 ms on one core."""
     flat = array.reshape(-1)
     if array.dtype == jnp.bfloat16:  # numpy has no quick test: the exponent's bits are all ones
         exponents = (flat[i : i + _CHUNK].view(np.uint16) & 0x7F80 for i in _chunks(flat))

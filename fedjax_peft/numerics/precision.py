@@ -10,16 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-__all__ = ["effective", "is_wider", "split"]
 
-
-def is_wider(x: jax.Array, dtype: Any) -> bool:
+def is_wider(x: Array, dtype: Any) -> bool:
     """Returns whether an array has more bits than the floating-point ``dtype``."""
     return jnp.finfo(x.dtype).bits > jnp.finfo(dtype).bits
 
 
-def split(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def split(x: Array, dtype: Any) -> tuple[Array, Array]:
     """Returns ``x`` as a sum of two arrays of ``dtype``: ``x`` rounded, and the rounded remainder.
 
     Args:
@@ -33,7 +32,7 @@ def split(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     return high.astype(dtype), (x - high).astype(dtype)
 
 
-def effective(x: jax.Array, dtype: Any) -> jax.Array:
+def effective(x: Array, dtype: Any) -> Array:
     """Returns the sum of ``split(x, dtype)`` in the dtype of ``x``.
 
     An array that is not wider than ``dtype`` is returned unchanged.
@@ -44,7 +43,7 @@ def effective(x: jax.Array, dtype: Any) -> jax.Array:
     return high + _rounded(x - high, dtype)
 
 
-def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
+def _rounded(x: Array, dtype: Any) -> Array:
     """Returns the nearest numbers of ``dtype``, in the dtype of ``x``."""
     info = jnp.finfo(dtype)
     return jax.lax.reduce_precision(x, info.nexp, info.nmant)

@@ -9,21 +9,11 @@ import zlib
 
 import jax
 import numpy as np
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
-
-__all__ = [
-    "attack_key",
-    "client_key",
-    "host_rng",
-    "salted",
-    "server_key",
-    "stream",
-    "transform_key",
-    "upload_key",
-]
 
 
 def _tag(name: str) -> int:
@@ -42,7 +32,6 @@ def stream(seed: int | Key, *names: str) -> Key:
 
     Args:
       seed: the seed of the run, or a key from which the stream's key is derived.
-      *names: the purpose, from general to special.
     """
     key = jax.random.key(_checked(seed)) if isinstance(seed, int) else seed
     for name in names:
@@ -50,11 +39,10 @@ def stream(seed: int | Key, *names: str) -> Key:
     return key
 
 
-def salted(key: Key, salt: jax.Array | tuple[()]) -> Key:
+def salted(key: Key, salt: Array | tuple[()]) -> Key:
     """Returns a key for the noise of one run among those of a seed.
 
     Args:
-      key: a key that runs of the same seed share.
       salt: uint32 ``[n]``, by which their noise differs (``State.salt``); ``()``: the key itself.
     """
     for i in range(len(salt)):
@@ -62,17 +50,17 @@ def salted(key: Key, salt: jax.Array | tuple[()]) -> Key:
     return key
 
 
-def client_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Key:
+def client_key(key: Key, round_: Array | int, client: Array | int) -> Key:
     """Returns a client's key in a round. Its step keys are ``fold_in(client_key, local_step)``."""
     return jax.random.fold_in(jax.random.fold_in(key, round_), client)
 
 
-def server_key(key: Key, round_: jax.Array | int) -> Key:
+def server_key(key: Key, round_: Array | int) -> Key:
     """Returns the server's key in a round, from the clients' key (``stream(seed, "clients")``)."""
     return jax.random.fold_in(stream(key, "server"), round_)
 
 
-def transform_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Key:
+def transform_key(key: Key, round_: Array | int, client: Array | int) -> Key:
     """Returns a client's key for upload transforms in a round, from the clients' key.
 
     The transform at place ``i`` of a chain has ``fold_in(transform_key, i)``, so adding one to the
@@ -81,12 +69,12 @@ def transform_key(key: Key, round_: jax.Array | int, client: jax.Array | int) ->
     return client_key(stream(key, "transform"), round_, client)
 
 
-def attack_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Key:
+def attack_key(key: Key, round_: Array | int, client: Array | int) -> Key:
     """Returns a client's key for tampering with its upload in a round, from the clients' key."""
     return client_key(stream(key, "attack"), round_, client)
 
 
-def upload_key(key: Key, round_: jax.Array | int, client: jax.Array | int) -> Key:
+def upload_key(key: Key, round_: Array | int, client: Array | int) -> Key:
     """Returns a client's key for ``Aggregator.randomise`` in a round, from the clients' key."""
     return client_key(stream(key, "upload"), round_, client)
 

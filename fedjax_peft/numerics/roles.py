@@ -11,43 +11,26 @@ from typing import Literal
 from fedjax_peft.contracts import Roles
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["HeadPolicy", "assign_roles", "dual_roles", "head_roles", "with_head"]
-
 HeadPolicy = Literal["shared", "private", "frozen"]
 """``shared``: trained and averaged. ``private``: trained, never sent. ``frozen``: not trained."""
 
 
 def head_roles(head: HeadPolicy, *, adapters: Literal["shared", "private"] = "shared") -> Roles:
-    """Returns the rules for a head policy, with all adapters in one role.
-
-    Args:
-      head: policy of the head.
-      adapters: role of all adapters.
-    """
+    """Returns the rules for a head policy, with all adapters in one role."""
     if head == adapters:  # one rule, because a model may have adapters only, or a head only
         return Roles(**{head: ("^(adapter|head):",)})
     return Roles(**{adapters: ("^adapter:",), "fixed" if head == "frozen" else head: ("^head:",)})
 
 
 def dual_roles(head: HeadPolicy) -> Roles:
-    """Returns the rules for a head policy, with global adapters shared and private ones private.
-
-    Args:
-      head: policy of the head.
-    """
+    """Returns the rules for a head policy, with global adapters shared and private ones private."""
     return with_head(
         head, shared=r"^adapter:.*\.global_adapter\.", private=r"^adapter:.*\.private_adapter\."
     )
 
 
 def with_head(head: HeadPolicy, *, shared: str, private: str) -> Roles:
-    """Returns the rules for a head policy, with one rule for shared and one for private adapters.
-
-    Args:
-      head: policy of the head.
-      shared: the rule of shared adapters.
-      private: the rule of private adapters.
-    """
+    """Returns the rules for a head policy, with a rule of shared and one of private adapters."""
     rules = {"shared": (shared,), "private": (private,)}
     policy = "fixed" if head == "frozen" else head
     return Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})

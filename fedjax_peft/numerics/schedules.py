@@ -25,9 +25,9 @@ from typing import Any, SupportsFloat
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax import Array
 
-from fedjax_peft.contracts import PyTree, RateSchedule
+from fedjax_peft.contracts import Optimizer, PyTree, RateSchedule
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
@@ -61,7 +61,7 @@ def linear(rounds: int, *, warmup: int = 0, final_factor: float = 0.0) -> RateSc
     _check_length(rounds, warmup)
     _check_fraction(final_factor=final_factor)
 
-    def fall(passed: jax.Array) -> jax.Array:
+    def fall(passed: Array) -> Array:
         progress = jnp.minimum(passed / (rounds - warmup), 1.0)
         return final_factor + (1 - final_factor) * (1 - progress)
 
@@ -83,7 +83,7 @@ def cosine(rounds: int, *, warmup: int = 0, final_factor: float = 0.0) -> RateSc
     _check_length(rounds, warmup)
     _check_fraction(final_factor=final_factor)
 
-    def fall(passed: jax.Array) -> jax.Array:
+    def fall(passed: Array) -> Array:
         progress = jnp.minimum(passed / (rounds - warmup), 1.0)
         return final_factor + (1 - final_factor) * (1 + jnp.cos(jnp.pi * progress)) / 2
 
@@ -107,17 +107,17 @@ def exponential(
     _check_whole(1, every=every)
     _check_fraction(decay=decay, final_factor=final_factor)
 
-    def fall(passed: jax.Array) -> jax.Array:
+    def fall(passed: Array) -> Array:
         return jnp.maximum(decay ** jnp.floor(passed / every), final_factor)
 
     return _after_warmup(fall, warmup)
 
 
-def _after_warmup(fall: Callable[[jax.Array], jax.Array], warmup: int) -> RateSchedule:
+def _after_warmup(fall: Callable[[Array], Array], warmup: int) -> RateSchedule:
     """Returns the schedule that rises for ``warmup`` rounds and is ``fall(n)`` n rounds later."""
     _check_whole(0, warmup=warmup)
 
-    def schedule(round_index: jax.Array) -> jax.Array:
+    def schedule(round_index: Array) -> Array:
         t = jnp.maximum(jnp.asarray(round_index, jnp.float32), 1.0)
         later = fall(jnp.maximum(t - 1 - warmup, 0.0))
         return jnp.where(t <= warmup, t / (warmup + 1), later)
@@ -128,20 +128,18 @@ def _after_warmup(fall: Callable[[jax.Array], jax.Array], warmup: int) -> RateSc
 # ------------------------------------------------------------------------------------- optimizers
 
 
-class Scheduled(optax.GradientTransformation):
+class Scheduled(Optimizer):
     """An optimizer with a learning-rate schedule over rounds; made by :func:`scheduled`.
 
     Its state has the structure of the optimizer's own state.
     """
 
-    optimizer: optax.GradientTransformation
+    optimizer: Optimizer
     """The optimizer at its full rate."""
     schedule: RateSchedule
 
 
-def scheduled(
-    optimizer: optax.GradientTransformation, schedule: RateSchedule
-) -> optax.GradientTransformation:
+def scheduled(optimizer: Optimizer, schedule: RateSchedule) -> Optimizer:
     """Returns an optimizer whose steps in round t are multiplied by ``schedule(t)``.
 
     Give the result to a function of :mod:`fedjax_peft.algorithms`. There every learning rate of the
@@ -183,25 +181,21 @@ def scheduled(
     return made
 
 
-def at_round(
-    optimizer: optax.GradientTransformation, round_index: jax.Array
-) -> optax.GradientTransformation:
+def at_round(optimizer: Optimizer, round_index: Array) -> Optimizer:
     """Returns the optimizer as it is in a round; one without a schedule is returned as it is."""
     if not isinstance(optimizer, Scheduled):
         return optimizer
     return scaled(optimizer.optimizer, optimizer.schedule(round_index))
 
 
-def scaled(
-    optimizer: optax.GradientTransformation, factor: float | jax.Array
-) -> optax.GradientTransformation:
+def scaled(optimizer: Optimizer, factor: float | Array) -> Optimizer:
     """Returns an optimizer with the same state, whose steps are multiplied by ``factor``."""
 
     def update(gradient: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple:
         steps, state = optimizer.update(gradient, state, params, **extra)
         return jax.tree.map(lambda x: (factor * x).astype(x.dtype), steps), state
 
-    return optax.GradientTransformation(optimizer.init, update)
+    return Optimizer(optimizer.init, update)
 
 
 # ----------------------------------------------------------------------------------------- checks

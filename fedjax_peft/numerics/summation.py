@@ -11,26 +11,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fedjax_peft.contracts import (
+from fedjax_peft.contracts.aggregator import (
     Aggregated,
     Aggregator,
     Factors,
     Integers,
-    Key,
-    Params,
     Product,
-    PyTree,
-    RoundContext,
     Stacked,
     Total,
     Weighted,
 )
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Key, Params, PyTree
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import weighted_product
 from fedjax_peft.numerics.random import stream
-
-__all__ = ["add", "dense", "empty", "finish", "lifted_shapes", "summed"]
 
 _FAINT = 1e-20
 """The share of a client's plain weight that is added to its weight of :class:`Weighted`. It matters
@@ -39,12 +36,6 @@ only where the weights of :class:`Weighted` are 0 for all clients."""
 
 def empty(aggregator: Aggregator, template: PyTree, fixed: Params, slots: int) -> Total:
     """Returns the sum of no uploads.
-
-    Args:
-      aggregator: whose lifted uploads are summed.
-      template: the upload of a client that learned nothing.
-      fixed: the leaves that never change.
-      slots: the maximum number of uploads in the sum.
 
     Raises:
       InputError: the aggregator does not fit the shared leaves.
@@ -57,16 +48,11 @@ def empty(aggregator: Aggregator, template: PyTree, fixed: Params, slots: int) -
 def lifted_shapes(aggregator: Aggregator, template: PyTree, fixed: Params) -> PyTree:
     """Returns the shapes of one lifted upload, as it is summed.
 
-    Args:
-      aggregator: lifts the upload.
-      template: the upload of a client that learned nothing.
-      fixed: the leaves that never change.
-
     Raises:
       InputError: the aggregator does not fit the shared leaves.
     """
 
-    def lifted(upload: PyTree, fixed: Params, key: Key, round_index: jax.Array) -> PyTree:
+    def lifted(upload: PyTree, fixed: Params, key: Key, round_index: Array) -> PyTree:
         made = aggregator.lift(upload, upload, fixed)
         if aggregator.randomise is None:
             return made
@@ -80,27 +66,22 @@ def add(
     aggregator: Aggregator,
     total: Total,
     uploads: PyTree,
-    weights: jax.Array,
-    slots: jax.Array,
+    weights: Array,
+    slots: Array,
     template: PyTree,
     fixed: Params,
     keys: Key | None = None,
-    round_index: jax.Array | None = None,
+    round_index: Array | None = None,
 ) -> Total:
     """Returns a sum with more uploads in it.
 
     Args:
-      aggregator: whose lifted uploads are summed.
-      total: the sum so far.
       uploads: stacked ``[lanes, ...]``.
       weights: float32 ``[lanes]``; 0 for a lane that has nothing to add. The upload of that
         lane must still be finite.
       slots: int32 ``[lanes]``, the place of each upload in the cohort; out of range for a lane that
         has nothing to add.
-      template: the upload of a client that learned nothing.
-      fixed: the leaves that never change.
       keys: ``[lanes]``, for ``Aggregator.randomise``; None for an aggregator without it.
-      round_index: the round, for the same function.
     """
     # The slots are mapped too, because an upload may have no leaves.
     lifted = jax.vmap(lambda upload, _: aggregator.lift(upload, template, fixed))(uploads, slots)
@@ -124,13 +105,6 @@ def finish(
     In a round without uploads the state stays as it is, unless the sum contains noise
     (:attr:`Aggregator.every_round`, by which ``context.participants`` is never 0). The aggregator's
     random numbers come from the named stream ``"aggregation"``.
-
-    Args:
-      aggregator: the aggregator that lifted the uploads.
-      total: the sum.
-      template: the upload of a client that learned nothing.
-      context: what the server knows about the round.
-      state: the aggregator's state.
     """
     own = context._replace(key=stream(context.key, "aggregation"))
     result = aggregator.finish(summed(total), template, own, state)
@@ -150,7 +124,7 @@ def dense(total: Total) -> Total:
     return _as_matrices(total, Factors, total.weights)
 
 
-def _as_matrices(total: Total, kind: type[Product | Factors], weights: jax.Array) -> Total:
+def _as_matrices(total: Total, kind: type[Product | Factors], weights: Array) -> Total:
     """Returns the sum with a matrix for every entry of a kind that holds factors."""
 
     def one(x: Any) -> Any:
@@ -188,7 +162,7 @@ def _zeros(lifted: PyTree, slots: int) -> PyTree:
     return jax.tree.map(one, lifted, is_leaf=_is_entry)
 
 
-def _added(total: PyTree, lifted: PyTree, weights: jax.Array, slots: jax.Array) -> PyTree:
+def _added(total: PyTree, lifted: PyTree, weights: Array, slots: Array) -> PyTree:
     """Returns a sum with stacked lifted uploads added."""
 
     def one(x: Any, so_far: Any) -> Any:

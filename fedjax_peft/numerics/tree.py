@@ -9,6 +9,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.contracts import PyTree
 
@@ -35,33 +36,33 @@ def broadcast(tree: PyTree, n: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (n, *jnp.shape(x))), tree)
 
 
-def take(tree: PyTree, index: jax.Array | np.ndarray | int) -> PyTree:
+def take(tree: PyTree, index: Array | np.ndarray | int) -> PyTree:
     """Returns rows ``index`` (int or int array) of a stacked tree; out of range is clipped."""
     return jax.tree.map(lambda x: jnp.take(x, index, axis=0, mode="clip"), tree)
 
 
-def put(tree: PyTree, index: jax.Array | np.ndarray | int, rows: PyTree) -> PyTree:
+def put(tree: PyTree, index: Array | np.ndarray | int, rows: PyTree) -> PyTree:
     """Returns a stacked tree with rows ``index`` replaced; out-of-range rows are dropped."""
     return jax.tree.map(lambda x, r: x.at[index].set(r, mode="drop"), tree, rows)
 
 
-def where(mask: jax.Array, a: PyTree, b: PyTree) -> PyTree:
+def where(mask: Array, a: PyTree, b: PyTree) -> PyTree:
     """Returns ``a`` where ``mask`` is true, else ``b``; ``mask`` has the leading axes of leaves."""
 
-    def pick(x: jax.Array, y: jax.Array) -> jax.Array:
+    def pick(x: Array, y: Array) -> Array:
         return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim)), x, y)
 
     return jax.tree.map(pick, a, b)
 
 
-def weighted_sum(tree: PyTree, weights: jax.Array) -> PyTree:
+def weighted_sum(tree: PyTree, weights: Array) -> PyTree:
     """Returns the float32 sum over the leading axis of a stacked tree, weighted by ``[n]``."""
     return jax.tree.map(
         lambda x: jnp.tensordot(weights, x.astype(jnp.float32), axes=1, precision="highest"), tree
     )
 
 
-def all_finite(tree: PyTree, axis: int | None = None) -> jax.Array:
+def all_finite(tree: PyTree, axis: int | None = None) -> Array:
     """Returns whether all numbers are finite: a bool, or bool ``[n]`` if ``axis=0`` (stacked)."""
     flags = [
         jnp.all(jnp.isfinite(x), axis=None if axis is None else tuple(range(1, x.ndim)))
@@ -75,17 +76,17 @@ def all_finite(tree: PyTree, axis: int | None = None) -> jax.Array:
     return jnp.sort(jnp.stack(flags), axis=0)[0]
 
 
-def distance(x: PyTree, y: PyTree) -> jax.Array:
+def distance(x: PyTree, y: PyTree) -> Array:
     """Returns the Euclidean length of ``x - y`` over all leaves together, a float32 scalar."""
 
-    def square(a: jax.Array, b: jax.Array) -> jax.Array:
+    def square(a: Array, b: Array) -> Array:
         return jnp.sum((a.astype(jnp.float32) - b.astype(jnp.float32)) ** 2)
 
     squares = jax.tree.map(square, x, y)
     return jnp.sqrt(sum(jax.tree.leaves(squares), jnp.zeros(())))
 
 
-def norm(tree: PyTree) -> jax.Array:
+def norm(tree: PyTree) -> Array:
     """Returns the Euclidean norm over all leaves together, a float32 scalar.
 
     Entries are divided by about the largest one before they are squared, so that no square

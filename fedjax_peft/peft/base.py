@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Key, Params
 from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import AdapterParam, Model, bind
 from fedjax_peft.models.blocks import Remat, set_options, unset_scan
 from fedjax_peft.models.heads import Head
-from fedjax_peft.models.modules import is_inside, replace_module, submodule, submodules
+from fedjax_peft.models.modules import is_inside, replace_module, submodules
 from fedjax_peft.models.quantized import (
     Quantization,
     QuantizedLinear,
@@ -26,24 +27,6 @@ from fedjax_peft.models.quantized import (
 from fedjax_peft.models.registry import Dtype, default_targets, module_builder, parse_config
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = [
-    "Adapted",
-    "Defaults",
-    "Method",
-    "Targets",
-    "abstract_model",
-    "attach",
-    "attach_module",
-    "count",
-    "find",
-    "find_linear",
-    "listed",
-    "merge",
-    "quantize",
-    "replace_module",
-    "submodule",
-]
 
 Targets = str | Sequence[str] | None
 """Which submodules to adapt, as in Hugging Face PEFT: a list of names (the path equals one or ends
@@ -83,6 +66,12 @@ class Adapted(nnx.Module):
     """A submodule with which a method replaced another one; the other one is its ``base``."""
 
     base: Any
+
+    def with_kernel(self, kernel: Array) -> nnx.Module:
+        """Returns ``base`` with another kernel, in the dtype that its kernel had."""
+        self.base.kernel.set_value(kernel.astype(self.base.kernel[...].dtype))
+        module: nnx.Module = self.base
+        return module
 
     def merged(self) -> nnx.Module:
         """Returns ``base`` with the trained values merged into its own parameters.
@@ -145,11 +134,8 @@ def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
 def _originals(module: nnx.Module, model: Model) -> Iterator[None]:
     """Lets quantised layers read their kernels as they were before."""
     read, layers = model.original, dict(submodules(module, QuantizedLinear))
-    if read is None:
-        layers = {}
-    else:
-        for path, layer in layers.items():
-            layer.original = functools.partial(read, f"{path}.kernel")
+    for path, layer in layers.items():
+        layer.original = read and functools.partial(read, f"{path}.kernel")
     try:
         yield
     finally:
@@ -158,11 +144,7 @@ def _originals(module: nnx.Module, model: Model) -> Iterator[None]:
 
 
 def count(
-    config: Mapping[str, Any],
-    method: Method | None = None,
-    *,
-    head: Head,
-    in_bytes: bool = False,
+    config: Mapping[str, Any], method: Method | None = None, *, head: Head, in_bytes: bool = False
 ) -> dict[str, int]:
     """Returns ``Model.counts()`` for a ``config.json``, without allocating a model.
 
@@ -197,8 +179,6 @@ def abstract_model(
 
     Args:
       config: such as ``{"model_type": "roberta", ...}``.
-      method: what to attach; without one only the head is trained.
-      head: what to predict.
 
     Raises:
       InputError: as loading and attaching would.
@@ -251,20 +231,14 @@ def merge(model: Model, params: Params | None = None) -> Model:
 
 
 def _rebound(module: nnx.Module, model: Model, method: Method | None) -> Model:
-    return bind(
-        module,
-        head=model.head,
-        forward=model.forward,
-        name=model.name,
-        config=model.config,
-        tokenizer=model.tokenizer,
-        labels=model.labels,
-        dtype=model.dtype,
-        method=method,
-        splits=model.splits,
-        recipe={} if method is None else model.recipe,  # merged weights have no recipe
-        original=None if method is None else model.original,
-    )
+    kept = {name: getattr(model, name) for name in _KEPT}
+    if method is not None:  # merged weights have no recipe
+        kept |= {"method": method, "recipe": model.recipe, "original": model.original}
+    return bind(module, **kept)
+
+
+_KEPT = ("head", "forward", "name", "config", "tokenizer", "labels", "dtype", "splits")
+"""The fields of a model that do not depend on its PEFT method."""
 
 
 def _widened(leaves: Params) -> Params:
@@ -286,23 +260,11 @@ def attach_module(
 
 
 def find(
-    module: nnx.Module,
-    targets: Targets,
-    kinds: type | tuple[type, ...],
-    head: Sequence[str] = (),
+    module: nnx.Module, targets: Targets, kinds: type | tuple[type, ...], head: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Returns the submodules that a target rule names: path -> submodule.
 
     As in Hugging Face PEFT, submodules of the head are left out.
-
-    Args:
-      module: where to look.
-      targets: the rule, see :data:`Targets`.
-      kinds: only submodules of these types.
-      head: module paths of the head.
-
-    Raises:
-      InputError: there is no rule, or it matches nothing; the closest names are listed.
     """
     candidates = {p: m for p, m in submodules(module, kinds) if p and not is_inside(p, head)}
     if not targets:
@@ -354,14 +316,8 @@ def find_linear(
     """Returns the linear layers to adapt: path -> layer.
 
     Args:
-      module: where to look.
       targets: the rule, see :data:`Targets`; None: the model family's for ``method``.
-      defaults: the model family's targets by method.
-      head: module paths of the head.
       method: whose targets are the default.
-
-    Raises:
-      InputError: as :func:`find`, or a layer is already adapted.
     """
     where = defaults.get(method) if targets is None else targets
     sites = find(module, where, (nnx.Linear, Adapted), head)

@@ -20,39 +20,16 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models import layers
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import Residual
-from fedjax_peft.models.modules import is_inside, submodules
+from fedjax_peft.models.modules import is_inside, replace_module, submodule, submodules
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.peft.base import (
-    Adapted,
-    Defaults,
-    Method,
-    find,
-    listed,
-    replace_module,
-    submodule,
-)
+from fedjax_peft.peft.base import Adapted, Defaults, Method, find, listed
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = [
-    "PLACEMENTS",
-    "AdaptedLinear",
-    "AdaptedResidual",
-    "Bottleneck",
-    "Placement",
-    "attach_bottlenecks",
-    "bottleneck",
-    "bottleneck_options",
-    "bottleneck_size",
-    "houlsby",
-    "opendelta",
-    "pfeiffer",
-    "reduction_factor",
-]
 
 Init = Literal["bert", "houlsby", "mam_adapter", "opendelta"]
 
@@ -76,11 +53,11 @@ PLACEMENTS = {
 class Projection(nnx.Module):
     """A trained dense layer; it computes in the dtype of its input."""
 
-    def __init__(self, kernel: jax.Array):
+    def __init__(self, kernel: Array):
         self.kernel = AdapterParam(kernel)
         self.bias = AdapterParam(jnp.zeros(kernel.shape[1]))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         y = x @ self.kernel[...].astype(x.dtype)
         return y + self.bias[...].astype(x.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
 
@@ -96,7 +73,7 @@ class Bottleneck(nnx.Module):
         self.activation = layers.activation(activation)
         self.scaling = scaling
 
-    def __call__(self, h: jax.Array) -> jax.Array:
+    def __call__(self, h: Array) -> Array:
         """Returns ``f(h)`` for ``h`` ``[..., width]``."""
         return self.scaling * self.up(self.activation(self.down(h)))
 
@@ -109,9 +86,7 @@ class AdaptedResidual(Adapted):
         self.adapter = adapter
         self.after_norm = after_norm
 
-    def __call__(
-        self, h: jax.Array, x: jax.Array, norm: Callable[[jax.Array], jax.Array] | None = None
-    ) -> jax.Array:
+    def __call__(self, h: Array, x: Array, norm: Callable[[Array], Array] | None = None) -> Array:
         """Returns ``x + h + f(h)``, or ``x + h + f(norm(x + h))``; see ``Residual``."""
         read = h
         if self.after_norm:
@@ -127,7 +102,7 @@ class AdaptedLinear(Adapted):
         self.base = base
         self.adapter = adapter
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns ``h + f(h)`` of the layer's output h."""
         h = self.base(x)
         return h + self.adapter(h)
@@ -253,11 +228,7 @@ def bottleneck_options(
     *,
     default_size: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the checked options that all bottleneck methods have.
-
-    Raises:
-      InputError: both sizes, or an impossible value.
-    """
+    """Returns the checked options that all bottleneck methods have."""
     if reduction_factor is not None and size is not None:
         raise InputError(
             f"Both reduction_factor = {reduction_factor} and size = {size} are given; one of them"
@@ -352,7 +323,7 @@ def _sites(
 _DEVIATION = {"bert": 0.02, "houlsby": 0.01, "mam_adapter": None, "opendelta": 0.01}
 
 
-def _start(init: str, key: Key, shape: tuple[int, int], *, up: bool) -> jax.Array:
+def _start(init: str, key: Key, shape: tuple[int, int], *, up: bool) -> Array:
     """Returns the initial kernel ``[in, out]`` of the down or the up projection."""
     deviation = _DEVIATION[init]
     if deviation is None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.numerics.linalg import qr
@@ -17,17 +18,15 @@ from fedjax_peft.peft.base import Adapted, Defaults, Targets, find_linear
 from fedjax_peft.peft.lora import frozen_output
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["CoreLinear", "core_sites", "orthonormal"]
-
 
 class CoreLinear(Adapted):
     """A linear layer with an update through frozen bases. ``base`` is frozen."""
 
-    def factors(self) -> tuple[jax.Array, jax.Array]:
+    def factors(self) -> tuple[Array, Array]:
         """Returns (L ``[in, n]``, R ``[n, out]``); ``LR`` is added to the kernel."""
         raise NotImplementedError
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
         y = frozen_output(self.base, x)
         left, right = (factor.astype(y.dtype) for factor in self.factors())
@@ -35,10 +34,8 @@ class CoreLinear(Adapted):
 
     def merged(self) -> nnx.Module:
         """Returns the linear layer with the update added to its kernel."""
-        kernel = self.base.kernel[...]
         product = jnp.matmul(*self.factors(), precision="highest")
-        self.base.kernel.set_value((kernel + product).astype(kernel.dtype))
-        return self.base
+        return self.with_kernel(self.base.kernel[...] + product)
 
 
 def core_sites(
@@ -47,14 +44,8 @@ def core_sites(
     """Returns the linear layers to adapt: module path -> layer.
 
     Args:
-      module: where to look.
       targets: the rule; None: the model family's targets of LoRA.
-      defaults: the model family's targets by method.
-      head: module paths of the head.
       rank: how many orthonormal columns each side of a kernel must have room for.
-
-    Raises:
-      InputError: the rule matches nothing, a layer is already adapted, or a side is too small.
     """
     sites = find_linear(module, targets, defaults, head)
     for path, site in sites.items():
@@ -67,7 +58,7 @@ def core_sites(
     return sites
 
 
-def orthonormal(key: Key, rows: int, columns: int) -> jax.Array:
+def orthonormal(key: Key, rows: int, columns: int) -> Array:
     """Returns random orthonormal columns, ``[rows, columns]``: Gram-Schmidt on normal numbers."""
     q, r = qr(jax.random.normal(key, (rows, columns)))
     return q * jnp.where(jnp.diagonal(r) < 0, -1.0, 1.0)[None]

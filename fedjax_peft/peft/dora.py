@@ -11,12 +11,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
-
-__all__ = ["DoRALinear", "dora"]
 
 
 class DoRALinear(LoRALinear):
@@ -26,11 +25,11 @@ class DoRALinear(LoRALinear):
     bias is not rescaled.
     """
 
-    def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
+    def __init__(self, base: Any, a: Array, b: Array, scale: float, dropout: float):
         super().__init__(base, a, b, scale, dropout)
         self.lora_magnitude = AdapterParam(self.norm())
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns the layer's output for ``x`` ``[..., in]``.
 
         With dropout D it is ``x W + b + (g - 1) ∘ D(x) W + g ∘ s·D(x) AB``, where ``g`` is ``m``
@@ -47,12 +46,10 @@ class DoRALinear(LoRALinear):
 
     def merged(self) -> nnx.Module:
         """Returns the linear layer of ``m ∘ (W + s·AB) / ‖W + s·AB‖``."""
-        kernel = self.base.kernel[...]
         gain = self.lora_magnitude[...] / self.norm()
-        self.base.kernel.set_value(((kernel + self.product()) * gain[None]).astype(kernel.dtype))
-        return self.base
+        return self.with_kernel((self.base.kernel[...] + self.product()) * gain[None])
 
-    def norm(self) -> jax.Array:
+    def norm(self) -> Array:
         """Returns the norms of the columns of ``W + s·AB``, ``[out]``, in float32.
 
         They are computed from the dense sum. Expanding the square would need no ``[in, out]``
@@ -64,7 +61,7 @@ class DoRALinear(LoRALinear):
         norm = jnp.linalg.norm(kernel + self.product(), axis=0)
         return jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)  # for a column of zeros
 
-    def _over(self, x: jax.Array, y: jax.Array) -> jax.Array:
+    def _over(self, x: Array, y: Array) -> Array:
         return jnp.broadcast_to(x, y.shape).astype(y.dtype)
 
 

@@ -7,11 +7,10 @@ contain ``.global_adapter.`` and ``.private_adapter.``, by which role rules tell
 from collections.abc import Sequence
 from typing import Literal
 
-import jax
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Key
-from fedjax_peft.contracts.dual_modes import MODES, mode
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.bottleneck import (
@@ -23,8 +22,6 @@ from fedjax_peft.peft.bottleneck import (
 )
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["MODES", "DualBottleneck", "dual", "mode"]
-
 
 class DualBottleneck(nnx.Module):
     """The mean of two bottlenecks with the same input."""
@@ -33,7 +30,7 @@ class DualBottleneck(nnx.Module):
         self.global_adapter = global_adapter
         self.private_adapter = private_adapter
 
-    def __call__(self, h: jax.Array) -> jax.Array:
+    def __call__(self, h: Array) -> Array:
         """Returns ``½ f_g(h) + ½ f_p(h)`` for ``h`` ``[..., width]``."""
         return 0.5 * (self.global_adapter(h) + self.private_adapter(h))
 

@@ -9,8 +9,8 @@ of the local adapter: a constant, or one number for each example in evaluations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts.instance_weights import REFERENCE, instance_weighted
 from fedjax_peft.models.base import AdapterConst, Model
@@ -18,8 +18,6 @@ from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import frozen_output, low_rank_method, low_rank_options
 from fedjax_peft.peft.lora_sum import NamedLoRALinear
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["DualLoRALinear", "dual_lora"]
 
 _WIDTHS = ("hidden_size", "n_embd", "dim")
 """Keys under which a ``config.json`` may have the width of the hidden states."""
@@ -31,12 +29,12 @@ class DualLoRALinear(NamedLoRALinear):
     ``adapter_weight`` is α: a scalar, 0 at first, or ``[batch]``.
     """
 
-    def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
+    def __init__(self, base: Any, a: Array, b: Array, scale: float, dropout: float):
         names = ("global_adapter", "private_adapter")
         super().__init__(base, a, b, scale, dropout, names=names)
         self.adapter_weight = AdapterConst(jnp.zeros(()))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns the layer's output for ``x`` ``[batch, ..., in]``."""
         y = frozen_output(self.base, x)
         weight = self.adapter_weight[...].astype(y.dtype)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
@@ -18,8 +18,6 @@ from fedjax_peft.peft.base import (
     replace_module,
 )
 from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["IA3Linear", "ia3"]
 
 
 class IA3Linear(Adapted):
@@ -35,7 +33,7 @@ class IA3Linear(Adapted):
         self.feed_forward = feed_forward
         self.ia3_l = AdapterParam(jnp.ones(n_in if feed_forward else n_out))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
         return self.base(self._scaled(x)) if self.feed_forward else self._scaled(self.base(x))
 
@@ -48,13 +46,12 @@ class IA3Linear(Adapted):
             bias.set_value((bias[...] * scale).astype(bias[...].dtype))
         return self.base
 
-    def _scaled(self, x: jax.Array) -> jax.Array:
+    def _scaled(self, x: Array) -> Array:
         return (x * jnp.broadcast_to(self.ia3_l[...], x.shape)).astype(x.dtype)
 
 
 def ia3(
-    targets: str | Sequence[str] | None = None,
-    feed_forward: str | Sequence[str] | None = None,
+    targets: str | Sequence[str] | None = None, feed_forward: str | Sequence[str] | None = None
 ) -> Method:
     """(IA)³ (Liu et al. 2022): one learned factor for every feature of the adapted layers.
 
@@ -71,7 +68,6 @@ def ia3(
     """
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        del key
         sites = find_linear(module, targets, defaults, head, "ia3")
         inner = _feed_forward(module, sites, defaults, head)
         for path, site in sites.items():

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterConst, AdapterParam
@@ -32,9 +33,6 @@ from fedjax_peft.peft.lora_starts import orthonormal_factors, principal_factors,
 from fedjax_peft.peft.quantized_start import quantized_start
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["FusedLoRALinear", "LoRALinear", "by_pattern", "lora", "scaling"]
-
-
 _SHAPED = ("svd", "qr", "loftq")
 """Starts that change the frozen kernels too."""
 
@@ -46,26 +44,26 @@ class LowRank(nnx.Module):
     a smaller rank has zeros there.
     """
 
-    def __init__(self, a: jax.Array, b: jax.Array, scale: float, dropout: float):
+    def __init__(self, a: Array, b: Array, scale: float, dropout: float):
         self.lora_a = AdapterParam(a)
         self.lora_b = AdapterParam(b)
         self.lora_scale = AdapterConst(jnp.full((a.shape[1],), scale, jnp.float32))
         self.dropout = Dropout(dropout)
 
-    def update(self, x: jax.Array, dtype: Any) -> jax.Array:
+    def update(self, x: Array, dtype: Any) -> Array:
         """Returns the change of the layer's output for an input ``[..., in]``."""
         a, b = self.lora_a[...].astype(dtype), self.lora_b[...].astype(dtype)
         # s scales B, which is small and does not depend on the tokens.
         b = b * self.lora_scale[...].astype(dtype)[:, None]
         return (self.dropout(x).astype(dtype) @ a) @ b
 
-    def product(self) -> jax.Array:
+    def product(self) -> Array:
         """Returns ``s · AB``, ``[in, out]``, in float32."""
         b = self.lora_b[...] * self.lora_scale[...][:, None]
         return jnp.matmul(self.lora_a[...], b, precision="highest")
 
 
-def frozen_output(base: nnx.Linear, x: jax.Array) -> jax.Array:
+def frozen_output(base: nnx.Linear, x: Array) -> Array:
     """Returns the output of a frozen layer for ``x`` ``[..., in]``.
 
     A kernel that is wider than the compute dtype is used in full, as a sum of two narrow ones.
@@ -86,20 +84,18 @@ def frozen_output(base: nnx.Linear, x: jax.Array) -> jax.Array:
 class LoRALinear(LowRank, Adapted):
     """A linear layer with a low-rank update. ``base`` is frozen."""
 
-    def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
+    def __init__(self, base: Any, a: Array, b: Array, scale: float, dropout: float):
         super().__init__(a, b, scale, dropout)
         self.base = base
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
         y = frozen_output(self.base, x)
         return y + self.update(x, y.dtype)
 
     def merged(self) -> nnx.Module:
         """Returns the linear layer of ``W + s · AB``."""
-        kernel = self.base.kernel[...]
-        self.base.kernel.set_value((kernel + self.product()).astype(kernel.dtype))
-        return self.base
+        return self.with_kernel(self.base.kernel[...] + self.product())
 
 
 class FusedLoRALinear(Adapted):
@@ -111,7 +107,7 @@ class FusedLoRALinear(Adapted):
         for part, update in updates.items():
             setattr(self, part, update)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
         y = self.base(x)
         updates = [
@@ -127,10 +123,9 @@ class FusedLoRALinear(Adapted):
             piece + getattr(self, part).product() if part in self.parts else piece
             for part, piece in zip(self.base.parts, self._pieces(kernel), strict=True)
         ]
-        self.base.kernel.set_value(jnp.concatenate(pieces, axis=-1).astype(kernel.dtype))
-        return self.base
+        return self.with_kernel(jnp.concatenate(pieces, axis=-1))
 
-    def _pieces(self, x: jax.Array) -> list[jax.Array]:
+    def _pieces(self, x: Array) -> list[Array]:
         return jnp.split(x, len(self.base.parts), axis=-1)
 
 
@@ -235,11 +230,9 @@ def low_rank_method(
     """Returns the method that puts a low-rank layer at every target.
 
     Args:
-      name: of the method.
       options: of :func:`low_rank_options`, and perhaps further ones.
       layer: ``layer(base, a, b, scale, dropout)`` is the new layer.
       finish: ``finish(path, layer, key)`` sets what the layer has besides; ``key`` is the model's.
-      **more: further fields of :class:`fedjax_peft.peft.base.Method`.
     """
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
@@ -294,8 +287,7 @@ def _attach_low_rank(
         else:
             names = {n.rpartition(".")[2]: n for n in factors if n.startswith(f"{path}.")}
             made[path] = FusedLoRALinear(
-                site,
-                {p: LowRank(*factors[n], scales[n], dropout) for p, n in names.items()},
+                site, {p: LowRank(*factors[n], scales[n], dropout) for p, n in names.items()}
             )
         replace_module(module, path, made[path])
     return made
@@ -306,7 +298,7 @@ def _shaped_start(
     options: Mapping[str, Any],
     ranks: Mapping[str, int],
     scales: Mapping[str, float],
-) -> dict[str, tuple[jax.Array, jax.Array]]:
+) -> dict[str, tuple[Array, Array]]:
     """Returns the factors of a start that changes the frozen kernels too, and changes those."""
     parts, init = options["parts"], options["init"]
     decompose = orthonormal_factors if init == "qr" else principal_factors
@@ -317,7 +309,7 @@ def _shaped_start(
             f" {next(iter(plain))!r} are not quantised: load the model with quantize='nf4', or use"
             " init='svd'."
         )
-    pieces: dict[str, jax.Array] = {}
+    pieces: dict[str, Array] = {}
     for path, site in plain.items():
         pieces |= _slices(path, site, parts)
     factors, residuals = decompose(pieces, ranks, scales)
@@ -330,8 +322,8 @@ def _shaped_start(
             continue
 
         def truncated(
-            matrix: jax.Array, path: str = path, site: nnx.Linear = site
-        ) -> tuple[dict[str, tuple[jax.Array, jax.Array]], jax.Array]:
+            matrix: Array, path: str = path, site: nnx.Linear = site
+        ) -> tuple[dict[str, tuple[Array, Array]], Array]:
             chosen = _slices(path, site, parts, kernel=matrix)
             found, residuals = decompose(chosen, ranks, scales)
             rest = _slices(path, site, parts, whole=True, kernel=matrix)
@@ -360,8 +352,8 @@ def _slices(
     parts: Sequence[str] | None,
     *,
     whole: bool = False,
-    kernel: jax.Array | None = None,
-) -> dict[str, jax.Array]:
+    kernel: Array | None = None,
+) -> dict[str, Array]:
     """Returns the kernels of a layer by name: one, or one for each part (all if ``whole``).
 
     With ``kernel``, those of another matrix of its shape.

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Batch, Key, Params, Task
 from fedjax_peft.models.base import AdapterConst, AdapterParam, Model
@@ -35,19 +36,17 @@ from fedjax_peft.peft.base import Defaults, Method, listed, replace_module
 from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["SBLinear", "gradient_start", "lora_sb"]
-
 
 class SBLinear(CoreLinear):
     """A linear layer with the update ``x A R B``; A and B never change."""
 
-    def __init__(self, base: nnx.Linear, a: jax.Array, r: jax.Array, b: jax.Array):
+    def __init__(self, base: nnx.Linear, a: Array, r: Array, b: Array):
         self.base = base
         self.sb_a = AdapterConst(a)
         self.sb_r = AdapterParam(r)
         self.sb_b = AdapterConst(b)
 
-    def factors(self) -> tuple[jax.Array, jax.Array]:
+    def factors(self) -> tuple[Array, Array]:
         """Returns (A ``[in, r]``, R B ``[r, out]``)."""
         return self.sb_a[...], jnp.matmul(self.sb_r[...], self.sb_b[...], precision="highest")
 
@@ -137,7 +136,7 @@ def _gradient(model: Model, task: Task, paths: Sequence[str]) -> Callable[[Param
     bases = {f"{p}.sb_a": ones[n_in] for p, (n_in, _) in shapes.items()}
     bases |= {f"{p}.sb_b": ones[n_out] for p, (_, n_out) in shapes.items()}
 
-    def loss(changes: Params, frozen: Params, leaves: Params, batch: Batch) -> jax.Array:
+    def loss(changes: Params, frozen: Params, leaves: Params, batch: Batch) -> Array:
         cores = {f"{path}.sb_r": x for path, x in changes.items()}
         return task.loss(model.apply(frozen, {**leaves, **cores}, batch, None, False), batch)[0]
 
@@ -146,7 +145,7 @@ def _gradient(model: Model, task: Task, paths: Sequence[str]) -> Callable[[Param
     return lambda frozen, batch: derive(zeros, frozen, {**rest, **bases}, batch)
 
 
-def _start(path: str, gradient: jax.Array, rank: int, step: float) -> Params:
+def _start(path: str, gradient: Array, rank: int, step: float) -> Params:
     u, sigma, vt = svd(-step * jnp.sign(gradient), full_matrices=False)
     u, sigma, vt = canonical(u[:, :rank], sigma[:rank], vt[:rank])
     return {f"{path}.sb_a": u, f"{path}.sb_r": jnp.diag(sigma), f"{path}.sb_b": vt}

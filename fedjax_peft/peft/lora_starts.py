@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.numerics.linalg import (
@@ -16,12 +17,10 @@ from fedjax_peft.numerics.linalg import (
     svd,
 )
 
-__all__ = ["orthonormal_factors", "principal_factors", "random_factors"]
-
 
 def principal_factors(
-    kernels: Mapping[str, jax.Array], ranks: Mapping[str, int], scales: Mapping[str, float]
-) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
+    kernels: Mapping[str, Array], ranks: Mapping[str, int], scales: Mapping[str, float]
+) -> tuple[dict[str, tuple[Array, Array]], dict[str, Array]]:
     """Returns FeDeRA's (A, B) of every kernel ``[in, out]``, and the residual kernels.
 
     ``A = U_r sqrt(S_r / s)``, ``B = sqrt(S_r / s) V_rᵀ``, residual ``W - s·AB``: FeDeRA Eq 6-10
@@ -34,8 +33,8 @@ def principal_factors(
 
 
 def orthonormal_factors(
-    kernels: Mapping[str, jax.Array], ranks: Mapping[str, int], scales: Mapping[str, float]
-) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
+    kernels: Mapping[str, Array], ranks: Mapping[str, int], scales: Mapping[str, float]
+) -> tuple[dict[str, tuple[Array, Array]], dict[str, Array]]:
     """Returns OLoRA's and ILoRA's (A, B) of every kernel ``[in, out]``, and the residual kernels.
 
     With ``Wᵀ = Q R``: ``B = (Q_{:, :r})ᵀ``, ``A = (R_{:r, :})ᵀ / s``, residual ``W - s·AB``. R's
@@ -48,11 +47,11 @@ def orthonormal_factors(
 
 
 def _each_alike(
-    decompose: Callable[[jax.Array, int, float], tuple[jax.Array, ...]],
-    kernels: Mapping[str, jax.Array],
+    decompose: Callable[[Array, int, float], tuple[Array, ...]],
+    kernels: Mapping[str, Array],
     ranks: Mapping[str, int],
     scales: Mapping[str, float],
-) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
+) -> tuple[dict[str, tuple[Array, Array]], dict[str, Array]]:
     """Returns factors and residuals by name; kernels of one shape, rank and scale go together."""
     factors, residuals = {}, {}
     alike = {name: (k.shape, ranks[name], scales[name]) for name, k in kernels.items()}
@@ -67,8 +66,8 @@ def _each_alike(
 
 
 @jax.jit(static_argnums=(1, 2))
-def _principal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, ...]:
-    def one(kernel: jax.Array) -> tuple[jax.Array, ...]:
+def _principal(kernels: Array, rank: int, scale: float) -> tuple[Array, ...]:
+    def one(kernel: Array) -> tuple[Array, ...]:
         u, s, vt = svd(kernel, full_matrices=False)
         u, s, vt = canonical(u[:, :rank], s[:rank], vt[:rank])
         dead = dead_directions(s, kernel.shape)
@@ -82,8 +81,8 @@ def _principal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, 
 
 
 @jax.jit(static_argnums=(1, 2))
-def _orthonormal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array, ...]:
-    def one(kernel: jax.Array) -> tuple[jax.Array, ...]:
+def _orthonormal(kernels: Array, rank: int, scale: float) -> tuple[Array, ...]:
+    def one(kernel: Array) -> tuple[Array, ...]:
         b = orthonormal_rows(kernel[:rank])
         # R is upper triangular; the product has rounding errors below its diagonal.
         r = jnp.triu(jnp.matmul(b, kernel.T, precision="highest"))
@@ -93,9 +92,7 @@ def _orthonormal(kernels: jax.Array, rank: int, scale: float) -> tuple[jax.Array
     return jax.lax.map(one, kernels)  # one at a time, as in _principal
 
 
-def random_factors(
-    init: str, shape: tuple[int, ...], rank: int, key: Key
-) -> tuple[jax.Array, jax.Array]:
+def random_factors(init: str, shape: tuple[int, ...], rank: int, key: Key) -> tuple[Array, Array]:
     """Returns (A, B) with a random A (``init``: ``kaiming`` or ``gaussian``) and B = 0."""
     n_in, n_out = shape
     if init == "kaiming":

@@ -10,30 +10,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.models.layers import Dropout
 from fedjax_peft.peft.base import Adapted, Method
 from fedjax_peft.peft.lora import LowRank, frozen_output, low_rank_method, low_rank_options
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["LoRASumLinear", "NamedLoRALinear", "lora_sum"]
-
 
 class NamedLoRALinear(Adapted):
     """A linear layer with several low-rank updates, by name. ``base`` is frozen."""
 
     def __init__(
-        self,
-        base: Any,
-        a: jax.Array,
-        b: jax.Array,
-        scale: float,
-        dropout: float,
-        *,
-        names: Sequence[str],
+        self, base: Any, a: Array, b: Array, scale: float, dropout: float, *, names: Sequence[str]
     ):
         """All LoRAs start from the same factors; ``dropout`` is on their common input."""
         self.base = base
@@ -46,7 +37,7 @@ class NamedLoRALinear(Adapted):
         """Returns the LoRAs, in the order of their names."""
         return [getattr(self, name) for name in self.names]
 
-    def updates(self, x: jax.Array, dtype: Any) -> list[jax.Array]:
+    def updates(self, x: Array, dtype: Any) -> list[Array]:
         """Returns what each LoRA adds to the output; all read the same dropped input."""
         dropped = self.dropout(x)
         return [lora.update(dropped, dtype) for lora in self.loras()]
@@ -55,12 +46,12 @@ class NamedLoRALinear(Adapted):
 class LoRASumLinear(NamedLoRALinear):
     """A linear layer to which several LoRAs are added."""
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
         y = frozen_output(self.base, x)
         return sum(self.updates(x, y.dtype), start=y)
 
-    def factors(self) -> tuple[jax.Array, jax.Array]:
+    def factors(self) -> tuple[Array, Array]:
         """Returns ``([A_1, A_2, ...], s [B_1; B_2; ...])``, whose product is added to W."""
         loras = self.loras()
         right = [lora.lora_scale[...][:, None] * lora.lora_b[...] for lora in loras]
@@ -69,10 +60,8 @@ class LoRASumLinear(NamedLoRALinear):
 
     def merged(self) -> nnx.Module:
         """Returns the linear layer of ``W + s Σ A_n B_n``."""
-        kernel = self.base.kernel[...]
         product = jnp.matmul(*self.factors(), precision="highest")
-        self.base.kernel.set_value((kernel + product).astype(kernel.dtype))
-        return self.base
+        return self.with_kernel(self.base.kernel[...] + product)
 
 
 def lora_sum(

@@ -15,8 +15,6 @@ from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["lora_with_base"]
-
 
 def lora_with_base(
     rank: int = 8,
@@ -47,7 +45,6 @@ def lora_with_base(
 
 
 def _train_base(path: str, site: LoRALinear, key: Key) -> None:
-    del key
     if isinstance(site.base, QuantizedLinear):
         raise InputError(
             f"lora_with_base trains the weights of {path!r}, which are quantised, so they never"

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
@@ -24,17 +25,15 @@ from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import frozen_output, low_rank_method, low_rank_options
 from fedjax_peft.peft.lora_sum import NamedLoRALinear
 
-__all__ = ["MixedLoRALinear", "mixed_lora"]
-
 
 class MixedLoRALinear(NamedLoRALinear):
     """A linear layer with two low-rank updates, weighted by a mixer. ``base`` is frozen."""
 
-    def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
+    def __init__(self, base: Any, a: Array, b: Array, scale: float, dropout: float):
         super().__init__(base, a, b, scale, dropout, names=("rest_of_world", "individual"))
         self.mixer = AdapterParam(jnp.zeros((a.shape[0], 2)))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
         y = frozen_output(self.base, x)
         logits = x.astype(jnp.float32) @ self.mixer[...]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
@@ -14,29 +15,24 @@ from fedjax_peft.peft.base import Adapted, Defaults, Method, replace_module
 from fedjax_peft.peft.prompt import places
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Prefix", "ProjectedPrefix", "prefix_tuning"]
-
 
 class Prefix(Adapted):
     """Puts learned keys and values, ``[tokens, heads * width]`` each, before those of the text."""
 
-    def __init__(self, base: PrefixSlot, key: jax.Array, value: jax.Array):
+    def __init__(self, base: PrefixSlot, key: Array, value: Array):
         self.base = base
         self.prefix_key = AdapterParam(key)
         self.prefix_value = AdapterParam(value)
 
-    def learned(self) -> tuple[jax.Array, jax.Array]:
+    def learned(self) -> tuple[Array, Array]:
         """Returns the prefix's keys and values, ``[tokens, heads * width]``."""
         return self.prefix_key[...], self.prefix_value[...]
 
-    def __call__(
-        self, key: jax.Array, value: jax.Array, mask: Mask
-    ) -> tuple[jax.Array, jax.Array, Mask]:
+    def __call__(self, key: Array, value: Array, mask: Mask) -> tuple[Array, Array, Mask]:
         """Returns keys, values and mask with the prefix in front; every query attends to it.
 
         Args:
           key: ``[batch, length, heads, width]``, and ``value`` alike.
-          value: see ``key``.
           mask: bool ``[batch or 1, heads or 1, queries or 1, length]``, or None: everything.
         """
         first_key, first_value = self.learned()
@@ -47,12 +43,11 @@ class Prefix(Adapted):
         return key, value, jnp.concatenate([ahead, mask], axis=-1)
 
 
-def _before(rows: jax.Array, x: jax.Array) -> jax.Array:
+def _before(rows: Array, x: Array) -> Array:
     """Returns ``x`` ``[batch, length, heads, width]`` with ``rows`` before it in every example.
 
     Args:
       rows: ``[tokens, heads * width]``.
-      x: keys or values.
     """
     batch, _, heads, width = x.shape
     shape = (batch, rows.shape[0], heads, width)
@@ -67,7 +62,7 @@ class Encoder(nnx.Module):
         self.embedding = AdapterParam(jax.random.normal(stream(key, "embedding"), (tokens, width)))
         self.kernel, self.bias = _dense(width, hidden, key)
 
-    def __call__(self) -> jax.Array:
+    def __call__(self) -> Array:
         return jnp.tanh(self.embedding[...] @ self.kernel[...] + self.bias[...][None])
 
 
@@ -79,7 +74,7 @@ class ProjectedPrefix(Prefix):
         self.encoder = encoder
         self.kernel, self.bias = _dense(encoder.bias.shape[0], 2 * base.width, key)
 
-    def learned(self) -> tuple[jax.Array, jax.Array]:
+    def learned(self) -> tuple[Array, Array]:
         """Returns the prefix's keys and values, ``[tokens, heads * width]``."""
         both = self.encoder() @ self.kernel[...] + self.bias[...][None]
         key, value = jnp.split(both, 2, axis=-1)
@@ -119,7 +114,6 @@ def prefix_tuning(tokens: int = 8, *, projection: int | None = None) -> Method:
             raise InputError(f"{name} = {value} must be at least 1.")
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        del defaults, head
         slots = _slots(module)
         if projection is not None:
             widths = {slot.width for slot in slots.values()}

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
@@ -13,8 +14,6 @@ from fedjax_peft.models.layers import TokenEmbed
 from fedjax_peft.models.modules import submodules
 from fedjax_peft.peft.base import Adapted, Defaults, Method, replace_module
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["PromptEmbed", "prompt_tuning"]
 
 
 class PromptEmbed(Adapted):
@@ -24,22 +23,22 @@ class PromptEmbed(Adapted):
     prompt, and removes the prompt from the states that it returns.
     """
 
-    def __init__(self, base: TokenEmbed, prompt: jax.Array):
+    def __init__(self, base: TokenEmbed, prompt: Array):
         self.base = base
         self.prompt = AdapterParam(prompt)
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
+    def __call__(self, ids: Array) -> Array:
         """Returns embeddings ``[batch, tokens + length, width]`` of ids ``[batch, length]``."""
         x = self.base(ids)
         prompt = self.prompt[...].astype(x.dtype)
         rows = jnp.broadcast_to(prompt[None], (x.shape[0], *prompt.shape))
         return jnp.concatenate([rows, x], axis=1)
 
-    def tokens(self, ids: jax.Array) -> jax.Array:
+    def tokens(self, ids: Array) -> Array:
         """Returns the embeddings of ids alone, of tokens that follow in a cache."""
         return self.base(ids)
 
-    def attend(self, query: jax.Array) -> jax.Array:
+    def attend(self, query: Array) -> Array:
         """Returns the products with the frozen table, because a tied head predicts no prompt."""
         return self.base.attend(query)
 
@@ -65,7 +64,6 @@ def prompt_tuning(tokens: int = 8, *, init: Literal["random", "vocabulary"] = "r
         raise InputError(f"init = {init!r} is not one of random, vocabulary.")
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        del defaults, head
         path, table = _token_table(module)
         if init == "random":
             prompt = jax.random.normal(key, (tokens, table.features))
@@ -90,16 +88,7 @@ def _token_table(module: nnx.Module) -> tuple[str, TokenEmbed]:
 
 
 def places(module: nnx.Module, kind: type, adapted: type) -> dict[str, Any]:
-    """Returns the submodules of a type, path -> submodule.
-
-    Args:
-      module: where to look.
-      kind: the type.
-      adapted: the type that replaces it.
-
-    Raises:
-      InputError: the module already has a submodule of the type ``adapted``.
-    """
+    """Returns the submodules of a type, path -> submodule."""
     for path, _ in submodules(module, adapted):
         raise InputError(f"The submodule {path!r} is already adapted.")
     return dict(submodules(module, kind))

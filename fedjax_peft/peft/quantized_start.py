@@ -19,15 +19,13 @@ alpha. They are split evenly between A and B, as in both papers.
 
 from collections.abc import Callable, Mapping
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.models.quantized import QuantizedLinear, quantize_kernel
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["quantized_start"]
-
-Factors = Mapping[str, tuple[jax.Array, jax.Array]]
+Factors = Mapping[str, tuple[Array, Array]]
 
 _CHANGED = 0.02
 """Relative difference between the held weights and those that are read again, above which they
@@ -39,20 +37,14 @@ def quantized_start(
     site: QuantizedLinear,
     init: str,
     iterations: int,
-    truncated: Callable[[jax.Array], tuple[Factors, jax.Array]],
+    truncated: Callable[[Array], tuple[Factors, Array]],
 ) -> Factors:
     """Returns the factors of a quantised layer, and changes its frozen kernel.
 
     Args:
-      path: the layer's path, for messages.
-      site: the layer.
       init: ``loftq``, ``svd`` or ``qr``.
-      iterations: T of LoftQ.
       truncated: matrix ``[in, out]`` -> the factors of its directions by name, and the matrix less
         their products.
-
-    Raises:
-      InputError: the weights before quantisation cannot be read, or are others.
     """
     if site.original is None:
         raise InputError(

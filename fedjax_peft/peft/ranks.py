@@ -14,8 +14,6 @@ from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["cycle_ranks", "of_client", "owned_shares", "rank_masks"]
-
 _AXES = {"lora_a": 1, "lora_b": 0, "lora_scale": 0}
 """The axis of the directions, by the last part of a leaf's name."""
 
@@ -25,16 +23,6 @@ def rank_masks(model: Model, ranks: Sequence[int], clients: int) -> dict[str, np
 
     Every axis but that of the directions has length 1. A layer whose rank is below that of a client
     is owned completely by it.
-
-    Args:
-      model: with LoRA attached.
-      ranks: of the clients; fewer ranks than clients are repeated.
-      clients: the number of clients.
-
-    Raises:
-      InputError: no rank, more ranks than clients, a rank below 1 or above the adapters', a model
-        without LoRA, or one whose frozen weights need all directions (a start from the
-        weights, such as ``svd``).
     """
     leaves = _low_rank(model.trainable)
     if not leaves:

@@ -15,6 +15,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterConst, AdapterParam
@@ -22,8 +23,6 @@ from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Defaults, Method, listed, replace_module
 from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["RavanLinear", "ravan"]
 
 
 class RavanLinear(CoreLinear):
@@ -33,7 +32,7 @@ class RavanLinear(CoreLinear):
     r]``, ``ravan_s`` ``[heads]``.
     """
 
-    def __init__(self, base: nnx.Linear, a: jax.Array, b: jax.Array):
+    def __init__(self, base: nnx.Linear, a: Array, b: Array):
         heads, _, rank = a.shape
         self.base = base
         self.ravan_a = AdapterConst(a)
@@ -41,7 +40,7 @@ class RavanLinear(CoreLinear):
         self.ravan_h = AdapterParam(jnp.zeros((heads, rank, rank)))
         self.ravan_s = AdapterParam(jnp.ones(heads))
 
-    def factors(self) -> tuple[jax.Array, jax.Array]:
+    def factors(self) -> tuple[Array, Array]:
         """Returns (``[A_1 … A_h]``, ``[s_1 H_1 B_1; …; s_h H_h B_h]``)."""
         a, b, h = self.ravan_a[...], self.ravan_b[...], self.ravan_h[...]
         heads, n_in, rank = a.shape
@@ -75,7 +74,7 @@ def ravan(
         raise InputError(f"init = {init!r} is not one of gram_schmidt, normal.")
     options = {"rank": rank, "heads": heads, "targets": listed(targets), "init": init}
 
-    def bases(key: Key, size: int) -> jax.Array:
+    def bases(key: Key, size: int) -> Array:
         """Returns ``[heads, size, rank]``."""
         n = heads * rank
         if init == "gram_schmidt":

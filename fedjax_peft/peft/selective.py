@@ -18,8 +18,6 @@ from fedjax_peft.models.quantized import QuantizedLinear
 from fedjax_peft.peft.base import Defaults, Method, find, listed
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["bitfit", "full", "head_only", "layer_norm"]
-
 Chosen = Callable[[str, nnx.Module, str], bool]
 """(module path, module, name of its parameter) -> whether it is trained."""
 
@@ -37,7 +35,6 @@ def bitfit(targets: str | Sequence[str] | None = None) -> Method:
     """
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        del defaults, key
         _refuse_adapted(module)
         owners = {path: owner for path, owner, name in _parameters(module, head) if name == "bias"}
         if targets is not None:
@@ -56,7 +53,6 @@ def layer_norm() -> Method:
     """
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        del defaults, key
         norms = nnx.LayerNorm | RMSNorm
         return _train(module, head, lambda _, owner, __: isinstance(owner, norms), "layer norm")
 
@@ -71,7 +67,6 @@ def full() -> Method:
     """
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        del defaults, key
         if any(submodules(module, QuantizedLinear)):
             raise InputError(
                 "Full fine-tuning trains all weights, and those of this model are quantised, so"
@@ -90,7 +85,6 @@ def head_only() -> Method:
     """
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        del defaults, key
         _refuse_adapted(module)
         if not head:
             raise InputError("head_only would train nothing: the model has no head of its own.")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterConst, AdapterParam
@@ -22,27 +23,25 @@ from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["SparseLoRALinear", "slora"]
-
 
 class SparseLoRALinear(LoRALinear):
     """A linear layer with a sparse and a low-rank change. ``base`` is frozen."""
 
-    def __init__(self, base: Any, a: jax.Array, b: jax.Array, scale: float, dropout: float):
+    def __init__(self, base: Any, a: Array, b: Array, scale: float, dropout: float):
         super().__init__(base, a, b, scale, dropout)
         self.sparse_index = AdapterConst(jnp.zeros(0, jnp.int32))
         self.sparse_values = AdapterParam(jnp.zeros(0))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
         y = super().__call__(x)
         return y + self.dropout(x).astype(y.dtype) @ self.sparse().astype(y.dtype)
 
-    def product(self) -> jax.Array:
+    def product(self) -> Array:
         """Returns ``S + s · AB``, ``[in, out]``, in float32."""
         return super().product() + self.sparse()
 
-    def sparse(self) -> jax.Array:
+    def sparse(self) -> Array:
         """Returns S, ``[in, out]``, in float32."""
         shape = self.base.kernel.shape
         flat = jnp.zeros(shape[0] * shape[1])

@@ -31,17 +31,6 @@ from fedjax_peft.numerics.hyperparameters import remembered
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.libraries import limit_blas_threads, log_level
 
-__all__ = [
-    "Accountant",
-    "Neighbours",
-    "client_neighbours",
-    "concentrated_event",
-    "epsilon",
-    "gaussian_event",
-    "noise_multiplier",
-    "smallest_noise",
-]
-
 Accountant: TypeAlias = Literal["rdp", "pld"]
 """How privacy losses are composed."""
 Neighbours: TypeAlias = Literal["add_or_remove_one", "replace_special", "replace_one"]
@@ -75,11 +64,6 @@ def gaussian_event(
 
 def concentrated_event(rho: float, xi: float, rounds: int) -> Any:
     """Returns the event of ``rounds`` mechanisms of Rényi divergence at most ``xi + rho α``.
-
-    Args:
-      rho: ρ of concentrated differential privacy.
-      xi: ξ.
-      rounds: the number of mechanisms.
 
     Raises:
       InputError: as for :func:`gaussian_event`.
@@ -150,13 +134,8 @@ def noise_multiplier(
     Raises:
       InputError: a word or a number is not possible, or no noise is enough.
     """
-    return _calibrated(
-        lambda z: gaussian_event(z, rounds, sampling_probability),
-        epsilon,
-        delta,
-        accountant,
-        neighbours,
-    )
+    make = partial(gaussian_event, rounds=rounds, sampling_probability=sampling_probability)
+    return _calibrated(make, epsilon, delta, accountant, neighbours)
 
 
 def client_neighbours(federation: Federation) -> Neighbours:
@@ -258,22 +237,13 @@ def _calibrated(
 
 
 def smallest_noise(
-    epsilon_of: Callable[[float], float],
-    target: float,
-    *,
-    start: float = 1.0,
-    factor: float = 2.0,
+    epsilon_of: Callable[[float], float], target: float, *, start: float = 1.0, factor: float = 2.0
 ) -> float:
     """Returns the smallest noise multiplier with at most an ε, to a relative 1e-6.
 
     Args:
       epsilon_of: noise multiplier -> ε, which falls with it.
       target: the ε, positive. That of the result is not above it. ``inf`` needs no noise.
-      start: the first noise multiplier that is tried.
-      factor: the ratio of the first noise multipliers that are tried.
-
-    Raises:
-      InputError: no noise is enough.
     """
     limit_blas_threads()
     from scipy.optimize import brentq
@@ -323,11 +293,7 @@ def _check(**given: Any) -> None:
 
 @functools.cache
 def _dp_accounting() -> ModuleType:
-    """Returns Google's library.
-
-    Raises:
-      InputError: it is not installed.
-    """
+    """Returns Google's library."""
     limit_blas_threads()  # it loads scipy
     try:
         import dp_accounting

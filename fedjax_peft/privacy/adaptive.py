@@ -23,19 +23,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.algorithms.checks import at_least, positive
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Federation,
-    Guarantee,
-    Params,
-    Privacy,
-    PyTree,
-    RoundContext,
-    Total,
-)
+from fedjax_peft.algorithms.checks import at_least, positive, share
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Total
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero, remembered
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy.accounting import Accountant, Neighbours
@@ -44,8 +37,6 @@ from fedjax_peft.privacy.guarantees import client_guarantee
 from fedjax_peft.privacy.mechanism import check_delta, gaussian, private, protected, summing
 from fedjax_peft.privacy.statements import composition_in_words
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["adaptive"]
 
 
 @remembered
@@ -83,8 +74,7 @@ def adaptive(
     """
     positive(clip=clip, clip_rate=clip_rate)
     at_least(0, noise_multiplier=noise_multiplier)
-    if not is_traced(quantile) and not 0 <= quantile <= 1:
-        raise InputError(f"quantile = {quantile!r} must be a number from 0 to 1.")
+    share(quantile=quantile)
     if count_noise is not None:
         positive(count_noise=count_noise)
         known = not (is_traced(count_noise) or is_traced(noise_multiplier))

@@ -12,24 +12,17 @@ accountant claims, the mechanism gives less privacy than it says.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.algorithms.checks import positive
-from fedjax_peft.contracts import (
-    Algorithm,
-    Attack,
-    Federation,
-    Params,
-    Stages,
-    Upload,
-    Wrapped,
-)
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.privacy import Attack, Federation, Wrapped
+from fedjax_peft.contracts.types import Params
+from fedjax_peft.contracts.upload import Stages, Upload
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["Canaries", "canaries", "lower_bound"]
 
 
 class Canaries(NamedTuple):
@@ -41,7 +34,7 @@ class Canaries(NamedTuple):
     """Whether each client sends its canary, bool ``[clients]``."""
     entries: np.ndarray
     """The entry of each client, int ``[clients]``, an index into all leaves in their order."""
-    leaves: Mapping[str, jax.Array]
+    leaves: Mapping[str, Array]
     """The leaves before training that canaries change."""
 
     def scores(self, params: Params) -> np.ndarray:
@@ -71,7 +64,7 @@ class Canaries(NamedTuple):
 
 
 def canaries(
-    leaves: Mapping[str, jax.Array], clients: int, *, strength: float = 100.0, seed: int = 0
+    leaves: Mapping[str, Array], clients: int, *, strength: float = 100.0, seed: int = 0
 ) -> Canaries:
     """Returns a canary for every client of a federation.
 
@@ -127,8 +120,8 @@ def canaries(
 
 
 def _changed(
-    template: Mapping[str, jax.Array], order: Mapping[str, jax.Array], entry: Any, size: Any
-) -> dict[str, jax.Array]:
+    template: Mapping[str, Array], order: Mapping[str, Array], entry: Any, size: Any
+) -> dict[str, Array]:
     """Returns leaves of which one entry is larger; entries are counted over all leaves."""
     changed, first = {}, 0
     for name, like in order.items():

@@ -30,8 +30,6 @@ from fedjax_peft.privacy.guarantees import client_guarantee
 from fedjax_peft.privacy.mechanism import check_delta, gaussian, private, protected, summing
 from fedjax_peft.privacy.statements import composition_in_words
 
-__all__ = ["TRUSTED", "central"]
-
 TRUSTED = "The server is trusted: it sees the uploads before the noise."
 """A sentence of the statements of central mechanisms."""
 
@@ -74,7 +72,6 @@ def central(
     check_delta(delta)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
-        del federation
         noise = gaussian(clip * noise_multiplier) if maybe_nonzero(noise_multiplier) else None
         return protected(algorithm, private(summing(algorithm), clip, noise))
 

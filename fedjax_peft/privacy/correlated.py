@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.algorithms.checks import at_least, positive, whole
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Key, Privacy, PyTree
@@ -35,8 +36,6 @@ from fedjax_peft.privacy.accounting import Accountant, epsilon, gaussian_event
 from fedjax_peft.privacy.central import TRUSTED
 from fedjax_peft.privacy.mechanism import Noise, check_delta, private, protected, summing
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["Strategy", "correlated", "correlated_noise", "strategy"]
 
 
 class Strategy(NamedTuple):
@@ -116,11 +115,7 @@ def correlated(
 
 
 def _separation(federation: Federation, bands: int | None) -> int:
-    """Returns the rounds from one turn of a client to its next one.
-
-    Raises:
-      InputError: clients do not take turns, or there are more bands than that.
-    """
+    """Returns the rounds from one turn of a client to its next one."""
     clients, drawn = federation.clients, federation.per_round
     if federation.sampling == "all":
         return 1
@@ -146,16 +141,7 @@ def _separation(federation: Federation, bands: int | None) -> int:
 
 @functools.lru_cache(maxsize=32)
 def strategy(rounds: int, bands: int, separation: int) -> Strategy:
-    """Returns the matrix T of a run.
-
-    Args:
-      rounds: n, the size of T.
-      bands: b.
-      separation: the rounds from one turn of a client to its next one.
-
-    Raises:
-      InputError: ``jax_privacy`` is not installed.
-    """
+    """Returns the matrix T of a run."""
     try:
         from jax_privacy.matrix_factorization import toeplitz
     except ImportError:
@@ -183,21 +169,19 @@ def correlated_noise(made: Strategy, scale: Any) -> Noise:
     Its state holds the noises of the last rounds, the newest first, ``[bands - 1, ...]``.
 
     Args:
-      made: T.
       scale: s, the standard deviation of ``s w``.
     """
     first, *rest = made.bands
     noises = jnp.asarray(made.noises, jnp.float32)
 
-    def add(total: PyTree, key: Key, state: PyTree, round_index: jax.Array) -> tuple:
-        del round_index
+    def add(total: PyTree, key: Key, state: PyTree, round_index: Array) -> tuple:
         zeros = jax.tree.map(jnp.zeros_like, total)
         fresh = lifting.with_noise(
             zeros, lambda own, shape: scale * jax.random.normal(own, shape), key
         )
         weights = jnp.asarray(rest, jnp.float32)
 
-        def now(new: jax.Array, past: jax.Array) -> jax.Array:
+        def now(new: Array, past: Array) -> Array:
             return (new - jnp.tensordot(weights, past, axes=1, precision="highest")) / first
 
         drawn = jax.tree.map(now, fresh, state)
@@ -209,7 +193,7 @@ def correlated_noise(made: Strategy, scale: Any) -> Noise:
     def init(zeros: Any) -> PyTree:
         return jax.tree.map(lambda x: jnp.zeros((len(rest), *x.shape), jnp.float32), zeros())
 
-    def std(round_index: jax.Array) -> jax.Array:
+    def std(round_index: Array) -> Array:
         return scale * jnp.take(noises, round_index - 1, mode="clip")
 
     return Noise(std, add, init)

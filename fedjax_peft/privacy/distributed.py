@@ -42,22 +42,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedjax_peft.algorithms.checks import fraction, positive
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Federation,
-    Guarantee,
-    Integers,
-    Key,
-    Privacy,
-    PyTree,
-    RoundContext,
-    Total,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Integers, Total
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Key, PyTree
 from fedjax_peft.numerics.hyperparameters import remembered
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy import accounting, guarantees, statements
@@ -70,10 +63,8 @@ from fedjax_peft.privacy.mechanism import (
     released,
     summing,
 )
-from fedjax_peft.support.display import show
+from fedjax_peft.support.checks import check_count
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["Grid", "discrete_gaussian", "distributed", "grid", "hadamard", "rounded"]
 
 _DEVIATIONS = 4
 """Standard deviations of the sum that fit into half of the modulus."""
@@ -113,8 +104,7 @@ def distributed(
     positive(clip=clip, noise_multiplier=noise_multiplier)
     fraction(dropouts=dropouts)
     check_delta(delta)
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 4 <= bits <= 24:
-        raise InputError(f"bits = {show(bits)} of distributed must be an integer from 4 to 24.")
+    check_count("distributed", "bits", bits, 4, 24)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
         check_sizes_are_not_used(federation)
@@ -159,11 +149,11 @@ class _Cohort(NamedTuple):
 class Grid(NamedTuple):
     """The integers that a vector is rounded to."""
 
-    scale: jax.Array
+    scale: Array
     """s, integers for a unit."""
-    longest: jax.Array
+    longest: Array
     """Δ, the largest norm after rounding, in integers."""
-    deviation: jax.Array
+    deviation: Array
     """σ, the standard deviation of a client's noise, in integers."""
 
 
@@ -197,7 +187,7 @@ def _shared_noise(base: Aggregator, cohort: _Cohort) -> Aggregator:
     """Returns the aggregator of clipped changes that are summed as noisy integers."""
     modulus = 2**cohort.bits
 
-    def randomise(lifted: PyTree, key: Key, round_index: jax.Array) -> PyTree:
+    def randomise(lifted: PyTree, key: Key, round_index: Array) -> PyTree:
         vector = ravel_pytree(lifted["sum"])[0]
         padded = jnp.pad(vector, (0, _padded(vector.size) - vector.size))
         own = grid(*cohort, padded.size)
@@ -234,13 +224,13 @@ def _padded(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def _signs(round_index: jax.Array, size: int) -> jax.Array:
+def _signs(round_index: Array, size: int) -> Array:
     """Returns the random signs of a round, which are public, float32 ``[size]``."""
     key = jax.random.fold_in(stream(0, "public rotation"), round_index)
     return jax.random.rademacher(key, (size,), jnp.float32)
 
 
-def hadamard(x: jax.Array) -> jax.Array:
+def hadamard(x: Array) -> Array:
     """Returns ``H x / √d``, the Walsh-Hadamard transform of ``[d]``, d a power of 2.
 
     It is its own inverse, and keeps the Euclidean norm.
@@ -253,17 +243,17 @@ def hadamard(x: jax.Array) -> jax.Array:
     return x / math.sqrt(size)
 
 
-def rounded(x: jax.Array, longest: jax.Array | float, key: Key) -> jax.Array:
+def rounded(x: Array, longest: Array | float, key: Key) -> Array:
     """Returns a vector rounded up or down at random, int32, no longer than ``longest``.
 
     Roundings that are longer are drawn again (conditional stochastic rounding).
     """
     limit = longest**2 * (1 - 1e-5)  # the sum of squares is float32
 
-    def draw(attempt: jax.Array) -> jax.Array:
+    def draw(attempt: Array) -> Array:
         return jnp.floor(x + jax.random.uniform(jax.random.fold_in(key, attempt), x.shape))
 
-    def again(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def again(carry: tuple[Array, Array]) -> Array:
         attempt, drawn = carry
         return (attempt < _TRIES) & (jnp.sum(drawn**2) > limit)
 
@@ -273,19 +263,14 @@ def rounded(x: jax.Array, longest: jax.Array | float, key: Key) -> jax.Array:
     return drawn.astype(jnp.int32)
 
 
-def discrete_gaussian(key: Key, deviation: jax.Array | float, shape: tuple[int, ...]) -> jax.Array:
+def discrete_gaussian(key: Key, deviation: Array | float, shape: tuple[int, ...]) -> Array:
     """Returns independent integers, int32, with probabilities ∝ exp(-k² / (2 σ²)).
 
     Rejection from discrete Laplace numbers (Canonne, Kamath and Steinke 2020, Algorithm 3).
-
-    Args:
-      key: for the random numbers.
-      deviation: σ.
-      shape: of the result.
     """
     width = jnp.floor(deviation) + 1.0
 
-    def attempt(number: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def attempt(number: Array) -> tuple[Array, Array]:
         keys = jax.random.split(jax.random.fold_in(key, number), 4)
         size = jnp.floor(width * jax.random.exponential(keys[0], shape))  # geometric
         negative = jax.random.bernoulli(keys[1], 0.5, shape)

@@ -42,35 +42,24 @@ Abadi et al. 2016, arXiv:1607.00133; Chua et al. 2024, arXiv:2403.17673.
 """
 
 import itertools
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fedjax_peft.contracts import (
-    Algorithm,
-    Batch,
-    ClientContext,
-    ClientUpdate,
-    Feature,
-    Federation,
-    Guarantee,
-    Key,
-    LossFn,
-    Metrics,
-    Privacy,
-    PyTree,
-    check_compatible,
-)
-from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero, remembered
+from fedjax_peft.algorithms.checks import at_least, positive, whole
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.client import ClientContext, ClientUpdate, LossFn
+from fedjax_peft.contracts.compatibility import check_compatible
+from fedjax_peft.contracts.feature import Feature
+from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
+from fedjax_peft.contracts.types import Batch, Key, Metrics, PyTree
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.numerics.random import salted, stream
-from fedjax_peft.privacy import accounting, guarantees, statements
+from fedjax_peft.privacy import accounting, guarantees, lifted, statements
 from fedjax_peft.privacy.accounting import Accountant
-from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["clipped_sum", "example", "private_gradient", "with_noise"]
 
 
 @remembered
@@ -96,7 +85,10 @@ def example(
       InputError: a number that is not possible; on use, an algorithm with a loss that couples
         examples, or one that uses data in another way than by gradients.
     """
-    _check_numbers(clip, noise_multiplier, microbatch)
+    positive(clip=clip)
+    at_least(0, noise_multiplier=noise_multiplier)
+    if microbatch is not None:
+        whole(1, microbatch=microbatch)
     accounting.epsilon(accounting.gaussian_event(1.0, 1), delta, accountant)  # checks the two
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
@@ -146,8 +138,8 @@ def example(
 
 
 def private_gradient(
-    clip: float | jax.Array,
-    noise_multiplier: float | jax.Array,
+    clip: float | Array,
+    noise_multiplier: float | Array,
     batch_size: int,
     microbatch: int | None = None,
 ) -> Callable[[LossFn, PyTree, Batch, Key, Key], tuple[PyTree, Metrics]]:
@@ -155,7 +147,6 @@ def private_gradient(
 
     Args:
       clip: as for :func:`example`.
-      noise_multiplier: likewise.
       batch_size: B, by which the sum is divided, whatever the number of examples in the batch.
       microbatch: as for :func:`example`.
     """
@@ -165,7 +156,8 @@ def private_gradient(
     ) -> tuple[PyTree, Metrics]:
         total, metrics = clipped_sum(loss, params, batch, key, clip, microbatch)
         if maybe_nonzero(noise_multiplier):
-            total = with_noise(total, noise_key, noise_multiplier * clip)
+            std = noise_multiplier * clip
+            total = lifted.with_noise(total, lambda k, s: std * jax.random.normal(k, s), noise_key)
         return jax.tree.map(lambda x: x / batch_size, total), metrics
 
     return gradient
@@ -176,29 +168,27 @@ def clipped_sum(
     params: PyTree,
     batch: Batch,
     key: Key,
-    clip: float | jax.Array,
+    clip: float | Array,
     microbatch: int | None = None,
 ) -> tuple[PyTree, Metrics]:
     """Returns (sum of the clipped gradients of the examples, metrics of the batch).
 
     Args:
       loss: as for ``ClientContext.gradient``.
-      params: likewise.
       batch: likewise; ``mask`` says which examples count.
       key: likewise. Example ``i`` of the batch gets ``fold_in(key, i)``.
-      clip: the largest norm of an example's gradient.
       microbatch: examples that are computed at once; None: all.
     """
     columns = {n: x for n, x in batch.items() if jnp.ndim(x)}
     scalars = {n: x for n, x in batch.items() if not jnp.ndim(x)}
     rows = len(batch["mask"])
 
-    def one(index: jax.Array, row: Batch) -> tuple[PyTree, Metrics]:
+    def one(index: Array, row: Batch) -> tuple[PyTree, Metrics]:
         alone = {n: x[None] for n, x in row.items()} | scalars
         own = jax.random.fold_in(key, index)
         return jax.grad(loss, has_aux=True)(params, alone, own)
 
-    def some(index: jax.Array) -> tuple[PyTree, Metrics]:
+    def some(index: Array) -> tuple[PyTree, Metrics]:
         chosen = {n: jnp.take(x, index, axis=0, mode="clip") for n, x in columns.items()}
         chosen["mask"] &= index < rows
         gradients, metrics = jax.vmap(one)(index, chosen)
@@ -210,7 +200,7 @@ def clipped_sum(
     if len(places) == 1:
         return some(places[0])
 
-    def add(total: PyTree, index: jax.Array) -> tuple[PyTree, None]:
+    def add(total: PyTree, index: Array) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, some(index)), None
 
     shapes = jax.eval_shape(some, places[0])
@@ -218,26 +208,12 @@ def clipped_sum(
     return jax.lax.scan(add, zeros, places)[0]
 
 
-def with_noise(tree: PyTree, key: Key, deviation: float | jax.Array) -> PyTree:
-    """Returns a tree with independent Gaussian noise on every number.
-
-    Each leaf has its own stream, by its path in the tree.
-    """
-
-    def add(path: tuple, x: jax.Array) -> jax.Array:
-        noise = jax.random.normal(stream(key, jax.tree_util.keystr(path)), x.shape, x.dtype)
-        return x + deviation * noise
-
-    return jax.tree.map_with_path(add, tree)
-
-
-def _clipped_and_added(gradients: PyTree, mask: jax.Array, clip: float | jax.Array) -> PyTree:
+def _clipped_and_added(gradients: PyTree, mask: Array, clip: float | Array) -> PyTree:
     """Returns the sum of the clipped gradients; those outside of ``mask`` count as 0.
 
     Args:
       gradients: ``[examples, ...]``.
       mask: bool ``[examples]``.
-      clip: the largest norm.
     """
     leaves = jax.tree.leaves(gradients)
     squares = sum(jnp.sum(x**2, axis=tuple(range(1, x.ndim))) for x in leaves)
@@ -246,22 +222,8 @@ def _clipped_and_added(gradients: PyTree, mask: jax.Array, clip: float | jax.Arr
     norms = jnp.sqrt(jnp.where(counts & (squares > 0), squares, 1.0))
     factors = jnp.minimum(1.0, clip / norms)
 
-    def added(x: jax.Array) -> jax.Array:
+    def added(x: Array) -> Array:
         wide = (slice(None), *(None,) * (x.ndim - 1))
         return jnp.sum(jnp.where(counts[wide], x * factors[wide], 0.0), axis=0)
 
     return jax.tree.map(added, gradients)
-
-
-def _check_numbers(clip: float, noise_multiplier: float, microbatch: int | None) -> None:
-    """Raises InputError for a number that is not possible; run-time values were checked before."""
-    numbers = {"clip": (clip, 0.0, False), "noise_multiplier": (noise_multiplier, 0.0, True)}
-    for name, (value, least, included) in numbers.items():
-        if is_traced(value):
-            continue
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not (least <= value if included else least < value) or value == math.inf:
-            kind = "a finite number from 0 up" if included else "a positive finite number"
-            raise InputError(f"{name} = {show(value)} of example-level privacy must be {kind}.")
-    if microbatch is not None and (not isinstance(microbatch, int) or microbatch < 1):
-        raise InputError(f"microbatch = {show(microbatch)} must be a positive whole number.")

@@ -1,6 +1,7 @@
 """The guarantee of a run, whose unit is a client or an example, and the noise for it."""
 
 import math
+from functools import partial
 from typing import Any
 
 from fedjax_peft.contracts import Federation, Guarantee
@@ -18,16 +19,6 @@ from fedjax_peft.privacy.accounting import (
     noise_multiplier,
 )
 from fedjax_peft.support.errors import InputError
-
-__all__ = [
-    "client_epsilon",
-    "client_event",
-    "client_guarantee",
-    "client_noise_multiplier",
-    "example_epsilon",
-    "example_noise_multiplier",
-    "participations",
-]
 
 
 def participations(federation: Federation, rounds: int) -> int:
@@ -137,13 +128,8 @@ def client_noise_multiplier(
       InputError: as for :func:`client_event` and :func:`noise_multiplier`.
     """
     neighbours = _suitable(federation, neighbours)
-    return _calibrated(
-        lambda z: client_event(z, federation, rounds, neighbours),
-        epsilon,
-        delta,
-        accountant,
-        neighbours,
-    )
+    make = partial(client_event, federation=federation, rounds=rounds, neighbours=neighbours)
+    return _calibrated(make, epsilon, delta, accountant, neighbours)
 
 
 def example_epsilon(

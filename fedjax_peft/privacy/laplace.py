@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy, PyTree
@@ -26,17 +27,8 @@ from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import client_neighbours
 from fedjax_peft.privacy.central import TRUSTED
 from fedjax_peft.privacy.guarantees import participations
-from fedjax_peft.privacy.mechanism import (
-    Noise,
-    factor_to,
-    independent,
-    private,
-    protected,
-    summing,
-)
+from fedjax_peft.privacy.mechanism import Noise, factor_to, independent, private, protected, summing
 from fedjax_peft.privacy.statements import composition_in_words
-
-__all__ = ["laplace", "laplace_noise"]
 
 
 @remembered
@@ -56,7 +48,6 @@ def laplace(clip: float, noise_multiplier: float) -> Privacy:
     at_least(0, noise_multiplier=noise_multiplier)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
-        del federation
         noise = laplace_noise(clip * noise_multiplier) if maybe_nonzero(noise_multiplier) else None
         return protected(algorithm, private(summing(algorithm), clip, noise, clipped_l1))
 
@@ -87,7 +78,7 @@ def laplace_noise(scale: Any) -> Noise:
     )
 
 
-def clipped_l1(change: PyTree, clip: Any) -> tuple[PyTree, jax.Array]:
+def clipped_l1(change: PyTree, clip: Any) -> tuple[PyTree, Array]:
     """Returns a change of an L1 norm of at most ``clip``, dense, and its L1 norm before."""
     whole = lifting.dense(change)
     length = sum((jnp.sum(jnp.abs(x)) for x in jax.tree.leaves(whole)), jnp.zeros(()))

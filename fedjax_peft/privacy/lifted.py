@@ -18,24 +18,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Factors, Key, Product, PyTree, Stacked, Weighted
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import matmul
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.errors import InputError
-
-__all__ = [
-    "changeable",
-    "dense",
-    "difference",
-    "is_product",
-    "norm",
-    "product_norm",
-    "scaled",
-    "streamed",
-    "with_noise",
-]
 
 _ROUNDING = 2e-6
 """A bound of the relative rounding error of a float32 inner product of some thousand terms, twice.
@@ -47,15 +36,7 @@ def _is_entry(x: Any) -> bool:
 
 
 def streamed(lifted: PyTree, name: str) -> PyTree:
-    """Returns a lifted upload of arrays and :class:`Product` only, whose sum is dense.
-
-    Args:
-      lifted: a lifted upload.
-      name: the aggregator's, for the message.
-
-    Raises:
-      InputError: a part of the upload is not summed with the client's weight.
-    """
+    """Returns a lifted upload of arrays and :class:`Product` only, whose sum is dense."""
 
     def one(x: Any) -> Any:
         match x:
@@ -80,11 +61,6 @@ def streamed(lifted: PyTree, name: str) -> PyTree:
 def difference(lifted: PyTree, start: PyTree, name: str) -> PyTree:
     """Returns ``lifted - start``: arrays and :class:`Product` only.
 
-    Args:
-      lifted: a lifted upload.
-      start: the lifted upload of a client that learned nothing.
-      name: the aggregator's, for the message.
-
     Raises:
       InputError: a part of the upload is not summed with the client's weight.
     """
@@ -104,7 +80,7 @@ def is_product(lifted: PyTree) -> PyTree:
     return jax.tree.map(lambda x: isinstance(x, Product), lifted, is_leaf=_is_entry)
 
 
-def norm(change: PyTree) -> jax.Array:
+def norm(change: PyTree) -> Array:
     """Returns the joint Euclidean norm of arrays and products, a float32 scalar.
 
     It is not less than the true norm, except for rounding; see :func:`product_norm`. It is infinite
@@ -118,7 +94,7 @@ def norm(change: PyTree) -> jax.Array:
     return tree.norm([*(x for x in entries if not isinstance(x, Product)), *products])
 
 
-def product_norm(a: jax.Array, b: jax.Array) -> jax.Array:
+def product_norm(a: Array, b: Array) -> Array:
     """Returns an upper bound of the Frobenius norm of ``a @ b``, from the factors' Gram matrices.
 
     The bound exceeds the norm by a share of about ``1e-6 r`` if the terms of the product do not
@@ -137,7 +113,7 @@ def product_norm(a: jax.Array, b: jax.Array) -> jax.Array:
     return by_a * by_b * jnp.sqrt(square)
 
 
-def scaled(change: PyTree, factor: jax.Array, usable: jax.Array) -> PyTree:
+def scaled(change: PyTree, factor: Array, usable: Array) -> PyTree:
     """Returns a change times a factor; zeros where it is not usable, whatever its entries are.
 
     Args:
@@ -157,7 +133,7 @@ def scaled(change: PyTree, factor: jax.Array, usable: jax.Array) -> PyTree:
 def dense(lifted: PyTree) -> PyTree:
     """Returns a lifted upload with every product as a dense matrix, float32."""
 
-    def one(x: Any) -> jax.Array:
+    def one(x: Any) -> Array:
         return matmul(x.a, x.b) if _is_entry(x) else x.astype(jnp.float32)
 
     return jax.tree.map(one, lifted, is_leaf=_is_entry)
@@ -173,17 +149,15 @@ def changeable(
 
     Args:
       lift: upload -> lifted upload.
-      template: the upload of a client that learned nothing.
       sendable: ``RoundContext.sendable``.
-      name: the aggregator's, for messages.
     """
     keys = iter(jax.random.split(jax.random.key(0), len(jax.tree.leaves(template)) + 1))
 
-    def moved(x: jax.Array, sent: jax.Array) -> jax.Array:
+    def moved(x: Array, sent: Array) -> Array:
         step = (1 + jnp.abs(x)) * jax.random.uniform(next(keys), x.shape, minval=1.0, maxval=2.0)
         return jnp.where(sent, x + step, x)
 
-    def one(x: Any) -> jax.Array:
+    def one(x: Any) -> Array:
         if isinstance(x, Product):  # without signs no terms can cancel
             return matmul(jnp.abs(x.a), jnp.abs(x.b)) > 0
         return x != 0
@@ -193,18 +167,14 @@ def changeable(
     return jax.tree.map(one, change, is_leaf=_is_entry)
 
 
-def with_noise(
-    total: PyTree, draw: Callable[[Key, tuple[int, ...]], jax.Array], key: Key
-) -> PyTree:
+def with_noise(total: PyTree, draw: Callable[[Key, tuple[int, ...]], Array], key: Key) -> PyTree:
     """Returns a dense sum plus independent noise; each entry has a key by its name.
 
     Args:
-      total: a dense sum.
       draw: (key, shape) -> noise.
-      key: for the noise of this round.
     """
 
-    def one(path: Any, x: jax.Array) -> jax.Array:
+    def one(path: Any, x: Array) -> Array:
         return x + draw(stream(key, jax.tree_util.keystr(path)), x.shape)
 
     return jax.tree_util.tree_map_with_path(one, total)

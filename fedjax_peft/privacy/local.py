@@ -21,21 +21,14 @@ for every lane, and it is what the client sends: 4 bytes for each entry.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.algorithms.checks import at_least, positive
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Federation,
-    Guarantee,
-    Key,
-    Params,
-    Privacy,
-    PyTree,
-    RoundContext,
-    Total,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Total
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Key, Params, PyTree
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy import accounting, guarantees, statements
@@ -51,16 +44,10 @@ from fedjax_peft.privacy.mechanism import (
 )
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["check_sizes_are_not_used", "clipped_and_dense", "local"]
-
 
 @remembered
 def local(
-    clip: float,
-    noise_multiplier: float,
-    *,
-    delta: float = 1e-5,
-    accountant: Accountant = "rdp",
+    clip: float, noise_multiplier: float, *, delta: float = 1e-5, accountant: Accountant = "rdp"
 ) -> Privacy:
     """Client-level local differential privacy, for every aggregator that sums.
 
@@ -108,14 +95,10 @@ def check_sizes_are_not_used(federation: Federation) -> None:
         )
 
 
-def clipped_and_dense(base: Aggregator, clip: float | jax.Array) -> Aggregator:
+def clipped_and_dense(base: Aggregator, clip: float | Array) -> Aggregator:
     """Returns the aggregator of clipped changes, lifted to ``{"sum": arrays, "norm": Stacked}``.
 
     It has no ``finish`` of its own yet.
-
-    Args:
-      base: an aggregator without measurements.
-      clip: C.
     """
     clipping = private(base, clip, None)
 
@@ -126,18 +109,15 @@ def clipped_and_dense(base: Aggregator, clip: float | jax.Array) -> Aggregator:
     return clipping._replace(lift=lift, every_round=False)
 
 
-def _noised(
-    base: Aggregator, clip: float | jax.Array, noise_multiplier: float | jax.Array
-) -> Aggregator:
+def _noised(base: Aggregator, clip: float | Array, noise_multiplier: float | Array) -> Aggregator:
     """Returns the aggregator of clipped changes to which their clients add noise."""
     noise_std = clip * noise_multiplier
 
-    def randomise(lifted: PyTree, key: Key, round_index: jax.Array) -> PyTree:
-        del round_index
+    def randomise(lifted: PyTree, key: Key, round_index: Array) -> PyTree:
         if not maybe_nonzero(noise_multiplier):
             return lifted
 
-        def draw(key: Key, shape: tuple[int, ...]) -> jax.Array:
+        def draw(key: Key, shape: tuple[int, ...]) -> Array:
             return noise_std * jax.random.normal(key, shape)
 
         return {**lifted, "sum": lifting.with_noise(lifted["sum"], draw, key)}
@@ -151,7 +131,5 @@ def _noised(
         return result._replace(metrics=result.metrics | measured)
 
     return clipped_and_dense(base, clip)._replace(
-        finish=finish,
-        randomise=randomise,
-        wire_bytes=lambda lifted: 4 * tree.size(lifted["sum"]),
+        finish=finish, randomise=randomise, wire_bytes=lambda lifted: 4 * tree.size(lifted["sum"])
     )

@@ -11,50 +11,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Feature,
-    Key,
-    Params,
-    PyTree,
-    RoundContext,
-    Stacked,
-    Total,
-    check_compatible,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Stacked, Total
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.compatibility import check_compatible
+from fedjax_peft.contracts.feature import Feature
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Key, Params, PyTree
 from fedjax_peft.numerics.linalg import qr, svd
-from fedjax_peft.numerics.lowrank import matmul, pairs
+from fedjax_peft.numerics.lowrank import matmul, one_by_one, pairs
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.clip import share_and_median
 
-__all__ = [
-    "Noise",
-    "check_delta",
-    "clipped_to",
-    "clipping_metrics",
-    "factor_to",
-    "gaussian",
-    "independent",
-    "private",
-    "protected",
-    "released",
-    "signal_to_noise",
-    "summing",
-    "withheld",
-]
-
 
 class Noise(NamedTuple):
     """Noise on the dense sum of a round."""
 
-    std: Callable[[jax.Array], Any]
+    std: Callable[[Array], Any]
     """round -> the standard deviation of the noise on an entry of the sum in this round."""
-    add: Callable[[PyTree, Key, PyTree, jax.Array], tuple[PyTree, PyTree]]
+    add: Callable[[PyTree, Key, PyTree, Array], tuple[PyTree, PyTree]]
     """(dense sum, key, state, round) -> (noisy sum, next state)."""
     init: Callable[[Callable[[], PyTree]], PyTree] | None = None
     """function that returns a dense sum of zeros -> the state before the first round. None: the
@@ -66,16 +44,14 @@ def gaussian(std: Any) -> Noise:
     return independent(lambda key, shape: std * jax.random.normal(key, shape), std)
 
 
-def independent(draw: Callable[[Key, tuple[int, ...]], jax.Array], std: Any) -> Noise:
+def independent(draw: Callable[[Key, tuple[int, ...]], Array], std: Any) -> Noise:
     """Returns noise that is drawn anew in every round, entry by entry.
 
     Args:
       draw: (key, shape) -> noise.
-      std: its standard deviation.
     """
 
-    def add(total: PyTree, key: Key, state: PyTree, round_index: jax.Array) -> tuple:
-        del round_index
+    def add(total: PyTree, key: Key, state: PyTree, round_index: Array) -> tuple:
         return lifting.with_noise(total, draw, key), state
 
     return Noise(lambda round_index: std, add)
@@ -120,15 +96,13 @@ def private(
     base: Aggregator,
     clip: Any,
     noise: Noise | None,
-    shorten: Callable[[PyTree, Any], tuple[PyTree, jax.Array]] | None = None,
+    shorten: Callable[[PyTree, Any], tuple[PyTree, Array]] | None = None,
 ) -> Aggregator:
     """Returns the aggregator of clipped changes with noise on their sum.
 
     Its state is the base's, or ``{"base": the base's, "noise": the noise's}`` if the noise has one.
 
     Args:
-      base: an aggregator without measurements.
-      clip: C.
       noise: on the sum; None: none.
       shorten: (change, clip) -> (change of a norm of at most ``clip``, norm before); by default the
         Euclidean norm.
@@ -172,7 +146,7 @@ def private(
     return base._replace(lift=lift, finish=finish, init=init, refactor=None, every_round=True)
 
 
-def clipped_to(change: PyTree, clip: Any) -> tuple[PyTree, jax.Array]:
+def clipped_to(change: PyTree, clip: Any) -> tuple[PyTree, Array]:
     """Returns a change of a norm of at most ``clip``, and its norm before.
 
     A change whose norm is not finite becomes 0.
@@ -181,7 +155,7 @@ def clipped_to(change: PyTree, clip: Any) -> tuple[PyTree, jax.Array]:
     return lifting.scaled(change, *factor_to(clip, length)), length
 
 
-def factor_to(clip: Any, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+def factor_to(clip: Any, length: Array) -> tuple[Array, Array]:
     """Returns the factor that shortens a norm to ``clip``, and whether the norm is finite."""
     usable = jnp.isfinite(length)
     factor = jnp.where(length > clip, clip / jnp.where(length > 0, length, 1.0), 1.0)
@@ -196,16 +170,7 @@ def released(
     context: RoundContext,
     state: PyTree,
 ) -> Aggregated:
-    """Returns what the base aggregator makes of a noisy sum of changes.
-
-    Args:
-      base: an aggregator without measurements.
-      noisy: a dense sum of changes, with noise on every entry.
-      slots: the number of clients that fit into a round.
-      template: the upload of a client that learned nothing.
-      context: of the round.
-      state: of the base aggregator.
-    """
+    """Returns what the base aggregator makes of a noisy sum of changes."""
 
     def lift(upload: PyTree) -> PyTree:
         return base.lift(upload, template, context.fixed)
@@ -221,19 +186,18 @@ def released(
     return base.finish(Total(value, count, weights), template, context, state)
 
 
-def clipping_metrics(norms: jax.Array, weights: jax.Array, clip: Any) -> dict[str, jax.Array]:
+def clipping_metrics(norms: Array, weights: Array, clip: Any) -> dict[str, Array]:
     """Returns the share of clients that were clipped and the median norm; NaN without clients.
 
     Args:
       norms: before clipping, ``[slots]``.
       weights: ``[slots]``; 0 for a slot without an upload.
-      clip: the largest norm.
     """
     share, middle = share_and_median(norms, weights > 0, clip)
     return {"privacy_clip_share": share, "privacy_median_norm": middle}
 
 
-def signal_to_noise(base: Aggregator, update: PyTree, std: jax.Array) -> dict[str, jax.Array]:
+def signal_to_noise(base: Aggregator, update: PyTree, std: Array) -> dict[str, Array]:
     """Returns ``σ_r / (std (√in + √out))`` of the products that an aggregator truncates.
 
     σ_r is the smallest singular value that is kept, of A·B without LoRA's scale. A matrix of noise
@@ -242,26 +206,17 @@ def signal_to_noise(base: Aggregator, update: PyTree, std: jax.Array) -> dict[st
 
     Args:
       base: gives nothing unless it ``truncates``.
-      update: its update.
-      std: the standard deviation of the noise on the average product.
     """
     found = pairs(update) if base.truncates and isinstance(update, dict) else {}
-    shapes: dict[tuple, list[str]] = {}
-    for path, (a, b) in found.items():
-        shapes.setdefault((update[a].shape, update[b].shape), []).append(path)
-    each: dict[str, jax.Array] = {}
-    for (left, right), paths in sorted(shapes.items()):
-        factors = [jnp.stack([update[found[p][i]] for p in paths]) for i in range(2)]
-        # One matrix at a time: concurrent LAPACK calls deadlock XLA's small CPU thread pools.
-        smallest = jax.lax.map(_smallest_kept, tuple(factors))
-        noise = std * (math.sqrt(left[0]) + math.sqrt(right[1]))
-        each |= {path: smallest[i] / noise for i, path in enumerate(paths)}
-    if not each:
+    if not found:
         return {}
+    factors = {path: (update[a], update[b]) for path, (a, b) in found.items()}
+    noise = {p: std * (math.sqrt(len(a)) + math.sqrt(b.shape[1])) for p, (a, b) in factors.items()}
+    each = {p: x / noise[p] for p, x in one_by_one(_smallest_kept, factors).items()}
     return {"snr": jnp.min(jnp.stack([*each.values()])), **{f"snr/{p}": x for p, x in each.items()}}
 
 
-def _smallest_kept(factors: tuple[jax.Array, jax.Array]) -> jax.Array:
+def _smallest_kept(factors: tuple[Array, Array]) -> Array:
     """Returns the r-th singular value of ``a @ b``, from the r x r matrix ``R_a R_bᵀ``."""
     a, b = factors
     small = matmul(qr(a, mode="r"), qr(b.T, mode="r").T)

@@ -19,28 +19,18 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.algorithms.checks import positive
-from fedjax_peft.contracts import (
-    Aggregated,
-    Aggregator,
-    Algorithm,
-    Federation,
-    Guarantee,
-    Params,
-    Privacy,
-    PyTree,
-    RoundContext,
-    Total,
-)
+from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Total
+from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.laplace import laplace_noise
 from fedjax_peft.privacy.mechanism import gaussian, signal_to_noise, summing
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.checks import check_choice
 
-__all__ = ["paper_noise"]
-
-_KINDS = ("gaussian", "laplace")
 _NONE = (
     "The noise of the FRA-LoRA paper gives no privacy guarantee: uploads are not clipped, so one"
     " client can change the average by any amount. fp.privacy.central adds noise with a guarantee."
@@ -64,13 +54,11 @@ def paper_noise(std: float, kind: Literal["gaussian", "laplace"] = "gaussian") -
         :func:`fedjax_peft.privacy.central`.
     """
     positive(std=std)
-    if kind not in _KINDS:
-        raise InputError(f"kind = {kind!r} is unknown. {nearest(str(kind), _KINDS)}")
+    check_choice("kind", kind, ("gaussian", "laplace"))
     if not is_traced(std):
         warnings.warn(_NONE, stacklevel=2)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
-        del federation
         return algorithm._replace(aggregator=_noisy(summing(algorithm), std, kind))
 
     return Privacy(

@@ -3,12 +3,6 @@
 from fedjax_peft.contracts import Federation
 from fedjax_peft.privacy.accounting import Neighbours, _suitable, _without_replacement
 
-__all__ = [
-    "composition_in_words",
-    "example_in_words",
-    "turns_in_words",
-]
-
 
 def example_in_words(federation: Federation) -> str:
     """Returns sentences on the neighbours, the sampling and the trust of example-level privacy."""

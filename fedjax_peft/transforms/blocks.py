@@ -2,21 +2,18 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Wire
 from fedjax_peft.transforms.compressing import FLOAT
 
-__all__ = ["by_block", "wire_with_scales"]
 
-
-def by_block(code: Callable[[jax.Array], jax.Array], x: jax.Array, block: int | None) -> jax.Array:
+def by_block(code: Callable[[Array], Array], x: Array, block: int | None) -> Array:
     """Returns a leaf whose blocks of consecutive entries were coded one by one.
 
     Args:
       code: float32 ``[blocks, block]`` -> the same shape; the last block is filled with zeros.
-      x: the leaf.
       block: entries in a block; None: the whole leaf is one block.
     """
     size = x.size if block is None else block
@@ -25,7 +22,7 @@ def by_block(code: Callable[[jax.Array], jax.Array], x: jax.Array, block: int | 
     return code(flat.reshape(-1, max(size, 1))).reshape(-1)[: x.size].reshape(x.shape)
 
 
-def wire_with_scales(x: jax.Array, wire: Wire, bits: int, block: int | None) -> Wire:
+def wire_with_scales(x: Array, wire: Wire, bits: int, block: int | None) -> Wire:
     """Returns the size of a leaf with this number of bits an entry and a scale for each block."""
     scales = 1 if block is None else -(-x.size // block)
     return wire._replace(bits=bits, extra=wire.extra + FLOAT * scales)

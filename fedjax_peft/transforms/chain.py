@@ -3,22 +3,15 @@
 from typing import NamedTuple
 
 import jax
+from jax import Array
 
-from fedjax_peft.contracts import (
-    Decoded,
-    Encoded,
-    Key,
-    Measurements,
-    PyTree,
-    RoundContext,
-    Transform,
-)
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.transform import Decoded, Encoded, Measurements, Transform
+from fedjax_peft.contracts.types import Key, PyTree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.packing import all_entries, pack, wires_of
-
-__all__ = ["chain"]
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -32,25 +25,17 @@ def chain(*transforms: Transform) -> Transform:
     ``chain(top_k(0.1), quantize(bits=8))`` the quantiser sees the chosen tenth of each leaf, as an
     array, and computes its scales from that.
 
-    Args:
-      *transforms: in the order in which a client applies them.
-
     Raises:
       InputError: something that is not a transform, or a compressor after one that must be last.
     """
-    for transform in transforms:
-        if not isinstance(transform, Transform):
-            raise InputError(_not_a_transform(transform))
-    _check_order(transforms)
+    _check(transforms)
 
     def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
         memories, measured = [], []
-        for i, (transform, stage) in enumerate(
-            zip(transforms, _stages(transforms, update), strict=True)
-        ):
+        for i, stage in enumerate(_stages(transforms, update)):
             own = jax.random.fold_in(key, i)
             given, back = pack(update, stage.sent) if stage.packs else (update, None)
-            encoded = transform.client(given, memory[i], received[i], own)
+            encoded = stage.transform.client(given, memory[i], received[i], own)
             update = encoded.update if back is None else back(encoded.update)
             memories.append(encoded.memory)
             measured.append(encoded.measured)
@@ -60,26 +45,24 @@ def chain(*transforms: Transform) -> Transform:
         aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
     ) -> Decoded:
         states, key = list(state), stream(context.key, "transform")
-        metrics: list[dict[str, jax.Array]] = []
+        metrics: list[dict[str, Array]] = [{} for _ in transforms]
         for i, transform in reversed([*enumerate(transforms)]):
-            metrics.append({})
             if transform.server is None:
                 continue
             own = measured._replace(values=measured.values[i])
             place = context._replace(key=jax.random.fold_in(key, i))
             given = aggregate if transform.changes_aggregate else {}
             decoded = transform.server(given, state[i], own, place)
-            states[i], metrics[-1] = decoded.state, decoded.metrics
-            if transform.changes_aggregate:
-                aggregate = decoded.aggregate
-        return Decoded(aggregate, tuple(states), _joined(metrics[::-1]))
+            states[i], metrics[i] = decoded.state, decoded.metrics
+            aggregate = decoded.aggregate if transform.changes_aggregate else aggregate
+        return Decoded(aggregate, tuple(states), _joined(metrics))
 
     def wire(template: PyTree, wires: PyTree) -> PyTree:
         return _stages(transforms, template, wires)[-1].wires
 
     down = _downlink(transforms)
 
-    def receive(leaves: PyTree, state: PyTree, key: Key) -> tuple[PyTree, dict[str, jax.Array]]:
+    def receive(leaves: PyTree, state: PyTree, key: Key) -> tuple[PyTree, dict[str, Array]]:
         (i,) = down
         one = transforms[i].receive
         assert one is not None
@@ -89,15 +72,13 @@ def chain(*transforms: Transform) -> Transform:
         name=", ".join(transform.name for transform in transforms),
         client=client,
         init=lambda template: tuple(
-            t.init(own.given)
-            for t, own in zip(transforms, _stages(transforms, template), strict=True)
+            s.transform.init(s.given) for s in _stages(transforms, template)
         ),
         broadcast=lambda state: tuple(
             t.broadcast(own) for t, own in zip(transforms, state, strict=True)
         ),
         memory=lambda template: tuple(
-            t.memory(own.given)
-            for t, own in zip(transforms, _stages(transforms, template), strict=True)
+            s.transform.memory(s.given) for s in _stages(transforms, template)
         ),
         server=server if any(t.server is not None for t in transforms) else None,
         changes_aggregate=any(t.changes_aggregate for t in transforms),
@@ -109,8 +90,9 @@ def chain(*transforms: Transform) -> Transform:
 
 
 class _Stage(NamedTuple):
-    """What one transform of a chain is given."""
+    """One transform of a chain, and what it is given."""
 
+    transform: Transform
     given: PyTree
     """Shapes and dtypes."""
     packs: bool
@@ -136,16 +118,12 @@ def _stages(
         sent = wires
         if transform.wire is not None:
             wires = transform.wire(given, wires)
-        made.append(_Stage(given, packs, sent, wires))
+        made.append(_Stage(transform, given, packs, sent, wires))
     return made
 
 
 def _downlink(transforms: tuple[Transform, ...]) -> list[int]:
-    """Returns the place of the transform that changes what clients receive; empty: there is none.
-
-    Raises:
-      InputError: there are several.
-    """
+    """Returns the place of the transform that changes what clients receive, if there is one."""
     down = [i for i, transform in enumerate(transforms) if transform.receive is not None]
     if len(down) > 1:
         names = " and ".join(repr(transforms[i].name) for i in down)
@@ -156,10 +134,12 @@ def _downlink(transforms: tuple[Transform, ...]) -> list[int]:
     return down
 
 
-def _check_order(transforms: tuple[Transform, ...]) -> None:
-    """Raises InputError for a compressor that cannot encode what the one before it sends."""
+def _check(transforms: tuple[Transform, ...]) -> None:
+    """Raises InputError for what is no transform, or cannot encode what the one before sends."""
     last = None
     for transform in transforms:
+        if not isinstance(transform, Transform):
+            raise InputError(_not_a_transform(transform))
         if last is not None and transform.wire is not None:
             raise InputError(
                 f"The upload transform {transform.name!r} cannot follow {last!r}, which does not"
@@ -168,9 +148,9 @@ def _check_order(transforms: tuple[Transform, ...]) -> None:
         last = transform.name if transform.final else last
 
 
-def _joined(metrics: list[dict[str, jax.Array]]) -> dict[str, jax.Array]:
+def _joined(metrics: list[dict[str, Array]]) -> dict[str, Array]:
     """Returns all metrics; a name that occurs again gets its transform's place, from 1."""
-    joined: dict[str, jax.Array] = {}
+    joined: dict[str, Array] = {}
     for place, own in enumerate(metrics, 1):
         joined |= {f"{name}_{place}" if name in joined else name: x for name, x in own.items()}
     return joined

@@ -8,22 +8,15 @@ the mean by at most its weight times C, whatever its data.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from fedjax_peft.contracts import (
-    Decoded,
-    Encoded,
-    Key,
-    Measurements,
-    PyTree,
-    RoundContext,
-    Transform,
-)
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.transform import Decoded, Encoded, Measurements, Transform
+from fedjax_peft.contracts.types import Key, PyTree
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["clip_norm", "clipped", "share_and_median"]
 
 
 def clip_norm(max_norm: float) -> Transform:
@@ -45,29 +38,24 @@ def clip_norm(max_norm: float) -> Transform:
         raise InputError(f"max_norm = {show(max_norm)} of clip_norm must be a positive number.")
 
     def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
-        del received, key
         norm = tree.norm(update)
         return Encoded(clipped(update, norm, max_norm), memory, norm)
 
     def server(
         aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
     ) -> Decoded:
-        del context
         share, middle = share_and_median(measured.values, measured.accepted, max_norm)
         return Decoded(aggregate, state, {"clip_share": share, "clip_median_norm": middle})
 
     return Transform("clip_norm", client, server=server)
 
 
-def share_and_median(
-    norms: jax.Array, accepted: jax.Array, max_norm: float | jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def share_and_median(norms: Array, accepted: Array, max_norm: float | Array) -> tuple[Array, Array]:
     """Returns the share of clients that were clipped and the median norm; NaN without clients.
 
     Args:
       norms: before clipping, ``[slots]``.
       accepted: bool ``[slots]``: which entries count.
-      max_norm: the largest norm.
     """
     count = jnp.sum(accepted)
     share = jnp.sum(accepted & (norms > max_norm)) / jnp.maximum(count, 1)
@@ -77,13 +65,11 @@ def share_and_median(
     return jnp.where(count > 0, share, jnp.nan), jnp.where(count > 0, middle, jnp.nan)
 
 
-def clipped(update: PyTree, norm: jax.Array, max_norm: float | jax.Array) -> PyTree:
+def clipped(update: PyTree, norm: Array, max_norm: float | Array) -> PyTree:
     """Returns a change of this norm scaled down to ``max_norm``, bit-equal where it is not longer.
 
     Args:
-      update: a change.
       norm: its Euclidean norm, a float32 scalar.
-      max_norm: the largest norm, positive.
     """
     scale = jnp.where(norm > max_norm, max_norm / jnp.where(norm > 0, norm, 1.0), 1.0)
     return jax.tree.map(lambda x: (x * scale).astype(x.dtype), update)

@@ -7,33 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.contracts import (
-    Decoded,
-    Encoded,
-    Key,
-    Measurements,
-    PyTree,
-    RoundContext,
-    Transform,
-    TransformWire,
-)
+from fedjax_peft.contracts.server import RoundContext
+from fedjax_peft.contracts.transform import Decoded, Encoded, Measurements, Transform, TransformWire
+from fedjax_peft.contracts.types import Key, PyTree
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
-
-__all__ = [
-    "FLOAT",
-    "check_block",
-    "check_share",
-    "compressor",
-    "count",
-    "error_feedback",
-    "index_bits",
-    "keys_of",
-    "mean_error",
-]
 
 FLOAT = 32
 """Bits of a scale, a float32."""
@@ -55,16 +36,13 @@ def compressor(
     change plus the memory) and ``C(x)`` is what the server reads.
 
     Args:
-      name: of the transform.
       encode: (change, memory, key) -> (what the server reads, memory).
-      wire: the size on the wire.
       memory: template -> the memory at the start.
       final: as ``Transform.final``.
       feedback: add :func:`error_feedback`.
     """
 
     def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
-        del received
         made, memory = encode(update, memory, key)
         made = jax.tree.map(lambda new, x: new.astype(x.dtype), made, update)
         size = tree.norm(update)
@@ -79,7 +57,6 @@ def mean_error(
     aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
 ) -> Decoded:
     """Returns the server's part of a compressor: it only reports the mean relative error."""
-    del context
     accepted = measured.accepted
     total = jnp.sum(jnp.where(accepted, measured.values, 0.0))
     # 0 / 0 is NaN: nobody has no error.

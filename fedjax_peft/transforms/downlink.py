@@ -14,12 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Encoded, Key, PyTree, Transform
 from fedjax_peft.numerics import tree
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["downlink"]
 
 
 def downlink(transform: Transform) -> Transform:
@@ -47,7 +46,7 @@ def downlink(transform: Transform) -> Transform:
             " error_feedback=False: the server keeps its own leaves, so nothing is lost for ever."
         )
 
-    def receive(leaves: PyTree, state: PyTree, key: Key) -> tuple[PyTree, dict[str, jax.Array]]:
+    def receive(leaves: PyTree, state: PyTree, key: Key) -> tuple[PyTree, dict[str, Array]]:
         change = jax.tree.map(jnp.subtract, leaves, state)
         known = transform.broadcast(transform.init(change))
         made = transform.client(change, transform.memory(change), known, key).update

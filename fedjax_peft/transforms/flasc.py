@@ -18,8 +18,6 @@ from fedjax_peft.transforms.compressing import check_share
 from fedjax_peft.transforms.downlink import downlink
 from fedjax_peft.transforms.top_k import top_k
 
-__all__ = ["flasc"]
-
 
 @constants("up", "down")
 def flasc(up: float = 0.25, down: float = 0.25) -> Transform:

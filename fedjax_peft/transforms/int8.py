@@ -9,12 +9,11 @@ Checked against a NumPy transcription.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
 from fedjax_peft.transforms.blocks import by_block, wire_with_scales
 from fedjax_peft.transforms.compressing import check_block, compressor
-
-__all__ = ["int8"]
 
 
 def int8(block: int = 64, *, error_feedback: bool = False) -> Transform:
@@ -31,13 +30,12 @@ def int8(block: int = 64, *, error_feedback: bool = False) -> Transform:
     """
     check_block("int8", block)
 
-    def code(blocks: jax.Array) -> jax.Array:
+    def code(blocks: Array) -> Array:
         largest = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
         ratio = blocks / jnp.where(largest > 0, largest, 1.0)
         return jnp.round(127 * ratio) / 127 * largest
 
     def encode(update: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        del key
         return jax.tree.map(lambda x: by_block(code, x, block), update), memory
 
     def wire(template: PyTree, wires: PyTree) -> PyTree:

@@ -10,12 +10,11 @@ Checked against a NumPy transcription and the values that the paper prints.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
 from fedjax_peft.transforms.blocks import by_block, wire_with_scales
 from fedjax_peft.transforms.compressing import check_block, compressor
-
-__all__ = ["NF4", "nf4"]
 
 NF4 = (
     -1.0,
@@ -54,14 +53,13 @@ def nf4(block: int = 64, *, error_feedback: bool = False) -> Transform:
     values = np.array(NF4, np.float32)
     middles = (values[1:] + values[:-1]) / 2
 
-    def code(blocks: jax.Array) -> jax.Array:
+    def code(blocks: Array) -> Array:
         largest = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
         ratio = blocks / jnp.where(largest > 0, largest, 1.0)
         nearest = jnp.sum(ratio[..., None] > middles[None, None], axis=-1)
         return jnp.asarray(values)[nearest] * largest
 
     def encode(update: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        del key
         return jax.tree.map(lambda x: by_block(code, x, block), update), memory
 
     def wire(template: PyTree, wires: PyTree) -> PyTree:

@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedjax_peft.contracts import PyTree, Wire
-
-__all__ = ["all_entries", "is_wire", "pack", "wires_of"]
 
 
 def is_wire(value: object) -> bool:
@@ -37,7 +36,6 @@ def pack(update: PyTree, wires: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTr
     """Returns the entries that travel, and the function that puts new values in their places.
 
     Args:
-      update: what the server would read, zeros where nothing is sent.
       wires: a :class:`fedjax_peft.contracts.Wire` for each leaf, or one for all leaves together.
     """
     if is_wire(wires) and isinstance(update, dict | list | tuple):
@@ -55,7 +53,7 @@ def pack(update: PyTree, wires: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTr
     return jax.tree.unflatten(structure, [values for values, _ in packed]), unpack
 
 
-def _pack_leaf(x: jax.Array, entries: int) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+def _pack_leaf(x: Array, entries: int) -> tuple[Array, Callable[[Array], Array]]:
     if entries >= x.size:
         return x, lambda new: new
     flat = x.reshape(-1)

@@ -16,6 +16,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform, Wire
 from fedjax_peft.numerics.lowrank import matmul
@@ -23,8 +24,6 @@ from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.compressing import compressor
-
-__all__ = ["power_sgd"]
 
 
 def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
@@ -43,11 +42,11 @@ def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise InputError(f"rank = {show(rank)} of power_sgd must be a positive integer.")
 
-    def factored(x: jax.Array) -> bool:
+    def factored(x: Array) -> bool:
         rows, columns = _shape(x)
         return x.ndim > 1 and rank * (rows + columns) < rows * columns
 
-    def leaf(x: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def leaf(x: Array, q: Array) -> tuple[Array, Array]:
         matrix = x.astype(jnp.float32).reshape(_shape(x))
         largest = jnp.max(jnp.abs(matrix))
         matrix = matrix / jnp.where(largest > 0, largest, 1.0)
@@ -57,10 +56,9 @@ def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
         return (matmul(p, new.T) * largest).reshape(x.shape), kept
 
     def encode(update: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        del key
         memory = dict(memory)
 
-        def one(path: tuple, x: jax.Array) -> jax.Array:
+        def one(path: tuple, x: Array) -> Array:
             name = jax.tree_util.keystr(path)
             if name in memory:
                 x, memory[name] = leaf(x, memory[name])
@@ -68,7 +66,7 @@ def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
 
         return jax.tree_util.tree_map_with_path(one, update), memory
 
-    def memory(template: PyTree) -> dict[str, jax.Array]:
+    def memory(template: PyTree) -> dict[str, Array]:
         leaves = jax.tree_util.tree_leaves_with_path(template)
         named = {jax.tree_util.keystr(path): x for path, x in leaves if factored(x)}
         key = stream(jax.random.key(0), "power_sgd")
@@ -78,7 +76,7 @@ def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
         }
 
     def wire(template: PyTree, wires: PyTree) -> PyTree:
-        def size(x: jax.Array, w: Wire) -> Wire:
+        def size(x: Array, w: Wire) -> Wire:
             return Wire(rank * sum(_shape(x)), 32) if factored(x) else w
 
         return jax.tree.map(size, template, wires)
@@ -86,18 +84,18 @@ def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
     return compressor("power_sgd", encode, wire, memory=memory, final=True, feedback=error_feedback)
 
 
-def _shape(x: jax.Array) -> tuple[int, int]:
+def _shape(x: Array) -> tuple[int, int]:
     """Returns the shape as a matrix: all axes but the first are its columns."""
     rows = x.shape[0] if x.ndim else 1
     return rows, math.prod(x.shape[1:])
 
 
-def _orthonormal(p: jax.Array) -> jax.Array:
+def _orthonormal(p: Array) -> Array:
     """Returns orthonormal columns that span those of ``p``; zeros for columns that add nothing.
 
     LAPACK is avoided: several of its calls in one program can block each other on a CPU.
     """
-    columns: list[jax.Array] = []
+    columns: list[Array] = []
     for i in range(p.shape[1]):
         column = p[:, i]
         before = jnp.sqrt(jnp.sum(column**2))

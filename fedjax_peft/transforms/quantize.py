@@ -16,14 +16,13 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.blocks import by_block, wire_with_scales
 from fedjax_peft.transforms.compressing import check_block, compressor, keys_of
-
-__all__ = ["quantize"]
 
 
 def quantize(
@@ -55,8 +54,8 @@ def quantize(
     check_block("quantize", block, optional=True)
     levels = 2 ** (bits - 1) - 1
 
-    def leaf(x: jax.Array, key: Key) -> jax.Array:
-        def code(blocks: jax.Array) -> jax.Array:
+    def leaf(x: Array, key: Key) -> Array:
+        def code(blocks: Array) -> Array:
             largest = jnp.max(jnp.abs(blocks), axis=1, keepdims=True, initial=0.0)
             ratio = blocks / jnp.where(largest > 0, largest, 1.0)
             length = jnp.ones(())

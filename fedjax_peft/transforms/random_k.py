@@ -10,12 +10,11 @@ Checked against a NumPy transcription, and the mean over many keys.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform, Wire
 from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.transforms.compressing import check_share, compressor, count, keys_of
-
-__all__ = ["random_k"]
 
 
 @constants("share")
@@ -35,7 +34,7 @@ def random_k(share: float, *, error_feedback: bool = False) -> Transform:
     """
     check_share("random_k", "share", share)
 
-    def leaf(x: jax.Array, key: Key) -> jax.Array:
+    def leaf(x: Array, key: Key) -> Array:
         if not x.size:
             return x
         chosen = count(share, x.size)
@@ -47,7 +46,7 @@ def random_k(share: float, *, error_feedback: bool = False) -> Transform:
         return jax.tree.map(leaf, update, keys_of(key, update)), memory
 
     def wire(template: PyTree, wires: PyTree) -> PyTree:
-        def size(x: jax.Array, w: Wire) -> Wire:
+        def size(x: Array, w: Wire) -> Wire:
             return w._replace(entries=count(share, x.size)) if x.size else w
 
         return jax.tree.map(size, template, wires)

@@ -8,12 +8,11 @@ Checked against a NumPy transcription.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
 from fedjax_peft.transforms.blocks import wire_with_scales
 from fedjax_peft.transforms.compressing import compressor
-
-__all__ = ["sign"]
 
 
 def sign(*, error_feedback: bool = True) -> Transform:
@@ -26,12 +25,11 @@ def sign(*, error_feedback: bool = True) -> Transform:
         does not average out.
     """
 
-    def leaf(x: jax.Array) -> jax.Array:
+    def leaf(x: Array) -> Array:
         scale = jnp.mean(jnp.abs(x)) if x.size else 0.0
         return jnp.where(x >= 0, scale, -scale)
 
     def encode(update: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        del key
         return jax.tree.map(leaf, update), memory
 
     def wire(template: PyTree, wires: PyTree) -> PyTree:

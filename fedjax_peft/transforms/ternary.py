@@ -11,11 +11,10 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
 from fedjax_peft.transforms.compressing import FLOAT, compressor, keys_of
-
-__all__ = ["ternary"]
 
 
 def ternary(*, error_feedback: bool = False) -> Transform:
@@ -28,7 +27,7 @@ def ternary(*, error_feedback: bool = False) -> Transform:
       error_feedback: whether clients add what was lost to their next change.
     """
 
-    def leaf(x: jax.Array, key: Key) -> jax.Array:
+    def leaf(x: Array, key: Key) -> Array:
         largest = jnp.max(jnp.abs(x), initial=0.0)
         share = jnp.abs(x) / jnp.where(largest > 0, largest, 1.0)
         return jnp.where(jax.random.uniform(key, x.shape) < share, jnp.sign(x) * largest, 0.0)

@@ -13,14 +13,13 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fedjax_peft.contracts import Key, Params, PyTree, Transform
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.transforms.compressing import compressor, index_bits
-
-__all__ = ["top_directions"]
 
 By = Literal["norm", "product", "random"]
 
@@ -48,7 +47,7 @@ def top_directions(rank: int, *, by: By = "norm", error_feedback: bool = True) -
             f"There is no by = {show(by)} of top_directions. {nearest(by, get_args(By))}"
         )
 
-    def chosen(path: str, squares: list[jax.Array], key: Key) -> jax.Array:
+    def chosen(path: str, squares: list[Array], key: Key) -> Array:
         """Returns which directions of a pair are sent, bool ``[r]``."""
         if by == "random":
             score = jax.random.uniform(stream(key, path), squares[0].shape)

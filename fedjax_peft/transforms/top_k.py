@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedjax_peft.contracts import Key, PyTree, Transform, Wire
@@ -18,8 +19,6 @@ from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.compressing import check_share, compressor, count, index_bits
-
-__all__ = ["top_k"]
 
 
 @constants("share")
@@ -44,7 +43,6 @@ def top_k(share: float, *, error_feedback: bool = True, across_leaves: bool = Fa
         raise InputError(f"across_leaves = {show(across_leaves)} of top_k must be true or false.")
 
     def encode(update: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        del key
         if across_leaves:
             flat, back = ravel_pytree(update)
             return back(_largest(flat, share)), memory
@@ -62,7 +60,7 @@ def top_k(share: float, *, error_feedback: bool = True, across_leaves: bool = Fa
     return compressor("top_k", encode, wire, feedback=error_feedback)
 
 
-def _largest(x: jax.Array, share: float) -> jax.Array:
+def _largest(x: Array, share: float) -> Array:
     if not x.size:
         return x
     flat = x.reshape(-1)

@@ -13,6 +13,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from fedjax_peft.contracts import Outputs, Roles
+from fedjax_peft.contracts.dual_modes import MODES, mode
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
@@ -20,7 +21,6 @@ from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft import bottleneck, dual, opendelta
 from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.peft.bottleneck import PLACEMENTS
-from fedjax_peft.peft.dual import MODES, mode
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow

@@ -18,9 +18,8 @@ from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import source_name
 from fedjax_peft.models.hub import origin
-from fedjax_peft.models.modules import submodules
+from fedjax_peft.models.modules import submodule, submodules
 from fedjax_peft.models.registry import FAMILIES
-from fedjax_peft.peft.base import submodule
 from fedjax_peft.peft.cores import CoreLinear
 from fedjax_peft.peft.io.files import Tensors, head_tensors, to_torch, write_json, write_tensors
 from fedjax_peft.peft.lora import by_pattern, scaling

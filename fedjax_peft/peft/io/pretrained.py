@@ -16,9 +16,9 @@ from flax import nnx
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.checkpoint import read_json
-from fedjax_peft.models.modules import is_inside, leaves, submodules
+from fedjax_peft.models.modules import is_inside, leaves, submodule, submodules
 from fedjax_peft.models.registry import FAMILIES
-from fedjax_peft.peft.base import Defaults, Method, submodule
+from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.ia3 import ia3
 from fedjax_peft.peft.io.files import Tensors, read_tensors
