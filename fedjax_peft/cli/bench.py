@@ -23,8 +23,6 @@ from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import require
 
-__all__ = ["Bench", "Shape", "bench"]
-
 
 class Shape(NamedTuple):
     """The sizes of the model and of a round; the default model is that of MiniLM-L6."""
@@ -118,10 +116,6 @@ def _random_clients(shape: Shape, classes: int) -> Clients:
 
 def bench(shape: Shape, on_phase: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Returns the speed of the local-update engine: medians over the timed rounds.
-
-    Args:
-      shape: the sizes.
-      on_phase: called with a description of each phase when it starts.
 
     Raises:
       InputError: a size is not positive.

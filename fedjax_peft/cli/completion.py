@@ -9,8 +9,6 @@ import shtab
 
 from fedjax_peft.config import config as configs
 
-__all__ = ["script"]
-
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Returns the completion script of a parser for bash, zsh or tcsh.

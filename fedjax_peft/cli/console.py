@@ -20,8 +20,6 @@ from fedjax_peft.simulation.progress import Phase, describe, duration
 from fedjax_peft.simulation.rows import Row, read_metrics
 from fedjax_peft.support.display import one_line
 
-__all__ = ["DryRun", "Screen", "banner", "dry_run", "progress_lines", "screen"]
-
 SECONDS = 5.0
 """Longest time without a line, if the output is not a terminal."""
 
@@ -43,9 +41,7 @@ def screen(
     """Yields the display of a run, which is closed at the end of the block.
 
     Args:
-      title: the run's name.
       description: the algorithm, model and data in a few words, for the banner.
-      rounds: communication rounds.
       metrics: the run's ``metrics.jsonl``, which has the rows before a resume.
       verbosity: -1 shows nothing, 0 is the default, 1 shows every phase and its duration.
     """
@@ -55,13 +51,13 @@ def screen(
     if verbosity < 0:
         yield _Silent()
     elif console.is_terminal:
-        bar = _Bar(console, title, description, rounds, text, verbose=verbosity > 0)
+        bar = _Bar(console, (title, description, rounds, text), verbose=verbosity > 0)
         try:
             yield bar
         finally:
             bar.close()
     else:
-        lines = _Lines(title, description, rounds, text, verbose=verbosity > 0)
+        lines = _Lines((title, description, rounds, text), verbose=verbosity > 0)
         try:
             yield lines
         finally:
@@ -87,8 +83,6 @@ def banner(title: str, description: str, phase: Phase) -> str:
     """Returns a few lines on a run and the cost of its first round.
 
     Args:
-      title: the run's name.
-      description: the algorithm, model and data in a few words.
       phase: the phase ``starting`` of the run.
     """
     details = phase.details
@@ -126,6 +120,10 @@ def banner(title: str, description: str, phase: Phase) -> str:
     width = max(map(len, lines))
     body = (f"  {name:{width}}  {one_line(text)}" for name, text in lines.items())
     return "\n".join([f"{one_line(title)}: {one_line(description)}, {phase.rounds} rounds", *body])
+
+
+_Run = tuple[str, str, int, Callable[[Row], str]]
+"""Title and description of a run, its rounds, and the text of a row."""
 
 
 class _Silent:
@@ -199,20 +197,11 @@ def progress_lines(title: str) -> Iterator[Callable[[str], None]]:
 class _Lines:
     """Plain lines: one for each round and each long phase, and one after a time without a line."""
 
-    def __init__(
-        self,
-        title: str,
-        description: str,
-        rounds: int,
-        text: Callable[[Row], str],
-        *,
-        verbose: bool,
-    ):
-        self._title, self._description = title, description
-        self._rounds, self._text = rounds, text
+    def __init__(self, run: _Run, *, verbose: bool):
+        self._title, self._description, self._rounds, self._text = run
         self._silence = 1.0 if verbose else SECONDS
         self._describe = _Describe()
-        self._watch = _Watch(title, sys.stdout)
+        self._watch = _Watch(self._title, sys.stdout)
 
     def on_phase(self, phase: Phase) -> None:
         if phase.name == "finished":
@@ -240,19 +229,9 @@ def _stopped(title: str, phase: Phase) -> str:
 class _Bar:
     """A progress bar over the rounds, with the metrics of the last round and the current phase."""
 
-    def __init__(
-        self,
-        console: Console,
-        title: str,
-        description: str,
-        rounds: int,
-        text: Callable[[Row], str],
-        *,
-        verbose: bool,
-    ):
-        self._console, self._title, self._text = console, title, text
-        self._description = description
-        self._rounds, self._verbose = rounds, verbose
+    def __init__(self, console: Console, run: _Run, *, verbose: bool):
+        self._title, self._description, self._rounds, self._text = run
+        self._console, self._verbose = console, verbose
         self._describe = _Describe()
         self._last = ""
         # One line in a terminal of any width: the last text has what the others leave, and is cut.

@@ -12,9 +12,7 @@ import jax
 from fedjax_peft import __version__
 from fedjax_peft.simulation.record import environment
 from fedjax_peft.support import assets
-from fedjax_peft.support.memory import available
-
-__all__ = ["report"]
+from fedjax_peft.support.memory import available, gigabytes
 
 _DISK = 2e9
 """Bytes below which a disk is small: a model and its checkpoints."""
@@ -31,8 +29,8 @@ def report() -> list[str]:
         "fedjax_peft": f"{__version__}{commit}, Python {found['python']}, {found['platform']}",
         "libraries": versions,
         "devices": f"{found['device']}; {os.cpu_count()} CPU cores",
-        "memory": "unknown" if free is None else f"{_size(free)} free",
-        "disk": f"{_size(_free(cache))} free for caches, {_size(_free(Path()))} here",
+        "memory": "unknown" if free is None else f"{gigabytes(free)} free",
+        "disk": f"{gigabytes(_free(cache))} free for caches, {gigabytes(_free(Path()))} here",
         "cache": f"{cache} ({_stored(cache)})",
         "programs": f"{programs} ({_stored(Path(programs))})" if programs else "not kept",
         "extras": _extras(),
@@ -94,8 +92,4 @@ def _free(path: Path) -> int:
 
 def _stored(folder: Path) -> str:
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return f"{_size(sum(path.stat().st_size for path in files))} in {len(files):,} files"
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:,.1f} GB"
+    return f"{gigabytes(sum(path.stat().st_size for path in files))} in {len(files):,} files"

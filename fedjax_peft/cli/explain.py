@@ -19,17 +19,7 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.config.config import Key
 from fedjax_peft.simulation.earlier import RENAMED
 from fedjax_peft.simulation.records import RECORDS
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = [
-    "TABLES",
-    "default_text",
-    "explain",
-    "explain_function",
-    "key_lines",
-    "meaning",
-    "type_text",
-]
+from fedjax_peft.support.errors import InputError, check_known, nearest
 
 TABLES = {
     table: (record.__doc__ or "").partition("\n")[0].rstrip(".")
@@ -90,9 +80,7 @@ def explain_function(table: str, name: str) -> str:
       InputError: the function does not exist; the message gives the nearest ones.
     """
     module = configs.NAMESPACES[table]
-    if name not in module.__all__:
-        one = configs.in_words(table)
-        raise InputError(f"There is no {one} {name!r}. {nearest(name, module.__all__)}")
+    check_known(configs.in_words(table), name, module.__all__)
     function = getattr(module, name)
     description = _plain(re.split(r"\n(?:Args|Returns|Raises):", _document(function))[0].strip())
     head = f'In a config:\n\n  [{table}]\n  name = "{name}"'

@@ -9,16 +9,6 @@ import sys
 from fedjax_peft.support.display import paragraph, show
 from fedjax_peft.support.errors import InputError
 
-__all__ = [
-    "check_limits",
-    "explain",
-    "flush_output",
-    "guard_streams",
-    "is_output_fault",
-    "print_error",
-    "silence_output",
-]
-
 _ADVICE = {
     errno.ENOSPC: "Free some space there",
     errno.EDQUOT: "Free some space there",
@@ -120,9 +110,6 @@ def silence_output() -> None:
 def explain(error: BaseException) -> str | None:
     """Returns one paragraph about an error of files, encodings, memory or installation.
 
-    Args:
-      error: the exception that stopped the command.
-
     Returns:
       The paragraph, with the path and the reason if they are known. None for any other exception,
       which is a defect of the program and needs its traceback.
@@ -170,7 +157,8 @@ def _text(error: BaseException) -> str | None:
 
 def _file_text(error: OSError, first: str) -> str:
     reason = error.strerror or first or type(error).__name__
-    paths = [show(os.fsdecode(p)) for p in (error.filename, error.filename2) if _is_path(p)]
+    names = (error.filename, error.filename2)  # a descriptor is a number
+    paths = [show(os.fsdecode(x)) for x in names if isinstance(x, str | bytes | os.PathLike)]
     if paths:
         where = f"{' -> '.join(paths)} cannot be used"
     elif error.errno in _WRITING and is_output_fault():
@@ -181,7 +169,3 @@ def _file_text(error: OSError, first: str) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         advice = f"{advice}; --resume continues an interrupted run from its last checkpoint"
     return f"{where}: {reason}." + (f" {advice}." if advice else "")
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str | bytes | os.PathLike)

@@ -17,8 +17,6 @@ from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
 
-__all__ = ["Project", "write_project"]
-
 _TEMPLATE = """\
 # A federated fine-tuning run. In a table with a `name`, the name determines the other keys.
 #
@@ -70,7 +68,6 @@ learning_rate = 5e-3
 """
 """``#~`` starts a comment; the comments are aligned in one column."""
 
-
 _MANY = 2500
 """From this number of rows on, the test set is limited, so that an evaluation stays quick. The
 validation set, a tenth of what the test leaves, is limited later."""
@@ -108,8 +105,6 @@ def write_project(
     """Writes ``config.toml``, and a small sample of data if no data are given.
 
     Args:
-      directory: where to write; it is created if needed.
-      data: a table of the user, which is read to find its columns.
       text: the column of the texts; by default ``text``, or else the column with the longest texts.
       label: the column of the labels; by default ``label``, or else the column with the fewest
         values.

@@ -7,8 +7,6 @@ from fedjax_peft.config import presets
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.source import FirstLines
 
-__all__ = ["listing"]
-
 Sections = Mapping[str, Mapping[str, str]]
 """Title -> name -> description, which can have several lines."""
 
@@ -19,7 +17,6 @@ def listing(sections: Sections, words: Sequence[str]) -> str:
     """Returns the output of ``fedjax-peft list WORDS``.
 
     Args:
-      sections: all sections.
       words: empty for an overview of one screen; a section (``algorithms``); a section and a name,
         for the name's arguments (``algorithm ditto``) or settings (``preset federa``); a section
         and a part of a name or description; ``keys``, optionally with a part of a key; or a part of

@@ -12,8 +12,6 @@ from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.support import libraries
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code: 0; 2 for an error; 130 for Ctrl-C, 143 for SIGTERM.

@@ -9,8 +9,6 @@ from fedjax_peft import __version__
 from fedjax_peft.cli import plan, results, running, sweeping, tools
 from fedjax_peft.support import display
 
-__all__ = ["build_parser"]
-
 _RUN_HELP = """\
 a config is a TOML file; every key can be replaced on the command line:
   fedjax-peft run my.toml rounds=20 peft.rank=8 algorithm=fedprox --out runs/mine
@@ -22,7 +20,6 @@ how to write a config and find its keys:
   fedjax-peft list keys rate           list all keys that concern "rate"
   fedjax-peft explain peft.rank        explain one key: meaning, type and default
 """
-
 
 _SWEEP_HELP = """\
 give a key several values, on the command line or in the config's [sweep.grid]:
@@ -56,6 +53,16 @@ class _Explain(argparse.Action):
         parser.exit()
 
 
+def _option(parser: Any, name: str, metavar: str, text: str, **more: Any) -> None:
+    """Adds an argument with a value."""
+    parser.add_argument(name, metavar=metavar, help=text, **more)
+
+
+def _flag(parser: Any, name: str, text: str) -> None:
+    """Adds an option without a value."""
+    parser.add_argument(name, action="store_true", help=text)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands; each command's function is in ``options.command``."""
     parser = _ArgumentParser(
@@ -82,15 +89,8 @@ def _add_running(command: Callable[..., Any]) -> None:
     run.epilog = _RUN_HELP
     run.formatter_class = argparse.RawDescriptionHelpFormatter
     run.add_argument("config", type=Path, metavar="CONFIG.toml")
-    run.add_argument(
-        "--explain",
-        action=_Explain,
-        metavar="KEY",
-        help="as the command explain",
-    )
-    run.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="run only this [methods.NAME]"
-    )
+    _option(run, "--explain", "KEY", "as the command explain", action=_Explain)
+    _option(run, "--only", "NAME", "run only this [methods.NAME]", action="append", default=[])
     run.add_argument(
         "--from",
         dest="origin",
@@ -105,15 +105,8 @@ def _add_running(command: Callable[..., Any]) -> None:
     _add_sweep(command)
 
     resume = command("resume", running.resume, "continue an interrupted run")
-    resume.add_argument(
-        "run",
-        type=Path,
-        metavar="RUN",
-        help="a run, the runs of several methods, or a sweep",
-    )
-    resume.add_argument(
-        "overrides", nargs="*", metavar="rounds=N", help="more rounds than first planned"
-    )
+    _option(resume, "run", "RUN", "a run, the runs of several methods, or a sweep", type=Path)
+    _option(resume, "overrides", "rounds=N", "more rounds than first planned", nargs="*")
     _add_verbosity(resume)
     _add_distributed(resume)
     resume.set_defaults(resume=True, overwrite=False, dry_run=False)
@@ -130,9 +123,7 @@ def _add_sweep(command: Callable[..., Any]) -> None:
     sweep.epilog = _SWEEP_HELP
     sweep.formatter_class = argparse.RawDescriptionHelpFormatter
     sweep.add_argument("config", type=Path, metavar="CONFIG.toml")
-    sweep.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="run only this [methods.NAME]"
-    )
+    _option(sweep, "--only", "NAME", "run only this [methods.NAME]", action="append", default=[])
     sweep.add_argument(
         "--early-stop",
         action="store_true",
@@ -152,10 +143,8 @@ def _add_results(command: Callable[..., Any]) -> None:
     report = command(
         "report", results.report, "compare runs, or a sweep: tables, report.html and curves"
     )
-    report.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="or a sweep, or a folder of runs"
-    )
-    report.add_argument("--out", type=Path, metavar="DIR", help="default: beside the runs")
+    _option(report, "runs", "RUN", "or a sweep, or a folder of runs", nargs="+", type=Path)
+    _option(report, "--out", "DIR", "default: beside the runs", type=Path)
     report.add_argument(
         "--target",
         type=float,
@@ -208,7 +197,7 @@ def _add_trained(command: Callable[..., Any]) -> None:
     )
     _add_client_options(export, "one export for each of these clients (or all), in a folder")
     export.add_argument("--out", type=Path, required=True, metavar="DIR")
-    export.add_argument("--overwrite", action="store_true", help="replace another export in DIR")
+    _flag(export, "--overwrite", "replace another export in DIR")
 
     predict = command(
         "predict",
@@ -231,23 +220,19 @@ def _add_trained(command: Callable[..., Any]) -> None:
         metavar="N",
         help="of a language model: most tokens of a completion; by default as the run's task says",
     )
-    predict.add_argument(
-        "--temperature", type=float, metavar="T", help="likewise: 0 takes the most likely tokens"
-    )
-    predict.add_argument("--top-p", type=float, metavar="P", help="likewise: nucleus sampling")
+    _option(predict, "--temperature", "T", "likewise: 0 takes the most likely tokens", type=float)
+    _option(predict, "--top-p", "P", "likewise: nucleus sampling", type=float)
     _add_client_options(predict, "one file for each of these clients (or all), in a folder")
 
 
 def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> None:
     init = command("init", tools.init, "write a commented config for your own data, ready to run")
     init.add_argument("directory", type=Path, metavar="DIR")
-    init.add_argument(
-        "--data", type=Path, metavar="FILE", help="your table; by default a small sample is made"
-    )
-    init.add_argument("--text", metavar="COLUMN", help="column of the texts; default: guessed")
-    init.add_argument("--label", metavar="COLUMN", help="column of the labels; default: guessed")
-    init.add_argument("--sep", metavar="';'", help="between the fields of a csv file; default: ,")
-    init.add_argument("--encoding", metavar="cp1252", help="of a csv file; default: utf-8")
+    _option(init, "--data", "FILE", "your table; by default a small sample is made", type=Path)
+    _option(init, "--text", "COLUMN", "column of the texts; default: guessed")
+    _option(init, "--label", "COLUMN", "column of the labels; default: guessed")
+    _option(init, "--sep", "';'", "between the fields of a csv file; default: ,")
+    _option(init, "--encoding", "cp1252", "of a csv file; default: utf-8")
     init.add_argument(
         "--no-header",
         dest="header",
@@ -258,7 +243,7 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
 
     configs = command("config", tools.upgrade, "rewrite configs of an earlier version")
     configs.add_argument("action", choices=["upgrade"])
-    configs.add_argument("files", nargs="+", type=Path, metavar="FILE", help="config files")
+    _option(configs, "files", "FILE", "config files", nargs="+", type=Path)
 
     _add_partition(command)
     _add_plan(command)
@@ -266,7 +251,7 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
 
     bench = command("bench", tools.bench, "time the local-update engine on random data")
     _add_overrides(bench)
-    bench.add_argument("--json", action="store_true", help="print one JSON object")
+    _flag(bench, "--json", "print one JSON object")
 
     fetch = command("assets", tools.list_assets, "list or fetch the demo's model and data")
     fetch.add_argument("name", nargs="?", metavar="NAME")
@@ -282,7 +267,7 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
     command("doctor", tools.doctor, doctor)
 
     key = command("explain", tools.explain, "explain a config key: meaning, type and default")
-    key.add_argument("key", metavar="KEY", help="such as peft.rank, rank, algorithm or peft.lora")
+    _option(key, "key", "KEY", "such as peft.rank, rank, algorithm or peft.lora")
 
     names = command("list", tools.list_names, "list the names that a config can use")
     names.add_argument(
@@ -302,12 +287,8 @@ def _add_partition(command: Callable[..., Any]) -> None:
     )
     shares.add_argument("config", type=Path, metavar="CONFIG.toml")
     _add_overrides(shares)
-    shares.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: runs/<config's name>-partition"
-    )
-    shares.add_argument(
-        "--by", metavar="KEY", help="key of the classes; default: the partition's, or the labels"
-    )
+    _option(shares, "--out", "DIR", "default: runs/<config's name>-partition", type=Path)
+    _option(shares, "--by", "KEY", "key of the classes; default: the partition's, or the labels")
     shares.add_argument(
         "--measure",
         choices=["js", "js_sqrt", "jeffreys"],
@@ -327,12 +308,10 @@ def _add_plan(command: Callable[..., Any]) -> None:
     memory.epilog = "fedjax-peft plan my.toml model.quantize=nf4 --memory 24GB --lanes 8"
     memory.add_argument("config", type=Path, metavar="CONFIG.toml")
     _add_overrides(memory)
-    memory.add_argument("--memory", metavar="24GB", help="of the device: say whether it fits")
-    memory.add_argument("--lanes", type=int, metavar="N", help="default: the config's, or 1")
-    memory.add_argument(
-        "--compile",
-        action="store_true",
-        help="also ask the compiler of the device here; large models take minutes",
+    _option(memory, "--memory", "24GB", "of the device: say whether it fits")
+    _option(memory, "--lanes", "N", "default: the config's, or 1", type=int)
+    _flag(
+        memory, "--compile", "also ask the compiler of the device here; large models take minutes"
     )
 
 
@@ -344,14 +323,12 @@ def _add_privacy(command: Callable[..., Any]) -> None:
         "fedjax-peft privacy --epsilon 2 --delta 1e-5 --rounds 100 --clients 10000 --per-round 100"
     )
     asked = noise.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--epsilon", type=float, metavar="E", help="compute the noise multiplier")
-    asked.add_argument(
-        "--noise-multiplier", type=float, metavar="Z", help="compute the epsilon of this noise"
-    )
-    noise.add_argument("--delta", type=float, default=1e-5, metavar="D", help="default: 1e-5")
+    _option(asked, "--epsilon", "E", "compute the noise multiplier", type=float)
+    _option(asked, "--noise-multiplier", "Z", "compute the epsilon of this noise", type=float)
+    _option(noise, "--delta", "D", "default: 1e-5", type=float, default=1e-5)
     noise.add_argument("--rounds", type=int, required=True, metavar="T")
-    noise.add_argument("--clients", type=int, metavar="N", help="clients in the federation")
-    noise.add_argument("--per-round", type=int, metavar="S", help="clients in a round")
+    _option(noise, "--clients", "N", "clients in the federation", type=int)
+    _option(noise, "--per-round", "S", "clients in a round", type=int)
     noise.add_argument(
         "--sampling",
         choices=["poisson", "uniform", "round_robin", "all", "shuffled"],
@@ -369,27 +346,19 @@ def _add_privacy(command: Callable[..., Any]) -> None:
         default="client",
         help="whose data is protected: a client's (default), or one example's in local steps",
     )
-    noise.add_argument(
-        "--examples", type=int, metavar="N", help="of the smallest client, for --unit example"
-    )
-    noise.add_argument("--batch-size", type=int, metavar="B", help="likewise")
-    noise.add_argument(
-        "--steps", type=int, default=1, metavar="K", help="local steps in a round, likewise"
-    )
+    _option(noise, "--examples", "N", "of the smallest client, for --unit example", type=int)
+    _option(noise, "--batch-size", "B", "likewise", type=int)
+    _option(noise, "--steps", "K", "local steps in a round, likewise", type=int, default=1)
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="replaces a config key; key= removes it"
-    )
+    _option(parser, "overrides", "key=value", "replaces a config key; key= removes it", nargs="*")
 
 
 def _add_client_options(parser: argparse.ArgumentParser, several: str) -> None:
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument(
-        "--client", type=int, metavar="N", help="use this client's model, not the global one"
-    )
-    chosen.add_argument("--clients", metavar="0,3,7|all", help=several)
+    _option(chosen, "--client", "N", "use this client's model, not the global one", type=int)
+    _option(chosen, "--clients", "0,3,7|all", several)
 
 
 def _add_verbosity(parser: argparse.ArgumentParser) -> None:
@@ -404,16 +373,14 @@ def _add_distributed(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "several processes", "one command in every process; JAX finds the others in a cluster"
     )
-    group.add_argument(
-        "--distributed", action="store_true", help="share the run with other processes"
-    )
-    group.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
-    group.add_argument("--processes", type=int, metavar="N", help="the number of processes")
-    group.add_argument("--process", type=int, metavar="I", help="this process, from 0")
+    _flag(group, "--distributed", "share the run with other processes")
+    _option(group, "--coordinator", "HOST:PORT", "where process 0 listens")
+    _option(group, "--processes", "N", "the number of processes", type=int)
+    _option(group, "--process", "I", "this process, from 0", type=int)
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/<config's name>")
+    _option(parser, "--out", "DIR", "default: runs/<config's name>", type=Path)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -421,7 +388,5 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_verbosity(parser)
     existing = parser.add_mutually_exclusive_group()
-    existing.add_argument(
-        "--resume", action="store_true", help="continue an interrupted run, or begin it"
-    )
-    existing.add_argument("--overwrite", action="store_true", help="replace an existing run")
+    _flag(existing, "--resume", "continue an interrupted run, or begin it")
+    _flag(existing, "--overwrite", "replace an existing run")

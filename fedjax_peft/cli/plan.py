@@ -7,8 +7,6 @@ from typing import Any
 from fedjax_peft.cli.process import prepare_jax
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["plan", "read_bytes", "table"]
-
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _SHARE = 0.9
 """The share of a device's memory that is planned; the rest is for the compiler and the driver."""
@@ -53,8 +51,6 @@ def table(planned: Any, lanes: int, limit: float | None) -> list[str]:
 
     Args:
       planned: the plan (:class:`fedjax_peft.config.memory.Planned`).
-      lanes: the number of lanes.
-      limit: bytes of the device; None: not known.
     """
     plan, a = planned.plan, planned.plan.activations
     once = [

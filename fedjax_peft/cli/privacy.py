@@ -9,8 +9,6 @@ from fedjax_peft.privacy import guarantees, statements
 from fedjax_peft.privacy.accounting import Accountant, Neighbours
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["Plan", "plan_text"]
-
 
 class Plan(NamedTuple):
     """A private run that is planned."""

@@ -6,8 +6,6 @@ from fedjax_peft.cli import faults
 from fedjax_peft.engine import distributed
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["join_processes", "prepare_jax"]
-
 
 def prepare_jax(*, cache: bool = True) -> None:
     """Checks the limits of the process, then imports JAX and sets its compilation cache.

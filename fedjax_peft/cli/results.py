@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from fedjax_peft.report.study import Study
     from fedjax_peft.tasks import Task
 
-__all__ = ["export", "predict", "print_study", "print_table", "report"]
-
 
 def report(options: argparse.Namespace) -> None:
     """Prints the comparison of runs and writes ``report.html`` with its figures and tables."""

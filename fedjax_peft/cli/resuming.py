@@ -12,15 +12,6 @@ from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.toml import read_toml
 
-__all__ = [
-    "advising",
-    "command",
-    "has_begun",
-    "is_finished",
-    "note_methods",
-    "stored_configs",
-]
-
 METHODS = "methods.toml"
 """The file, beside the runs of several methods, with the complete config of each method."""
 

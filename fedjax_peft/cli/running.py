@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fedjax_peft.report.records import RunRecord
     from fedjax_peft.simulation.run import Run
 
-__all__ = ["demo", "next_commands", "resume", "run"]
-
 
 def run(options: argparse.Namespace) -> None:
     """Runs the methods of a config file."""
@@ -96,7 +94,6 @@ def next_commands(run: "RunRecord", out: Path) -> list[str]:
     """Returns the commands that read a run: ``report``, and what it allows of the others.
 
     Args:
-      run: the run to predict with and to export.
       out: the folder of all runs.
     """
     from fedjax_peft.config import config as configs
@@ -160,8 +157,6 @@ def _run_all(
 
     Args:
       resolved: name -> config; the run's directory is ``out`` / name.
-      options: the options of ``run``.
-      out: the directory of the runs.
       title: the title of a run without a name.
     """
     from fedjax_peft.cli import console, resuming

@@ -9,8 +9,6 @@ from fedjax_peft.simulation.points import Job, PointDone
 from fedjax_peft.simulation.progress import duration
 from fedjax_peft.support import display
 
-__all__ = ["SweepDisplay"]
-
 
 class SweepDisplay:
     """A line for every point that has ended; in a terminal also a bar with the time left."""
@@ -25,13 +23,11 @@ class SweepDisplay:
         self._left = ""
 
     def __enter__(self) -> Self:
-        """Shows the bar, if the output is a terminal."""
         if self._console.is_terminal and not self._quiet:
             self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Hides the bar."""
         self._bar.stop()
 
     def start(self, index: int, job: Job) -> None:

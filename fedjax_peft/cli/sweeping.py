@@ -17,8 +17,6 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.toml import read_toml
 
-__all__ = ["is_sweep", "resume", "sweep"]
-
 NAME = "sweep.toml"
 
 
@@ -34,7 +32,9 @@ def sweep(options: argparse.Namespace) -> None:
     out, title = options.out or Path("runs") / options.config.stem, options.config.stem
     early.check(point.config for point in planned.points)
     if options.dry_run:
-        _print_plan(planned)
+        for point in planned.points:
+            print(display.printable(point.folder))
+        print(f"{len(planned.points)} runs, swept: {', '.join(planned.keys)}")
         return
     for point in planned.points if options.overwrite else ():
         record.remove_run(out / point.folder)
@@ -118,8 +118,6 @@ def _begin(out: Path, planned: Any, again: dict[str, Any], options: argparse.Nam
     """Writes ``sweep.toml``; keys of an earlier sweep in the same directory stay swept.
 
     Args:
-      out: the directory of the sweep.
-      planned: the sweep.
       again: everything that :func:`resume` needs to plan the sweep again.
       options: of the command; with ``resume`` or ``overwrite`` the directory may hold a sweep.
 
@@ -145,10 +143,3 @@ def _begin(out: Path, planned: Any, again: dict[str, Any], options: argparse.Nam
     keys = list(dict.fromkeys([*earlier, *planned.keys]))
     known = {key: value for key, value in table.items() if value is not None}
     replace_file(file, tomli_w.dumps({**known, "keys": keys, **again}).encode())
-
-
-def _print_plan(planned: Any) -> None:
-    """Prints the folders of a sweep's runs, and the keys that it varies."""
-    for point in planned.points:
-        print(display.printable(point.folder))
-    print(f"{len(planned.points)} runs, swept: {', '.join(planned.keys)}")

@@ -16,19 +16,6 @@ from fedjax_peft.support import assets, display, source
 if TYPE_CHECKING:
     from fedjax_peft.data.catalog import Source
 
-__all__ = [
-    "bench",
-    "completion",
-    "doctor",
-    "explain",
-    "init",
-    "list_assets",
-    "list_names",
-    "partition",
-    "privacy",
-    "upgrade",
-]
-
 
 def init(options: argparse.Namespace) -> None:
     """Writes a config for the user's data and prints the command that runs it."""

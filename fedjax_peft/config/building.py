@@ -24,27 +24,6 @@ from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
 
-__all__ = [
-    "BUILDERS",
-    "NOISE",
-    "build_algorithm",
-    "build_asynchronous",
-    "build_attack",
-    "build_availability",
-    "build_method",
-    "build_model",
-    "build_privacy",
-    "build_records",
-    "build_transforms",
-    "call",
-    "named_task",
-    "rate",
-    "seeded",
-    "task_of",
-    "tokenizer_of",
-]
-
-
 NOISE = "noise_multiplier"
 """The argument of a mechanism of differential privacy that ``epsilon`` can stand for."""
 
@@ -53,8 +32,6 @@ def build_model(config: Config, labels: Sequence[str], vocabulary: Sequence[str]
     """Returns the model of a resolved config, with its PEFT method attached.
 
     Args:
-      config: the config.
-      labels: names of the classes.
       vocabulary: the words of the data (``Dataset.vocabulary``), if they have replaced a tokenizer.
     """
     options = dict(config["model"])
@@ -175,7 +152,6 @@ def build_records(
     """Returns the records that ``simulate`` takes, by the names of its arguments.
 
     Args:
-      config: a resolved config.
       objects: fields of the records that are no values of a config, such as ``client_test``.
       stop: a rule that can end the run in addition to the one of ``[stop]``.
 

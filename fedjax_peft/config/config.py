@@ -6,33 +6,13 @@ means the same as the argument in Python.
 
     rounds = 20                      # top level: arguments of simulate()
     preset = "federa/fedlr"          # optional: defaults from a published system
-    [system]                         # fields of System: the clients' devices and network
-    [placement]                      # fields of Placement: where and how it is computed
-    [evaluation]                     # fields of Evaluation, and which examples are held out
-    [records]                        # fields of Records
-    [model]                          # load_model(name, dtype=..., ...), the kind of its head, or
-                                     # the config.json of a model with random weights
-    [data]                           # load_dataset(name, max_length=..., ...), and its tokenizer
-    [partition]                      # name = a function of data.partition; or "paper", see presets
-    [peft]                           # name = a function of peft
-    [algorithm]                      # name = a function of algorithms
-    [aggregator]                     # name = a function of aggregators
-    [task]                           # optional: name = a function of tasks; default: the data's
-    [optimizer]                      # name = adamw, adam or sgd
-    [schedule]                       # optional: name = a function of schedules, for the clients
-    [server_schedule]                # optional: likewise, for the server's learning rate
-    [transforms.NAME]                # optional, one table for each: a function of transforms;
-                                     # clients apply them to their uploads in this order
-    [privacy]                        # optional: name = a function of privacy, and its keys, such as
-                                     # noise_multiplier; or epsilon in its place
-    [attack]                         # optional: name = a function of attacks
-    [asynchronous]                   # optional: name = a function of asynchronous
-    [availability]                   # optional: name = a function of availability
-    [time]                           # TimeModel.preset(preset=..., ...)
-    [stop]                           # optional: early_stop(target=..., patience=..., ...)
-    [sweep]                          # optional: the settings and seeds of a sweep, which ``run``
-                                     # ignores; see fedjax_peft.config.sweeps
-    [methods.NAME]                   # optional: one run for each table; its keys replace the others
+    [evaluation]                     # fields of a record: System, Placement, Evaluation, Records
+    [data]                           # arguments of one function: load_dataset(name, ...)
+    [algorithm]                      # name = a function of algorithms, and its arguments
+    [transforms.NAME]                # one table for each function, in the order of application
+    [methods.NAME]                   # one run for each table; its keys replace the others
+
+:mod:`.keys` has all tables; ``fedjax-peft list keys`` and the reference page describe them.
 
 A string can stand for a table: ``algorithm = "fedprox"`` is ``[algorithm]`` with
 ``name = "fedprox"``. A list of names stands for tables without options:
@@ -47,6 +27,7 @@ The parts: :mod:`.keys` and :mod:`.schema` (what a config can have), :mod:`.read
 methods, overrides), :mod:`.resolving` (the complete config), :mod:`.building` (its objects),
 :mod:`.federation` (its data), and :mod:`.running`. This module has the names that others use.
 """
+# ruff: noqa: F401 -- the imports are the names that other modules use
 
 from fedjax_peft.config.building import (
     build_algorithm,
@@ -76,39 +57,3 @@ from fedjax_peft.config.reading import load, methods, override
 from fedjax_peft.config.resolving import head_kind, is_constant, resolve, resolve_recorded
 from fedjax_peft.config.running import describe, run, with_noise
 from fedjax_peft.config.schema import check_arguments
-
-__all__ = [
-    "CHAINED",
-    "FUNCTIONS",
-    "NAMESPACES",
-    "SCHEDULES",
-    "Config",
-    "Key",
-    "all_keys",
-    "build_algorithm",
-    "build_asynchronous",
-    "build_attack",
-    "build_availability",
-    "build_method",
-    "build_model",
-    "build_privacy",
-    "build_records",
-    "build_transforms",
-    "check_arguments",
-    "describe",
-    "evaluation_data",
-    "federation",
-    "head_kind",
-    "in_words",
-    "is_constant",
-    "load",
-    "load_data",
-    "methods",
-    "named_task",
-    "override",
-    "resolve",
-    "resolve_recorded",
-    "run",
-    "task_of",
-    "with_noise",
-]

@@ -14,8 +14,6 @@ from fedjax_peft.config.parts import fingerprint
 from fedjax_peft.data.sources import check_header
 from fedjax_peft.simulation.records import RECORDS
 
-__all__ = ["check"]
-
 
 def check(resolved: Iterable[dict[str, Any]]) -> None:
     """Raises InputError for a column, target, rank or algorithm that does not fit.

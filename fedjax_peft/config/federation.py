@@ -11,8 +11,6 @@ from fedjax_peft.config.schema import checked_values, fields_of
 from fedjax_peft.data import Clients, Dataset, partition, sources
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["evaluation_data", "explicit", "federation", "load_data"]
-
 
 def load_data(config: Config) -> dict[str, Dataset]:
     """Returns the splits of a resolved config's data.
@@ -39,11 +37,7 @@ def load_data(config: Config) -> dict[str, Dataset]:
 
 
 def federation(config: Config) -> tuple[dict[str, Dataset], Clients]:
-    """Returns the splits of a resolved config's data, and the clients of the training split.
-
-    Raises:
-      InputError: as :func:`load_data`, or the partition does not fit the data.
-    """
+    """Returns the splits of a resolved config's data, and the clients of the training split."""
     data = load_data(config)
     return data, call(config, "partition", data["train"])
 
@@ -52,11 +46,6 @@ def evaluation_data(
     config: Config, data: Mapping[str, Dataset], clients: Clients
 ) -> tuple[Clients, dict[str, Any]]:
     """Returns the clients without what they hold out, and the data to evaluate on.
-
-    Args:
-      config: a resolved config.
-      data: the splits, from :func:`federation`.
-      clients: the clients of the training split, likewise.
 
     Returns:
       The clients, packed if ``[data]`` says so, and the arguments ``test``, ``client_test``,
@@ -87,8 +76,6 @@ def _check_own_examples(config: Config, split: str, does: str, share: float) -> 
     """Raises InputError for clients that cannot have own examples of a split.
 
     Args:
-      config: a resolved config.
-      split: ``test`` or ``validation``.
       does: what is done with them, as a verb.
       share: an example of what can be held out instead.
     """

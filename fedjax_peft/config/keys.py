@@ -28,31 +28,9 @@ from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
 from fedjax_peft.simulation.time_model import TimeModel
-from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = [
-    "CHAINED",
-    "DEFAULT_NAMES",
-    "FUNCTIONS",
-    "MORE_KEYS",
-    "NAMESPACES",
-    "OPTIONAL",
-    "SCHEDULES",
-    "Config",
-    "DataKeys",
-    "EvaluationKeys",
-    "Key",
-    "PrivacyKeys",
-    "RunKeys",
-    "StartKeys",
-    "all_keys",
-    "function_of",
-    "in_words",
-]
+from fedjax_peft.support.errors import InputError, check_known, nearest
 
 Config = dict[str, Any]
-
 
 NAMESPACES: dict[str, types.ModuleType] = {
     "partition": partition,
@@ -71,26 +49,21 @@ NAMESPACES: dict[str, types.ModuleType] = {
 }
 """Tables whose ``name`` is a public function of a module."""
 
-
 CHAINED = ("transforms",)
 """Keys of ``NAMESPACES`` with a table for each function instead of a ``name``. The functions are
 applied in the order of the tables."""
 
-
 SCHEDULES = ("schedule", "server_schedule")
 """Tables of a learning-rate schedule over rounds."""
 
-
 DEFAULT_NAMES = {"algorithm": "fedavg", "optimizer": "adamw", "peft": "lora"}
 """Table -> the function of a table without ``name``."""
-
 
 OPTIONAL = (
     *("aggregator", "asynchronous", "attack", "availability", "privacy", "stop", "task"),
     *SCHEDULES,
 )
 """Tables that can be left out; the function that takes them then uses its own default."""
-
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "model": hub.load_model,
@@ -210,8 +183,7 @@ def function_of(table: str, name: Any) -> Callable[..., Any]:
         raise InputError(f"[{table}] needs a name. {nearest('', module.__all__)}")
     if plugins.is_user_function(name):
         return plugins.load_function(one, name)
-    if name not in module.__all__:
-        raise InputError(f"There is no {one} {show(name)}. {nearest(str(name), module.__all__)}")
+    check_known(one, name, module.__all__)
     return getattr(module, name)
 
 

@@ -28,22 +28,13 @@ from fedjax_peft.tasks.completions import decoded
 __all__ = ["of_model", "of_run"]
 
 
-def of_run(
-    run: str | Path,
-    *,
-    client: int | None = None,
-    batch_size: int = 16,
-    max_length: int = 2048,
-    max_new_tokens: int = 256,
-) -> Any:
+def of_run(run: str | Path, *, client: int | None = None, **sizes: int) -> Any:
     """Returns the harness's model of a run on disk; see :func:`of_model`.
 
     Args:
       run: the run's directory.
       client: the client whose model is evaluated; None: the global model.
-      batch_size: see :func:`of_model`.
-      max_length: likewise.
-      max_new_tokens: likewise.
+      **sizes: ``batch_size``, ``max_length`` and ``max_new_tokens`` of :func:`of_model`.
 
     Raises:
       InputError: lm-eval is not installed, the directory is no run, or its model is no language
@@ -52,9 +43,7 @@ def of_run(
     from fedjax_peft.config.loading import load_models
 
     models = load_models(run, None if client is None else [client])
-    params = models.params(client)
-    sizes = {"batch_size": batch_size, "max_length": max_length, "max_new_tokens": max_new_tokens}
-    return of_model(models.model, params, **sizes)
+    return of_model(models.model, models.params(client), **sizes)
 
 
 def of_model(

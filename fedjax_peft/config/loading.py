@@ -18,7 +18,6 @@ from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation import recipe, record
 from fedjax_peft.simulation.checkpoint import read_checkpoint
 from fedjax_peft.simulation.client_models import (
-    ClientModels,
     check_clients,
     check_global,
     read_clients,
@@ -30,18 +29,6 @@ from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.session import wrapped
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
-
-__all__ = [
-    "TrainedModels",
-    "algorithm_of",
-    "base_model",
-    "inputs_of",
-    "load_clients",
-    "load_models",
-    "load_run",
-    "load_trained",
-    "restore",
-]
 
 
 def load_run(
@@ -89,10 +76,7 @@ def load_run(
         _, server, client_state = restore(directory, model, algorithm)
         params = {**model.trainable, **algorithm.server.model(server)}
     else:
-        merged = {name: x for name, x in learned.items() if name in model.frozen}
-        wide = model.wide | set(merged)  # these leaves stay float32, so that the sums are exact
-        model = model.replace(frozen={**model.frozen, **merged}, wide=wide)
-        params = {name: jnp.asarray(x) for name, x in learned.items() if name not in merged}
+        model, params = _with_learned(model, learned)
         names = assign_roles(model.kinds, algorithm.roles)
         server, client_state = tree.select(params, names["shared"]), {}
     ranks = config.get("system", {}).get("client_ranks")
@@ -190,6 +174,14 @@ def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, P
     return round_index, server, stacked
 
 
+def _with_learned(model: Model, learned: Params) -> tuple[Model, Params]:
+    """Returns the model with the frozen leaves that a run has changed, and the trained leaves."""
+    merged = {name: x for name, x in learned.items() if name in model.frozen}
+    params = {name: jnp.asarray(x) for name, x in learned.items() if name not in merged}
+    wide = model.wide | merged.keys()  # these leaves stay float32, so that the sums are exact
+    return model.replace(frozen={**model.frozen, **merged}, wide=wide), params
+
+
 def _check_leaves(directory: Path, model: Model, learned: Params) -> None:
     """Raises InputError if the learned leaves of a run do not fit the model."""
     expected = {name: x.shape for name, x in {**model.frozen, **model.trainable}.items()}
@@ -222,12 +214,8 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
     """Returns selected models of a run.
 
     Args:
-      directory: the run's directory.
       clients: the clients, as numbers or as a text for :func:`read_clients`; None selects the
         global model.
-
-    Raises:
-      InputError: as :func:`load_trained`, :func:`load_clients` and :func:`check_global`.
     """
     if clients is None:
         model, params, config = load_trained(directory)
@@ -241,7 +229,7 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
     else:
         check_clients(clients, run.client_state)
         chosen = [*clients]
-    note = untrained_note(chosen, run.seen)
+    note = untrained_note(chosen, seen_clients(run.metrics))
 
     def params_of(client: int | None) -> Params:
         return run.params if client is None else run.client_params(client)
@@ -249,13 +237,8 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
     return TrainedModels(run.model, run.algorithm, chosen, params_of, note)
 
 
-def load_clients(directory: str | Path) -> ClientModels:
-    """Returns the models of a run's clients, from its newest checkpoint.
-
-    Raises:
-      InputError: as :func:`load_trained`; or the clients have no private leaves; or no checkpoint
-        can be read.
-    """
+def load_clients(directory: str | Path) -> Run:
+    """Returns a run whose clients have private leaves, up to its newest checkpoint."""
     model, params, config = load_trained(directory)
     algorithm = algorithm_of(Path(directory), config, model)
     names = assign_roles(model.kinds, algorithm.roles)
@@ -264,9 +247,9 @@ def load_clients(directory: str | Path) -> ClientModels:
     check_clients([], one)
     round_index, server, stacked = restore(Path(directory), model, algorithm)
     rows = read_metrics(Path(directory) / "metrics.jsonl")
-    seen = seen_clients(row for row in rows if row["round"] <= round_index)
+    done = [row for row in rows if row["round"] <= round_index]
     ranks = config.get("system", {}).get("client_ranks")
-    return ClientModels(model, algorithm, params, server, stacked, ranks, seen)
+    return Run(model, algorithm, params, stacked, server, done, Path(directory), ranks)
 
 
 def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:
@@ -280,14 +263,5 @@ def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:
     config = record.read_config(directory)
     learned, labels = record.read_params(directory)
     model = base_model(directory, config, labels)
-    # Some algorithms change frozen leaves too.
-    merged = {name: value for name, value in learned.items() if name in model.frozen}
-    params = {name: value for name, value in learned.items() if name not in merged}
-    frozen = tree.select(model.frozen, merged)
-    for expected, recorded in ((model.trainable, params), (frozen, merged)):
-        if {n: x.shape for n, x in expected.items()} != {n: x.shape for n, x in recorded.items()}:
-            raise InputError(
-                f"The trained leaves in {directory} do not fit the model of its config."
-            )
-    frozen = {**model.frozen, **merged}
-    return model.replace(frozen=frozen, wide=model.wide | merged.keys()), params, config
+    _check_leaves(directory, model, learned)
+    return *_with_learned(model, learned), config

@@ -20,8 +20,6 @@ from fedjax_peft.simulation.memory_plan import (
 )
 from fedjax_peft.tasks import Task
 
-__all__ = ["Planned", "planned", "platform", "shapes"]
-
 _LENGTH = 128
 """Tokens of an example where neither the config nor the data set says."""
 _CLASSES = 2
@@ -74,15 +72,7 @@ def planned(config: Mapping[str, Any]) -> Planned:
 
 
 def shapes(config: Mapping[str, Any], kind: str) -> Model:
-    """Returns the model of a resolved config with shapes instead of arrays.
-
-    Args:
-      config: the config.
-      kind: of the head.
-
-    Raises:
-      InputError: as :func:`planned`; or the PEFT method does not fit the model.
-    """
+    """Returns the model of a resolved config with shapes instead of arrays."""
     options = config["model"]
     labels = () if kind in heads.WITHOUT_CLASSES else _CLASSES
     known = ("dtype", "dropout", "quantize", "remat", "scan_layers", "attention")

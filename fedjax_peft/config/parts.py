@@ -6,8 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["Parts", "fingerprint"]
-
 Part = TypeVar("Part")
 _MOST = 4
 """The parts of one kind that are kept, because data sets and models are large."""
@@ -30,7 +28,6 @@ class Parts:
         Args:
           kind: such as ``data``; only the newest parts of a kind are kept.
           description: everything that the part depends on, as values of a config.
-          make: makes the part.
         """
         key = fingerprint(description)
         with self._lock:  # runs side by side are threads

@@ -16,8 +16,6 @@ from typing import Any
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["is_user_function", "load_function", "with_absolute_path"]
-
 
 def is_user_function(name: Any) -> bool:
     """Returns whether a name in a config is that of a user's function: it contains a colon."""

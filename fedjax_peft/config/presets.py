@@ -17,17 +17,6 @@ from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.nested import flatten, merge
 from fedjax_peft.support.toml import read_toml
 
-__all__ = [
-    "Preset",
-    "changes",
-    "describe",
-    "expand",
-    "lines",
-    "missing_advice",
-    "notices",
-    "presets",
-]
-
 Config = dict[str, Any]
 Merge = Callable[[Config, Config], Config]
 """(base, over) -> ``base`` with the keys of ``over`` in place of its own."""

@@ -15,14 +15,10 @@ from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.nested import flatten, merge, unset
 
-__all__ = ["expanded", "load", "methods", "overlay", "override"]
-
-
 _NAME_KEYS = {"model": "name", "data": "name", "time": "preset"} | {
     table: "name" for table in NAMESPACES if table not in CHAINED
 }
 """Table -> the key whose value a string in place of the table stands for."""
-
 
 _PATHS = {
     "model": ("name",),
@@ -104,7 +100,6 @@ def override(raw: Config, text: str) -> Config:
     """Returns the config with one override applied.
 
     Args:
-      raw: the config as written.
       text: ``dotted.key=value`` sets a key; the value is TOML or a word without quotes.
         ``dotted.key=`` removes a key or table, so that the preset's value or the default applies.
 

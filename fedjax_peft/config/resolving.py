@@ -1,26 +1,11 @@
 """The complete config of a run: every key checked, every default filled in."""
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from fedjax_peft import algorithms, peft, tasks
-from fedjax_peft.config import presets
+from fedjax_peft.config import keys, presets
 from fedjax_peft.config.building import NOISE, call, rate
-from fedjax_peft.config.keys import (
-    CHAINED,
-    DEFAULT_NAMES,
-    FUNCTIONS,
-    MORE_KEYS,
-    NAMESPACES,
-    OPTIONAL,
-    SCHEDULES,
-    Config,
-    PrivacyKeys,
-    RunKeys,
-    StartKeys,
-    function_of,
-)
 from fedjax_peft.config.reading import expanded, overlay
 from fedjax_peft.config.schema import checked_values, fields_of
 from fedjax_peft.models import heads
@@ -32,10 +17,8 @@ from fedjax_peft.support import toml
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["head_kind", "is_constant", "resolve", "resolve_recorded"]
 
-
-def resolve(raw: Config) -> Config:
+def resolve(raw: keys.Config) -> keys.Config:
     """Returns the complete config: every key checked, every default filled in.
 
     Raises:
@@ -53,19 +36,16 @@ def resolve(raw: Config) -> Config:
     return result
 
 
-def resolve_recorded(config: Config) -> Config:
+def resolve_recorded(config: keys.Config) -> keys.Config:
     """Returns the complete config of a run's ``config.toml``, which contains every key.
 
     The run's own values are used, even if its preset was changed or renamed since then.
-
-    Raises:
-      InputError: as :func:`resolve`.
     """
     preset = {key: config.get(key) for key in ("preset", "preset_changes")}
     return _resolved({k: v for k, v in config.items() if k not in preset}) | preset
 
 
-def _check_present(raw: Config) -> None:
+def _check_present(raw: keys.Config) -> None:
     """Raises InputError for a key at the top level that is now in a table or has another name."""
     for key, value in raw.items():
         if (new := earlier.new_key(key, value)) != key:
@@ -77,10 +57,10 @@ def _check_present(raw: Config) -> None:
             )
 
 
-def _resolved(raw: Config) -> Config:
+def _resolved(raw: keys.Config) -> keys.Config:
     """Returns the complete config; the preset's settings are already in ``raw``."""
-    tables = [*FUNCTIONS, *NAMESPACES]
-    result = checked_values("", fields_of(simulate) | fields_of(RunKeys), raw, tables)
+    tables = [*keys.FUNCTIONS, *keys.NAMESPACES]
+    result = checked_values("", fields_of(simulate) | fields_of(keys.RunKeys), raw, tables)
     for table in tables:
         given = raw.get(table, {})
         if not isinstance(given, dict):
@@ -94,27 +74,27 @@ def _resolved(raw: Config) -> Config:
     return result
 
 
-def _resolved_table(table: str, given: Config) -> Config:
+def _resolved_table(table: str, given: keys.Config) -> keys.Config:
     """Returns the complete options of a table."""
-    if table in CHAINED:
+    if table in keys.CHAINED:
         return {name: _resolved_link(table, name, options) for name, options in given.items()}
-    if table in OPTIONAL and not given:
+    if table in keys.OPTIONAL and not given:
         return {}
-    if table in FUNCTIONS:
-        more = fields_of(MORE_KEYS[table]) if table in MORE_KEYS else {}
-        return checked_values(table, fields_of(FUNCTIONS[table]) | more, given)
-    name = given.get("name", DEFAULT_NAMES.get(table))
-    function = function_of(table, name)
+    if table in keys.FUNCTIONS:
+        more = fields_of(keys.MORE_KEYS[table]) if table in keys.MORE_KEYS else {}
+        return checked_values(table, fields_of(keys.FUNCTIONS[table]) | more, given)
+    name = given.get("name", keys.DEFAULT_NAMES.get(table))
+    function = keys.function_of(table, name)
     options = {k: v for k, v in given.items() if k != "name"}
     fields = fields_of(function)
     if table == "privacy" and NOISE in fields:  # epsilon can stand for it
-        fields |= {NOISE: (fields[NOISE][0] | None, None), **fields_of(PrivacyKeys)}
+        fields |= {NOISE: (fields[NOISE][0] | None, None), **fields_of(keys.PrivacyKeys)}
     if table == "peft" and function is peft.lora_sb:
-        fields |= fields_of(StartKeys)
+        fields |= fields_of(keys.StartKeys)
     return {"name": name, **checked_values(table, fields, options)}
 
 
-def _check_noise(table: Config) -> None:
+def _check_noise(table: keys.Config) -> None:
     """Raises InputError if [privacy] says the noise not at all, or twice."""
     if NOISE in table and (table[NOISE] is None) == (table["epsilon"] is None):
         said = "neither" if table[NOISE] is None else "both"
@@ -124,29 +104,26 @@ def _check_noise(table: Config) -> None:
         )
 
 
-def _check_schedules(config: Config) -> None:
+def _check_schedules(config: keys.Config) -> None:
     """Raises InputError for a schedule that its algorithm cannot follow, or a wrong number."""
     name = config["algorithm"]["name"]
-    options = inspect.signature(function_of("algorithm", name)).parameters
-    for table in filter(config.get, SCHEDULES):
+    options = inspect.signature(keys.function_of("algorithm", name)).parameters
+    for table in filter(config.get, keys.SCHEDULES):
         call(config, table)  # raises InputError for values that cannot be used
         if table == "schedule" and "optimizer" not in options:
             raise InputError(f"[schedule] is for an optimizer, and {show(name)} takes none.")
         if table == "server_schedule" and table not in options:
-            known = [n for n in algorithms.__all__ if table in _options_of(n)]
+            made = {n: inspect.signature(getattr(algorithms, n)) for n in algorithms.__all__}
+            known = [n for n, signature in made.items() if table in signature.parameters]
             raise InputError(
                 f"[server_schedule] is for a server with a learning rate, and that of {show(name)}"
                 f" has none. Remove the table, or use one of {', '.join(known)}."
             )
 
 
-def _options_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(getattr(algorithms, algorithm)).parameters
-
-
-def _resolved_link(table: str, name: str, options: Any) -> Config:
+def _resolved_link(table: str, name: str, options: Any) -> keys.Config:
     """Returns the complete options of one function of a table such as ``[transforms]``."""
-    function = function_of(table, name)
+    function = keys.function_of(table, name)
     if not isinstance(options, dict):
         raise InputError(
             f"The config key {table}.{name} cannot be {show(options)}: it must be a table of the"
@@ -173,4 +150,4 @@ def is_constant(key: str) -> bool:
     """Returns whether a dotted key such as ``transforms.top_k.share`` decides sizes."""
     table, _, rest = key.partition(".")
     name, _, option = rest.rpartition(".")
-    return table in CHAINED and option in constants_of(function_of(table, name))
+    return table in keys.CHAINED and option in constants_of(keys.function_of(table, name))

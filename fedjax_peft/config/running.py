@@ -11,16 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_peft import peft, tasks
-from fedjax_peft.config.building import (
-    BUILDERS,
-    NOISE,
-    build_algorithm,
-    build_asynchronous,
-    build_model,
-    build_privacy,
-    build_records,
-    call,
-)
+from fedjax_peft.config import building
 from fedjax_peft.config.federation import evaluation_data, explicit, load_data
 from fedjax_peft.config.keys import SCHEDULES, Config, EvaluationKeys, StartKeys
 from fedjax_peft.config.parts import Parts
@@ -43,8 +34,6 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten, unset
 from fedjax_peft.tasks import Task
 
-__all__ = ["data_description", "describe", "made_from_values", "run", "started", "with_noise"]
-
 
 def run(
     config: Config,
@@ -59,14 +48,9 @@ def run(
     act: Callable[..., Any] = simulate,
     origin: Run | None = None,
 ) -> Run:
-    """Runs a resolved config.
+    """Runs a resolved config. Arguments that are not named below are those of ``simulate``.
 
     Args:
-      config: from :func:`fedjax_peft.config.resolving.resolve`.
-      out: as for ``simulate``, like ``resume``.
-      resume: likewise.
-      on_round: as for ``Records``, like ``on_phase``.
-      on_phase: likewise.
       parts: the parts of other runs of a sweep; data, models and programs are shared with them.
       stop: a rule that can end the run in addition to the one of the config's ``[stop]``.
       engine: makes the programs, as for :class:`fedjax_peft.engine.session.Session`; by default
@@ -90,7 +74,7 @@ def run(
         model = started(config, model, clients, task)
     watching = {"on_round": on_round, "on_phase": on_phase, "progress": False}
     objects = {"config": config, "origin": origin, **watching, **evaluated}
-    made = build_records(config, objects, stop=stop)
+    made = building.build_records(config, objects, stop=stop)
     if engine is not None:
         made["placement"] = replace(made["placement"], engine=engine)
     return act(
@@ -100,7 +84,7 @@ def run(
         validation=evaluated["validation"],
         **made_from_values(config),
         task=task,
-        asynchronous=build_asynchronous(config),
+        asynchronous=building.build_asynchronous(config),
         **made,
         out=out,
         resume=resume,
@@ -111,7 +95,7 @@ def run(
 def _federation(config: Config, parts: Parts) -> tuple[Config, Dataset, Clients, dict[str, Any]]:
     """Returns the config as the data complete it, the training examples, and all clients' data."""
     data = parts.get("data", data_description(config), lambda: load_data(config))
-    clients = call(config, "partition", data["train"])
+    clients = building.call(config, "partition", data["train"])
     config = explicit(config, data)
     clients, evaluated = evaluation_data(config, data, clients)
     return with_noise(config, clients), data["train"], clients, evaluated
@@ -169,7 +153,7 @@ def _shared_model(config: Config, train: Dataset, parts: Parts) -> Model:
     model = parts.get(
         "model",
         [description, config["seed"]],
-        lambda: build_model(config, train.label_names, train.vocabulary),
+        lambda: building.build_model(config, train.label_names, train.vocabulary),
     )
     return model.replace(apply=parts.get("forward pass", description, lambda: model.apply))
 
@@ -216,17 +200,20 @@ class _Made:
         for key, value in values.items():
             *tables, last = key.split(".")
             functools.reduce(operator.getitem, tables, config)[last] = value
-        return BUILDERS[self.table](config)
+        return building.BUILDERS[self.table](config)
 
 
 def made_from_values(config: Config) -> dict[str, Any]:
     """Returns the arguments of ``simulate`` that depend on the run-time values, and the values."""
     # An epsilon was replaced by a noise multiplier, see with_noise.
-    runtime = [f"privacy.{NOISE}" if k == "privacy.epsilon" else k for k in config["runtime"] or ()]
+    runtime = [
+        f"privacy.{building.NOISE}" if k == "privacy.epsilon" else k
+        for k in config["runtime"] or ()
+    ]
     if not runtime:
-        return {name: build(config) for name, build in BUILDERS.items()}
+        return {name: build(config) for name, build in building.BUILDERS.items()}
     flat = flatten(config)
-    names = (*BUILDERS, "aggregator", "optimizer", *SCHEDULES)
+    names = (*building.BUILDERS, "aggregator", "optimizer", *SCHEDULES)
     tables, _ = unset({name: config[name] for name in names}, "privacy.epsilon")
     for name in OF_THE_RUN:  # a function that draws random numbers needs the seed
         if any(key.endswith(f".{name}") for key in flatten(tables)):
@@ -234,7 +221,9 @@ def made_from_values(config: Config) -> dict[str, Any]:
     for key in runtime:
         tables, _ = unset(tables, key)
     text = json.dumps(tables, sort_keys=True)
-    made = {name: _Made(name, text) for name in BUILDERS if config[name] or name == "algorithm"}
+    made = {
+        name: _Made(name, text) for name in building.BUILDERS if config[name] or name == "algorithm"
+    }
     return {**made, "values": {key: flat[key] for key in runtime}}
 
 
@@ -262,26 +251,22 @@ def with_noise(config: Config, clients: Clients) -> Config:
 
     A config that says its noise is returned as it is.
 
-    Args:
-      config: a resolved config.
-      clients: the clients of the run.
-
     Raises:
       InputError: no noise is enough, or the mechanism does not fit the run.
     """
     table = config["privacy"]
-    if table.get("epsilon") is None or table[NOISE] is not None:
+    if table.get("epsilon") is None or table[building.NOISE] is not None:
         return config
-    made = build_records(config)
+    made = building.build_records(config)
     own = {"system": made["system"], "length_buckets": made["placement"].length_buckets}
     names = [name for name in fields_of(schedule_of) if name not in own]
     schedule = schedule_of(clients, **{name: config[name] for name in names}, **own)
-    facts = federation_of(schedule, clients.data, build_algorithm(config))
+    facts = federation_of(schedule, clients.data, building.build_algorithm(config))
 
     def epsilon_of(noise: float) -> float:
-        mechanism = build_privacy({**config, "privacy": {**table, NOISE: noise}})
+        mechanism = building.build_privacy({**config, "privacy": {**table, building.NOISE: noise}})
         assert mechanism is not None
         return mechanism.guarantee(facts, config["rounds"]).epsilon
 
     noise = smallest_noise(epsilon_of, table["epsilon"])
-    return {**config, "privacy": {**table, NOISE: noise}}
+    return {**config, "privacy": {**table, building.NOISE: noise}}

@@ -16,10 +16,7 @@ from fedjax_peft.support import toml
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["OF_THE_RUN", "check_arguments", "checked_values", "fields_of"]
-
 Config = dict[str, Any]
-
 
 OF_THE_RUN = ("seed", "rounds")
 """Arguments of functions that are by default the run's own keys."""

@@ -27,8 +27,6 @@ from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import folder_names
 from fedjax_peft.support.nested import flatten
 
-__all__ = ["Point", "Sweep", "axis", "plan"]
-
 _KEYS = ("choose_by", "baseline", "constants", "grid")
 _RUNTIME = (
     *("optimizer", "algorithm", "aggregator", *configs.SCHEDULES, "transforms"),

@@ -14,8 +14,6 @@ from fedjax_peft.simulation import earlier
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
-__all__ = ["upgrade_file", "upgraded"]
-
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _KEY = rf"{_PART}(?:[ \t]*\.[ \t]*{_PART})*"
 _STATEMENT = re.compile(rf"(\s*)({_KEY})(\s*=.*)", re.DOTALL)

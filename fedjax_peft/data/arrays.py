@@ -15,11 +15,6 @@ from fedjax_peft.data.vocabulary import count_words
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task
 
-__all__ = [
-    *("Encoding", "add_clusters", "encode_rows", "make_vocabulary"),
-    *("refuse", "split_options", "take_rows"),
-]
-
 
 class Encoding(NamedTuple):
     """How the rows of a data set become arrays."""

@@ -24,8 +24,6 @@ from fedjax_peft.data.table import Table
 if TYPE_CHECKING:
     from fedjax_peft.tasks.base import Task
 
-__all__ = ["DATASETS", "OWN", "Reader", "Settings", "Source"]
-
 Reader = Callable[..., dict[str, Table] | None]
 """folder -> tables by split (``train``, ``validation``, ``test``; ``all``: to be split), or None if
 the folder is in another format. ``users``, ``user_examples`` and ``seed`` of ``load_dataset`` reach

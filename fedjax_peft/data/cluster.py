@@ -10,8 +10,6 @@ from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import limit_blas_threads
 
-__all__ = ["kmeans"]
-
 _DIMENSIONS = 100
 """Of the default embedding: what is usual for latent semantic analysis."""
 
@@ -29,12 +27,9 @@ def kmeans(
     embeddings of question and answer. The same seed gives the same clusters on any number of cores.
 
     Args:
-      texts: n texts.
-      clusters: the number of clusters.
       embed: texts -> float ``[n, d]``, such as the mean of an encoder's last hidden states. None:
         latent semantic analysis: TF-IDF of the words, projected on 100 singular directions and
         scaled to length 1. It needs no model.
-      seed: of the random stream ``cluster``.
 
     Raises:
       InputError: fewer different texts than clusters, or embeddings that cannot be used.

@@ -8,8 +8,6 @@ import numpy as np
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["combine"]
-
 _TOKENS = ("input_ids", "attention_mask", "token_type_ids", "loss_mask")
 """Columns of texts; they are padded to the longest text."""
 _PROMPTS = ("prompt_ids", "prompt_mask")

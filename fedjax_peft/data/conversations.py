@@ -13,8 +13,6 @@ from fedjax_peft.data.trees import COLUMNS as OF_TREES
 from fedjax_peft.data.trees import is_tree, with_conversations
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["COLUMNS", "Conversation", "Message", "form_of", "two_turns", "with_messages"]
-
 Message = dict[str, str]
 Conversation = list[Message]
 

@@ -11,8 +11,6 @@ from fedjax_peft.data.packing import packed
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["IGNORE", "Clients", "DataT", "Dataset"]
-
 IGNORE = -100
 """The label of a token that has none, as in ``transformers``."""
 
@@ -50,7 +48,6 @@ class Dataset:
     does."""
 
     def __post_init__(self) -> None:
-        """Checks lengths and labels."""
         lengths = {key: len(column) for key, column in (self.columns | dict(self.meta)).items()}
         if not self.columns:
             raise InputError(f"The data set {self.name!r} has no columns.")
@@ -77,11 +74,9 @@ class Dataset:
             )
 
     def __len__(self) -> int:
-        """Returns the number of examples."""
         return len(next(iter(self.columns.values())))
 
     def __repr__(self) -> str:
-        """Returns the sizes in one line."""
         shapes = (f"{name} {list(array.shape[1:]) or ''}" for name, array in self.columns.items())
         classes = f", {len(self.label_names)} classes" if self.label_names else ""
         columns = ", ".join(shape.strip() for shape in shapes)
@@ -126,7 +121,6 @@ class Clients(Generic[DataT]):
     None: its number of examples."""
 
     def __post_init__(self) -> None:
-        """Checks that every index is a row of the data, and the names."""
         if not self.indices:
             raise InputError("A federated data set needs at least one client.")
         flat = np.concatenate(self.indices)
@@ -150,11 +144,9 @@ class Clients(Generic[DataT]):
             )
 
     def __len__(self) -> int:
-        """Returns the number of clients."""
         return len(self.indices)
 
     def __repr__(self) -> str:
-        """Returns the sizes in one line."""
         sizes = self.sizes
         spread = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes[0]}"
         name = f" of {self.data.name!r}" if isinstance(self.data, Dataset) else ""

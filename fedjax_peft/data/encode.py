@@ -13,8 +13,6 @@ from fedjax_peft.data.table import Table, require
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task
 
-__all__ = ["encode", "encoder_of", "with_options"]
-
 _KEYS = ("client", "source")
 """Columns that only a partition reads. A value in them that cannot be a key is an error."""
 _LONG = 256
@@ -64,11 +62,6 @@ def encode(
 
     Args:
       task: gives the encoder; it becomes ``Dataset.task`` of the result.
-      table: one split.
-      names: of the classes or tags.
-      tokenizer: a fast tokenizer of ``transformers``; None for an encoder that reads no texts.
-      max_length: tokens per example.
-      name: of the data set.
       **options: for the encoder.
 
     Raises:

@@ -10,8 +10,6 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["hold_out_test", "hold_out_validation"]
-
 _FIFTH = 5
 """Without a test split, one row in five is held out as one (80/20, as in FeDeRA)."""
 
@@ -23,8 +21,6 @@ def hold_out_test(table: Table, seed: int, share: float | None) -> dict[str, Tab
     neighbouring rows can overlap (windows of a text). Otherwise random rows are held out.
 
     Args:
-      table: all rows.
-      seed: of the random rows.
       share: between 0 and 1; None: a fifth.
 
     Raises:
@@ -63,10 +59,7 @@ def hold_out_validation(
     ``group_column`` stay together: whole groups are held out, as close to the share as they allow.
 
     Args:
-      table: the training split.
       encoder: says which columns are the classes and the groups.
-      seed: of the random rows.
-      share: between 0 and 1.
 
     Raises:
       InputError: no row would be held out.
@@ -113,8 +106,6 @@ def _drawn(
       strata: the stratum of each row, int ``[rows]``.
       groups: the group of each row, int ``[rows]``. A group belongs to the stratum of its first
         row.
-      share: between 0 and 1.
-      rng: draws the groups.
     """
     _, first, sizes = np.unique(groups, return_index=True, return_counts=True)
     order = rng.permutation(len(sizes))

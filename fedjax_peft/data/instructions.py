@@ -22,8 +22,6 @@ from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task
 
-__all__ = ["FORMS", "Form", "Instructions", "as_instructions", "encode_instructions"]
-
 
 class Form(NamedTuple):
     """How the rows of a data set become instructions."""
@@ -42,7 +40,7 @@ FORMS: dict[str, Form] = {
             "Is the mood of this sentence about a film positive or negative?\n\n{text}",
             "{text}\n\nDid the reviewer like the film? Answer positive or negative.",
             "Someone wrote about a film: {text}\nThe opinion is positive or negative. Which?",
-        ),
+        )
     ),
     "rte": Form(
         (
@@ -93,21 +91,21 @@ FORMS: dict[str, Form] = {
             "To which newsgroup was this post sent?\n\n{text}",
             "{text}\n\nName the newsgroup of this post. It is one of: {options}.",
             "Read a post and choose its newsgroup out of {options}.\n\nPost: {text}",
-        ),
+        )
     ),
     "semeval2010_task8": Form(
         (
             "How are the two marked nouns related?\n\n{text}",
             "{text}\n\nWhich relation holds between e1 and e2? Choose one of: {options}.",
             "Find the relation of e1 to e2 in this sentence: {text}",
-        ),
+        )
     ),
     "squad": Form(
         (
             "{context}\n\nAnswer with words from the text: {question}",
             "Question: {question}\nFind the answer in this paragraph and copy it.\n\n{context}",
             "Read:\n{context}\n\nNow tell me briefly: {question}",
-        ),
+        )
     ),
 }
 """Data set -> its form."""
@@ -153,7 +151,6 @@ class Instructions:
 
         Args:
           excess: row -> the number of tokens that its longest text loses at its end.
-          tokenizer: a fast tokenizer of ``transformers``.
         """
         texts, messages = list(self.texts), list(self.table.columns["messages"])
         for row, tokens in excess.items():
@@ -184,8 +181,6 @@ def as_instructions(
     Args:
       name: of the data set; one without an entry in :data:`FORMS` has general templates.
       table: one split, prepared for its own task: classified texts, or questions on contexts.
-      names: of all classes, in order.
-      part: the name of the split.
       seed: of the choice of templates. A row's template does not depend on ``rows``.
       rows: the rows to use; None: all.
 
@@ -235,11 +230,8 @@ def encode_instructions(
     and the answer fit. Rows that fit are rendered and tokenized once.
 
     Args:
-      task: ``instruction_tuning``.
       given: of :func:`as_instructions`.
-      tokenizer: a fast tokenizer of ``transformers``.
       max_length: tokens of a request with its answer.
-      name: of the data set.
 
     Raises:
       InputError: a tokenizer, template or length that cannot be used.

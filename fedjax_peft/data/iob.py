@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from fedjax_peft.data.table import Table, require
 
-__all__ = ["TAG", "iob2", "sentences"]
-
 TAG = re.compile("O|[BI]-.+")
 
 

@@ -5,8 +5,6 @@ import numpy as np
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["classes", "distinct", "has_labels"]
-
 
 def classes(
     data: Dataset | np.ndarray, by: str | None = None

@@ -9,15 +9,11 @@ from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["prepare", "rename_columns"]
-
 
 def rename_columns(table: Table, entry: Source, chosen: Mapping[str, str] | None) -> Table:
     """Returns a table with our column names, in the order of its columns.
 
     Args:
-      table: of a file or the hub.
-      entry: of the catalogue.
       chosen: the user's map, which goes before the entry's: our name -> the name in the file.
 
     Raises:

@@ -13,8 +13,6 @@ import numpy as np
 
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["bins", "packed"]
-
 _TOKENS = ("loss_mask", "input_ids", "attention_mask")
 
 
@@ -26,9 +24,7 @@ def packed(
     Args:
       columns: ``input_ids``, ``attention_mask`` and ``loss_mask`` ``[examples, tokens]``, padded on
         the right. Other columns are left out: they belong to single examples.
-      indices: the examples of each client.
       length: tokens of a row.
-      name: of the data set, for messages.
 
     Returns:
       ``input_ids`` int32, ``attention_mask`` and ``loss_mask`` bool, ``segment_ids`` int32 (1, 2,
@@ -104,7 +100,6 @@ def bins(sizes: np.ndarray, capacity: int) -> list[list[int]]:
 
     Args:
       sizes: of the items, int ``[n]``, each at most ``capacity``.
-      capacity: of a group.
     """
     groups: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (what is left, group), sorted

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Settings", "fedadapters", "federa", "fra", "pfl"]
-
 
 class Settings(NamedTuple):
     """A paper's federation of a data set; ``partition = "paper"`` in a config takes it."""

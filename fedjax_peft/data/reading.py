@@ -14,8 +14,6 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.support import assets
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["Reading", "entry_of", "folder_of_parts", "read_tables"]
-
 _KNOWN = ("auto", "hub", "tiny")
 _VALIDATION = ("validation", "valid", "val", "dev")
 
@@ -61,12 +59,6 @@ def entry_of(name: str, source: str) -> Source:
 
 def read_tables(name: str, entry: Source, source: str, how: Reading) -> dict[str, Table]:
     """Returns the raw tables: ``train``, ``test`` and perhaps ``validation``; or ``all``.
-
-    Args:
-      name: of a named data set, or a path.
-      entry: of the catalogue.
-      source: as for :func:`fedjax_peft.load_dataset`.
-      how: files are read.
 
     Raises:
       InputError: the data cannot be reached, or a file cannot be read.

@@ -6,11 +6,8 @@ import numpy as np
 
 from fedjax_peft.data.table import Table
 from fedjax_peft.numerics.random import host_rng
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import check_known
 
-__all__ = ["divide"]
-
-_RULES = ("6:2:2", "fedpetuning")
 _TRAIN, _BOTH, _TEST = 3_668, 4_076, 204
 """MRPC's sizes: its training split, training and validation together, and half the validation."""
 
@@ -24,14 +21,12 @@ def divide(task: str, tables: Mapping[str, Table], rule: str, seed: int) -> dict
     split, at most 204 rows each. All cuts are stratified by label.
 
     Args:
-      task: its name, for the random stream.
       tables: the task's ``train`` and ``test`` (GLUE's validation split), with ``label``.
-      rule: see above.
-      seed: of the random stream.
 
     Raises:
       InputError: an unknown rule.
     """
+    check_known("split", rule, ("6:2:2", "fedpetuning"), " of GLUE's silo")
     train, test = tables["train"], tables["test"]
     if rule == "6:2:2":
         columns = {name: [*x, *test.columns[name]] for name, x in train.columns.items()}
@@ -45,15 +40,13 @@ def divide(task: str, tables: Mapping[str, Table], rule: str, seed: int) -> dict
             part: both.take(range(int(first * n), int(last * n)))
             for part, (first, last) in cuts.items()
         }
-    if rule == "fedpetuning":
-        train, test = (_stratified(table, task, seed) for table in (train, test))
-        half = len(test) // 2
-        return {
-            "train": train.take(range(len(train))[:_TRAIN]),
-            "validation": test.take(range(half)[:_TEST]),
-            "test": test.take(range(half, len(test))[:_TEST]),
-        }
-    raise InputError(f"There is no split {rule!r} of GLUE's silo. {nearest(rule, _RULES)}")
+    train, test = (_stratified(table, task, seed) for table in (train, test))
+    half = len(test) // 2
+    return {
+        "train": train.take(range(len(train))[:_TRAIN]),
+        "validation": test.take(range(half)[:_TEST]),
+        "test": test.take(range(half, len(test))[:_TEST]),
+    }
 
 
 def _stratified(table: Table, task: str, seed: int) -> Table:

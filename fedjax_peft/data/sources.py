@@ -30,8 +30,6 @@ from fedjax_peft.data.vocabulary import word_tokenizer
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.tasks.base import Task
 
-__all__ = ["DATASETS", "check_header", "load_dataset", "load_tables"]
-
 _PARTS = ("train", "validation", "test")
 _TINY_REQUEST = 256
 """Tokens of a stand-in's row with a request around it, also if every character is a token."""
@@ -338,9 +336,6 @@ def check_header(
     one value of json, have none.
 
     Args:
-      name: as for :func:`load_dataset`.
-      columns: likewise.
-      csv: likewise.
       task: likewise; None: the one of the data set, or of the columns.
       by: a key to partition by.
 

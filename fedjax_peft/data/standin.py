@@ -12,8 +12,6 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["tiny_tables"]
-
 _CLASSES = tuple(f"class {i:02d}" for i in range(20))
 """For an entry that leaves the names to its source."""
 _CLIENTS = tuple(f"client {i:02d}" for i in range(30))
@@ -26,7 +24,6 @@ def tiny_tables(entry: Source, seed: int) -> dict[str, Table]:
     keys and the size of images are the entry's; every class is in every split.
 
     Args:
-      entry: of the catalogue.
       seed: of the rows. What a model can learn from them does not depend on it.
 
     Raises:

@@ -8,17 +8,13 @@ from fedjax_peft.data.table import Table, require
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["draw_rows", "draw_users", "equal_shares", "keep_users", "rows_by_client"]
-
 
 def draw_rows(table: Table, size: int | None, part: str, seed: int) -> Sequence[int]:
     """Returns the rows of a random subset in order. A larger subset contains a smaller one.
 
     Args:
-      table: one split.
       size: number of rows; None: all.
       part: the name of the split, for the random stream and for messages.
-      seed: of the draw.
 
     Raises:
       InputError: the split has fewer rows.
@@ -40,7 +36,6 @@ def equal_shares(table: Table, share: int, seed: int) -> Table:
     Args:
       table: with a column ``source``.
       share: the largest number of rows of a source; the smallest source may have fewer.
-      seed: of the draw.
     """
     sources = np.array(require(table, "source", (int, str), "a name or a number")[:])
     names, counts = np.unique(sources, return_counts=True)
@@ -61,11 +56,7 @@ def draw_users(
     contains a smaller one. ``size`` is called for the users that are tried, and for no others.
 
     Args:
-      names: of all users that may be drawn.
       size: user -> number of its training examples.
-      count: of users to draw.
-      least: training examples of a drawn user.
-      seed: of the draw.
 
     Raises:
       InputError: a number that is not positive, or too few users.
@@ -91,9 +82,6 @@ def keep_users(tables: Mapping[str, Table], count: int, least: int, seed: int) -
 
     Args:
       tables: splits with a column ``client``; users are drawn out of those in all splits.
-      count: of users to draw.
-      least: training rows of a drawn user.
-      seed: of the draw.
 
     Raises:
       InputError: there is no column ``client``, or there are too few users.

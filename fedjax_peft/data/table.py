@@ -9,8 +9,6 @@ import numpy as np
 
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["MissingColumn", "Table", "brief", "label_ids", "label_names", "require"]
-
 
 class MissingColumn(InputError):
     """A table lacks a column that its task reads."""
@@ -41,7 +39,6 @@ class Table:
         return cls(str(origin), {name: [row[i] for row in rows] for i, name in enumerate(names)})
 
     def __len__(self) -> int:
-        """Returns the number of rows."""
         return len(next(iter(self.columns.values())))
 
     def take(self, rows: Iterable[int]) -> "Table":
@@ -77,9 +74,6 @@ def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -
     """Returns a column after a check that all its values have a type.
 
     Args:
-      table: one split.
-      name: of the column.
-      kind: the type of its values.
       what: the type in words, for the message: "a text".
 
     Raises:

@@ -12,17 +12,6 @@ from fedjax_peft.data.conversations import Conversation
 from fedjax_peft.data.tokens import beginning, whole
 from fedjax_peft.support.errors import InputError
 
-__all__ = [
-    "PLAIN",
-    "Rendered",
-    "answer_spans",
-    "end_tokens",
-    "marks_answers",
-    "prompt_text",
-    "render",
-    "template_of",
-]
-
 PLAIN = "Read the request and answer it.\n\nRequest:\n{prompt}\n\nAnswer:\n"
 """The text template ``plain``."""
 _FIELD = "{prompt}"
@@ -44,7 +33,6 @@ def template_of(tokenizer: Any, template: str | None) -> str:
     """Returns ``chat``, or a text template.
 
     Args:
-      tokenizer: a tokenizer of ``transformers``.
       template: ``chat``: the tokenizer's chat template; ``plain``: :data:`PLAIN`; or an own text
         with ``{prompt}``. None: ``chat`` if the tokenizer has a chat template, else ``plain``.
 
@@ -91,8 +79,6 @@ def render(
     template's end-of-turn token is not a part of it.
 
     Args:
-      tokenizer: a tokenizer of ``transformers``.
-      template: of :func:`template_of`.
       conversation: the messages. If the last one is not an answer, ``prompt`` is the whole text.
       where: names the conversation in messages.
 
@@ -200,14 +186,11 @@ def answer_spans(
                     " {% generation %} around the answers, conversations of a single answer, or"
                     " template = 'plain'."
                 )
-        end = len(after.rstrip()) if _ends_beyond(after, message["content"]) else len(after)
+        content = message["content"]
+        has_end_token = not content.strip() or not after.rstrip().endswith(content.rstrip())
+        end = len(after.rstrip()) if has_end_token else len(after)
         spans.append((len(before), max(end, len(before))))
     return tuple(spans)
-
-
-def _ends_beyond(text: str, content: str) -> bool:
-    """Returns whether a turn has an end-of-turn token after the content of its message."""
-    return not text.rstrip().endswith(content.rstrip()) or not content.strip()
 
 
 def _applied(tokenizer: Any, conversation: Sequence[Any], generation: bool, where: str) -> str:

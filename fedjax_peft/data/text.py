@@ -16,8 +16,6 @@ from fedjax_peft.support.assets import cache_dir
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
-__all__ = ["batches", "cached", "check_tokenizer", "clean", "fingerprint", "tokenize"]
-
 _FORMAT = 3
 """Part of every cache key. Increase it when the columns or their computation change."""
 _BATCH = 1024
@@ -36,7 +34,6 @@ def tokenize(
 
     Args:
       tokenizer: a fast tokenizer of ``transformers`` with a padding token.
-      texts: n texts.
       pairs: n second texts (such as the hypothesis of an entailment pair), or None.
       max_length: tokens per example, special tokens included.
 

@@ -8,16 +8,6 @@ import numpy as np
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import require
 
-__all__ = [
-    "beginning",
-    "check_room",
-    "joined",
-    "model_columns",
-    "offsets",
-    "padding_token",
-    "whole",
-]
-
 
 def whole(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
     """Returns the encoding of every text, without truncation and special tokens."""
@@ -55,7 +45,6 @@ def model_columns(
     Args:
       tokenizer: gives the padding token, and whether its models have token types.
       encodings: n encodings with special tokens, each of at most ``max_length`` tokens.
-      max_length: tokens per example.
 
     Returns:
       ``input_ids`` int32, ``attention_mask`` bool and, if the tokenizer's models have them,

@@ -5,8 +5,6 @@ from typing import Any
 
 from fedjax_peft.data.table import Table
 
-__all__ = ["COLUMNS", "is_tree", "with_conversations"]
-
 _NEEDED = ("message_id", "parent_id", "role", "text")
 _OPTIONAL = ("rank", "deleted")
 COLUMNS = (*_NEEDED, *_OPTIONAL)

@@ -14,8 +14,6 @@ from fedjax_peft.data.text import clean
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
-__all__ = ["SPECIAL", "count_words", "read_vocabulary", "word_tokenizer", "write_vocabulary"]
-
 SPECIAL = ("<pad>", "<unk>", "<eos>")
 """The first tokens of every vocabulary: padding, every other word, and the end of a text."""
 _FILE = "vocabulary.json"
@@ -30,7 +28,6 @@ def count_words(texts: Iterable[str], size: int) -> tuple[str, ...]:
     other characters that are not spaces. Upper and lower case differ.
 
     Args:
-      texts: of the training split.
       size: the largest number of tokens, with the three special ones. A smaller number of different
         words makes a smaller vocabulary.
 

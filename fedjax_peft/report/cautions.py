@@ -7,8 +7,6 @@ from fedjax_peft.report.records import SEED, RunRecord
 from fedjax_peft.report.settings import compare_settings, printed
 from fedjax_peft.report.wording import numbered, plural
 
-__all__ = ["cautions"]
-
 _TEST_SET = re.compile(r"(^|\.|_)(test|dataset)($|\.|_)|^data(\.(name|path|source|split|subset))?$")
 _UPLOADS = {
     "dropped": "not finite and excluded",
@@ -24,7 +22,6 @@ def cautions(runs: Sequence[RunRecord], *, over_seeds: bool = False) -> list[str
     """Returns facts about single runs, and differences of their lengths, seeds and test sets.
 
     Args:
-      runs: runs with different names.
       over_seeds: whether the runs differ in seeds on purpose.
     """
     out = [f"{run.name}: {fact}" for run in runs for fact in _of_run(run)]

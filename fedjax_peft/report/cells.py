@@ -16,8 +16,6 @@ from fedjax_peft.simulation.summaries import series
 from fedjax_peft.support.display import one_line, shorten
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["At", "Cell", "Choice", "Seed", "Study", "is_test", "value_text"]
-
 Seed: TypeAlias = int | str
 At: TypeAlias = Literal["final", "best"] | int
 """Which value of a run: the last one, the best one over all rounds, or that of a round."""
@@ -53,7 +51,6 @@ class Cell(NamedTuple):
         """Returns seed -> the x and y coordinates of the metric's curve.
 
         Args:
-          metric: see :meth:`values`.
           x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"``
           (:func:`fedjax_peft.simulation.summaries.series`).
         """
@@ -147,7 +144,6 @@ class Study(NamedTuple):
         Args:
           choose_by: a metric of the rows; by default that of ``sweep.toml``, else the validation
             metric of the task, and without one the test metric.
-          at: see :meth:`Cell.values`.
 
         Raises:
           InputError: no run has recorded ``choose_by``.

@@ -5,39 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from fedjax_peft.report import wording
 from fedjax_peft.report.intervals import Summary
 from fedjax_peft.report.judgement import Judgement
 from fedjax_peft.report.separation import PairComparison
-from fedjax_peft.report.wording import (
-    MISSING,
-    Unit,
-    byte_unit,
-    capital,
-    common,
-    digits,
-    is_share,
-    percent,
-    shorten,
-    time_unit,
-    word,
-)
-
-__all__ = [
-    "CLIENTS",
-    "Column",
-    "Part",
-    "column",
-    "cost_columns",
-    "difference_columns",
-    "in_unit",
-    "mean_column",
-    "mean_text",
-    "score_columns",
-]
 
 Part: TypeAlias = Literal["results", "clients", "difference", "costs"]
 Values: TypeAlias = Sequence[float | None]
-
 
 _SHORT = {"accuracy": "acc."}
 """Metric -> its name in a terminal."""
@@ -69,7 +43,7 @@ class Column(NamedTuple):
     @property
     def is_empty(self) -> bool:
         """Whether no row has a value."""
-        return set(self.cells) == {MISSING}
+        return set(self.cells) == {wording.MISSING}
 
 
 def column(
@@ -85,33 +59,28 @@ def column(
     """Returns a column of numbers.
 
     Args:
-        title: the heading.
-        values: one value for each row.
-        text: the function that prints a value.
         best: the rows to mark as the best; or ``max`` or ``min``, for values without an error.
         short: the heading in a terminal.
-        notes: text after each value.
-        part: see :class:`Column`.
     """
-    texts = [MISSING if value is None else text(value) for value in values]
+    texts = [wording.MISSING if value is None else text(value) for value in values]
     marked = set() if best is None or callable(best) else best
-    if callable(best) and len({*texts} - {MISSING}) > 1:
+    if callable(best) and len({*texts} - {wording.MISSING}) > 1:
         first = text(best(value for value in values if value is not None))
         # Compare the printed texts, so that cells with equal texts are marked together.
         marked = {i for i, one in enumerate(texts) if one == first}
     cells = [
-        one if one == MISSING else f"{one}{note}"
+        one if one == wording.MISSING else f"{one}{note}"
         for one, note in zip(texts, notes or [""] * len(texts), strict=True)
     ]
     return Column(title, short, cells, marked, part)
 
 
 def in_unit(
-    choose: Callable[[float], Unit], values: Iterable[float | None]
+    choose: Callable[[float], wording.Unit], values: Iterable[float | None]
 ) -> tuple[str, Callable[[float], str]]:
     """Returns the symbol of the unit of a column, and the function that prints a value in it."""
     unit = choose(max((value for value in values if value is not None), default=0.0))
-    return unit.symbol, lambda value: digits(value / unit.size)
+    return unit.symbol, lambda value: wording.digits(value / unit.size)
 
 
 # Single runs.
@@ -122,16 +91,11 @@ Fact: TypeAlias = Mapping[str, Any]
 
 
 def score_columns(facts: Sequence[Fact], judged: Judgement | None) -> list[Column]:
-    """Returns the columns of rounds and scores.
-
-    Args:
-        facts: The summary of each run.
-        judged: The ranking of the runs.
-    """
+    """Returns the columns of rounds and scores."""
     metrics = [fact["headline"] for fact in facts]
-    score = word(common(metrics, "score"))
+    score = wording.word(wording.common(metrics, "score"))
     short = _SHORT.get(score, score)
-    share = all(map(is_share, metrics))
+    share = all(map(wording.is_share, metrics))
     sign = " %" if share else ""
     best = judged.best if judged else set()
     scores = partial(_score_column, facts, share)
@@ -166,7 +130,7 @@ def _client_columns(facts: Sequence[Fact], share: bool) -> list[Column]:
 
     def count(fact: Fact, group: str) -> str:
         clients = fact[f"client_count_{group}"]
-        return f" ({MISSING if clients is None else round(clients)})"
+        return f" ({wording.MISSING if clients is None else round(clients)})"
 
     grouped = any(fact["client_count_unseen"] for fact in facts)  # otherwise all have trained
     return [
@@ -205,7 +169,7 @@ def _score_column(
 
 
 def _score_text(share: bool) -> Callable[[float], str]:
-    return percent if share else "{:.4g}".format
+    return wording.percent if share else "{:.4g}".format
 
 
 def cost_columns(facts: Sequence[Fact]) -> list[Column]:
@@ -224,11 +188,11 @@ def cost_columns(facts: Sequence[Fact]) -> list[Column]:
         None if size is None or not count else size / count
         for size, count in zip(up, values("client_rounds"), strict=True)
     ]
-    one, one_text = in_unit(byte_unit, upload)
-    total, total_text = in_unit(byte_unit, up + down)
-    clock, clock_text = in_unit(time_unit, simulated)
-    wall_clock, wall_text = in_unit(time_unit, wall)
-    received = [f" / {MISSING if n is None else total_text(n)}" for n in down]
+    one, one_text = in_unit(wording.byte_unit, upload)
+    total, total_text = in_unit(wording.byte_unit, up + down)
+    clock, clock_text = in_unit(wording.time_unit, simulated)
+    wall_clock, wall_text = in_unit(wording.time_unit, wall)
+    received = [f" / {wording.MISSING if n is None else total_text(n)}" for n in down]
     short = f"Up / down\n{total}"
     return [
         _privacy_column(values("epsilon"), values("delta")),
@@ -237,7 +201,7 @@ def cost_columns(facts: Sequence[Fact]) -> list[Column]:
         column(f"Total up / down ({total})", up, total_text, short=short, notes=received),
         column(f"Simulated time ({clock})", simulated, clock_text, short=f"Sim.\n{clock}"),
         column(f"Wall time ({wall_clock})", wall, wall_text, short=f"Wall\n{wall_clock}"),
-        column("Slots in use (%)", values("slot_utilisation"), percent),
+        column("Slots in use (%)", values("slot_utilisation"), wording.percent),
         _error_column(values("aggregation_error_relative"), values("aggregation_error")),
     ]
 
@@ -245,7 +209,11 @@ def cost_columns(facts: Sequence[Fact]) -> list[Column]:
 def _privacy_column(epsilon: Values, delta: Values) -> Column:
     """Returns the guarantee of differential privacy after the last round."""
     cells = [
-        MISSING if e is None else "none" if d is None or not math.isfinite(e) else f"{e:.3g}, {d:g}"
+        wording.MISSING
+        if e is None
+        else "none"
+        if d is None or not math.isfinite(e)
+        else f"{e:.3g}, {d:g}"
         for e, d in zip(epsilon, delta, strict=True)
     ]
     data = {"epsilon": epsilon, "delta": delta}
@@ -256,7 +224,7 @@ def _error_column(relative: Values, absolute: Values) -> Column:
     """Returns the aggregation error; the relative one, which compares better, if it is known."""
     title = "Mean aggregation error"
     if any(value is not None for value in relative):
-        return column(f"{title} (%)", relative, percent, short="Agg.\nerr. %")
+        return column(f"{title} (%)", relative, wording.percent, short="Agg.\nerr. %")
     return column(title, absolute, "{:.2g}".format, short="Agg.\nerror")
 
 
@@ -275,40 +243,31 @@ def mean_column(
     """Returns a column of means and standard deviations; fractions are in percent.
 
     Args:
-        field: The field of the rows.
-        values: One summary for each row of the table.
         title: The heading without its unit.
-        best: The rows to mark as the best.
-        part: See :class:`Column`.
         prefix: Text before the field in the headings of the CSV.
     """
-    sign = " %" if is_share(field) else ""
+    sign = " %" if wording.is_share(field) else ""
     # Two lines on a terminal: everything but the last word in the first.
-    first, _, last = capital(title).rpartition(" ")
+    first, _, last = wording.capital(title).rpartition(" ")
     short = f"{first}\n{_SHORT.get(last, last)}{sign}"
     name = f"{prefix}{field}"
     data = {name: [one.mean for one in values]}
     for key in ("sd", "n", "low", "high"):
         data[f"{name}_{key}"] = [getattr(one, key) for one in values]
     cells = [mean_text(field, one) for one in values]
-    heading = f"{capital(title)} (%)" if sign else capital(title)
+    heading = f"{wording.capital(title)} (%)" if sign else wording.capital(title)
     return Column(heading, short, cells, best or set(), part, data)
 
 
 def mean_text(field: str, values: Summary) -> str:
     """Returns text such as ``81.2 ± 0.4``; fractions are in percent, without the sign."""
-    if is_share(field) or values.mean is None:
+    if wording.is_share(field) or values.mean is None:
         return values.text(100)
     return f"{values.mean:.4g}" + ("" if values.sd is None else f" ± {values.sd:.2g}")
 
 
 def difference_columns(names: Sequence[str], judged: Judgement | None) -> list[Column]:
-    """Returns the columns of the paired differences; none for a single row.
-
-    Args:
-        names: The names of the rows.
-        judged: The comparison of the rows with a baseline.
-    """
+    """Returns the columns of the paired differences; none for a single row."""
     if judged is None or not judged.ranking.comparisons:
         return []
     reference = judged.ranking.comparisons[0].reference
@@ -319,7 +278,7 @@ def difference_columns(names: Sequence[str], judged: Judgement | None) -> list[C
     def build(
         title: str, short: str, text: Callable[[PairComparison], str], data: Mapping[str, str]
     ) -> Column:
-        cells = [MISSING if one is None else text(one) for one in rows]
+        cells = [wording.MISSING if one is None else text(one) for one in rows]
         numbers = {
             name: [one and getattr(one.difference, key) for one in rows]
             for name, key in data.items()
@@ -328,7 +287,7 @@ def difference_columns(names: Sequence[str], judged: Judgement | None) -> list[C
 
     difference = build(
         f"Difference to {reference}{unit}",
-        f"Difference to\n{shorten(reference, 16)}{short}",
+        f"Difference to\n{wording.shorten(reference, 16)}{short}",
         lambda one: _signed(one.difference.mean, judged.share),
         {"difference": "mean", "difference_n": "n"},
     )
@@ -352,13 +311,13 @@ def difference_columns(names: Sequence[str], judged: Judgement | None) -> list[C
 def _signed(value: float | None, share: bool) -> str:
     """Returns a difference with its sign; in points for a share."""
     if value is None:
-        return MISSING
+        return wording.MISSING
     return (f"{100 * value:+.1f}" if share else f"{value:+.3g}").replace("-", "−")
 
 
 def _interval(one: PairComparison, prefix: str, share: bool) -> str:
     low, high = (getattr(one.difference, f"{prefix}{end}") for end in ("low", "high"))
-    return MISSING if low is None else f"{_signed(low, share)} to {_signed(high, share)}"
+    return wording.MISSING if low is None else f"{_signed(low, share)} to {_signed(high, share)}"
 
 
 def _result(one: PairComparison) -> str:

@@ -13,8 +13,6 @@ from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.table_files import Bold, TextTable
 from fedjax_peft.report.wording import plural
 
-__all__ = ["Comparison", "Rows", "explanations", "terminal_table", "text_table"]
-
 Rows: TypeAlias = Mapping[str, Mapping[Any, RunRecord]]
 """Name of a row -> seed -> run. A row of a single run has the seed None."""
 
@@ -73,11 +71,7 @@ class Comparison(NamedTuple):
         ]
 
     def terminal_tables(self, width: int) -> list[Table]:
-        """Returns the results, the differences and all settings for a terminal.
-
-        Args:
-          width: characters of the terminal.
-        """
+        """Returns the results, the differences and all settings for a terminal."""
         head, shown = f"\n{self.head}", [column for column in self.columns if column.short]
         differences = [column for column in shown if column.part == "difference"]
         results = [column for column in shown if column.part != "difference"]
@@ -104,13 +98,6 @@ def terminal_table(
 
     If the terminal is too narrow for all columns, the last ones are omitted and the caption says
     so.
-
-    Args:
-      head: the heading of the first column.
-      names: the names of the rows.
-      columns: columns with short headings.
-      width: characters of the terminal.
-      gap: spaces between columns.
     """
 
     def text_width(texts: Iterable[str]) -> int:
@@ -148,14 +135,7 @@ def explanations(shown: Sequence[Table]) -> list[str]:
 
 
 def text_table(title: str, head: str, names: Sequence[str], columns: Sequence[Column]) -> TextTable:
-    """Returns columns as a table for files; the best values are bold.
-
-    Args:
-      title: the title of the table.
-      head: the heading of the first column.
-      names: the names of the rows.
-      columns: the columns with their full headings.
-    """
+    """Returns columns as a table for files; the best values are bold."""
     cells = [[Bold(x) if i in c.best else x for i, x in enumerate(c.cells)] for c in columns]
     data: dict[str, Sequence[object]] = {head: names}
     for column in columns:

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from fedjax_peft.report.drawing import (
-    Detail,
-    Rows,
-    Runs,
-    key,
-    legend_below,
-    name_axes,
-    panels,
-    styled,
-    title,
-)
+from fedjax_peft.report import drawing
 from fedjax_peft.report.figure_files import INK, MUTED, bands, line_look, rolling, styles
 from fedjax_peft.report.layers import HEAT_MAPS, heat_map
 from fedjax_peft.report.wording import capital, is_share, shorten, word
@@ -29,15 +19,6 @@ from fedjax_peft.simulation.rows import headline, headline_is_lower_better, numb
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = [
-    "WORST",
-    "client_distribution",
-    "details",
-    "heat_map",
-    "local_models",
-    "spectra",
-]
 
 Points: TypeAlias = list[tuple[int, float]]
 """(round, value) of a curve."""
@@ -50,11 +31,10 @@ _GLOBAL: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (6, 
 """The line of the global model."""
 
 
-def details(runs: Runs, *, smooth: int = 1) -> Iterator[Detail]:
+def details(runs: drawing.Runs, *, smooth: int = 1) -> Iterator[drawing.Detail]:
     """Yields the figures that the rows hold data for.
 
     Args:
-        runs: Name -> seed -> rows.
         smooth: Width of the rolling mean of curves, in evaluated rounds.
     """
     found = [client_distribution(runs), local_models(runs, smooth=smooth), spectra(runs)]
@@ -65,7 +45,7 @@ def details(runs: Runs, *, smooth: int = 1) -> Iterator[Detail]:
 # Clients.
 
 
-def client_distribution(runs: Runs, metric: str | None = None) -> Detail | None:
+def client_distribution(runs: drawing.Runs, metric: str | None = None) -> drawing.Detail | None:
     """Returns the distribution of a metric over clients, in the last evaluation of each run.
 
     The lines are empirical distribution functions: the share of clients with at most a value. The
@@ -73,7 +53,6 @@ def client_distribution(runs: Runs, metric: str | None = None) -> Detail | None:
 
     Args:
         runs: Name -> seed -> rows; ``client_tests`` holds the clients' values.
-        metric: By default the headline metric.
     """
     every = [rows for by_seed in runs.values() for rows in by_seed.values()]
     metric = metric or next((headline(rows) for rows in every if rows), "accuracy")
@@ -97,7 +76,7 @@ def client_distribution(runs: Runs, metric: str | None = None) -> Detail | None:
         f" evaluation{pooled}. The worst tenth of the clients is shaded; their mean:"
         f" {', '.join(tails)}."
     )
-    return Detail(
+    return drawing.Detail(
         "clients",
         f"Distribution of the clients’ {word(metric)}",
         caption,
@@ -106,7 +85,7 @@ def client_distribution(runs: Runs, metric: str | None = None) -> Detail | None:
     )
 
 
-def _last_tests(rows: Rows, metric: str) -> list[tuple[int, float]]:
+def _last_tests(rows: drawing.Rows, metric: str) -> list[tuple[int, float]]:
     """Returns (client, value) of the last row with values of single clients."""
     for row in reversed(rows):
         tests = row.get("client_tests")
@@ -122,11 +101,11 @@ def _tail(values: Sequence[float], *, lower: bool) -> float:
     return float(np.mean(values[-n:] if lower else values[:n]))
 
 
-@styled
+@drawing.styled
 def _draw_distribution(
     values: Mapping[str, Sequence[float]], metric: str, lower: bool, narrow: bool
 ) -> "Figure":
-    fig, (ax,) = panels(1, narrow, height=3.4, legend=len(values))
+    fig, (ax,) = drawing.panels(1, narrow, height=3.4, legend=len(values))
     shaded = (100 - 100 * WORST, 100) if lower else (0, 100 * WORST)
     ax.axhspan(*shaded, color=MUTED, alpha=0.15, linewidth=0)
     scale, unit = (100, " (%)") if is_share(metric) else (1, "")
@@ -145,7 +124,7 @@ def _draw_distribution(
     return fig
 
 
-def local_models(runs: Runs, *, smooth: int = 1) -> Detail | None:
+def local_models(runs: drawing.Runs, *, smooth: int = 1) -> drawing.Detail | None:
     """Returns curves of the clients' local models before the aggregation, on the test set.
 
     Few clients have a line each. Many clients have their mean, with a band of one standard
@@ -177,7 +156,7 @@ def local_models(runs: Runs, *, smooth: int = 1) -> Detail | None:
         f"Test {word(metric)} of the clients’ local models before the aggregation ({shown}), and"
         f" of the global model after it.{smoothed}{seeds}"
     )
-    return Detail(
+    return drawing.Detail(
         "local_models",
         "Local models before the aggregation",
         caption,
@@ -191,7 +170,7 @@ def _ids(lines: Mapping[str, Mapping[int, Any]]) -> list[int]:
     return sorted(set().union(*lines.values()))
 
 
-def _of_clients(rows: Rows, field: str) -> dict[int, Points]:
+def _of_clients(rows: drawing.Rows, field: str) -> dict[int, Points]:
     """Returns client -> (round, value) of a field with one value for each of ``clients``."""
     found: dict[int, Points] = {}
     for row in rows:
@@ -202,9 +181,9 @@ def _of_clients(rows: Rows, field: str) -> dict[int, Points]:
     return dict(sorted(found.items()))
 
 
-@styled
+@drawing.styled
 def _draw_local(
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, drawing.Rows],
     lines: Mapping[str, Mapping[int, Points]],
     metric: str,
     smooth: int,
@@ -214,7 +193,7 @@ def _draw_local(
     ids = _ids(lines)
     few = len(ids) <= MOST_CLIENTS
     names = [f"Client {i}" for i in ids] if few else ["Clients"]
-    fig, axes = panels(len(rows), narrow, height=2.7, legend=len(names) + 1, sharey=True)
+    fig, axes = drawing.panels(len(rows), narrow, height=2.7, legend=len(names) + 1, sharey=True)
     for ax, (name, by_client) in zip(axes, lines.items(), strict=True):
         if few:
             for client, points in by_client.items():
@@ -228,12 +207,12 @@ def _draw_local(
             if (x := number(row, f"test_{metric}")) is not None
         ]
         ax.plot([r for r, _ in points], rolling([y for _, y in points], smooth), **_GLOBAL)
-        title(ax, shorten(name, 24))
-    name_axes(axes, "Communication round", f"{capital(word(metric))}{unit}")
-    global_line = key(None)
+        drawing.title(ax, shorten(name, 24))
+    drawing.name_axes(axes, "Communication round", f"{capital(word(metric))}{unit}")
+    global_line = drawing.key(None)
     global_line.set(**_GLOBAL)
-    keys = [*map(key, range(len(names))), global_line]
-    legend_below(fig, keys, [*names, "Global model"])
+    keys = [*map(drawing.key, range(len(names))), global_line]
+    drawing.legend_below(fig, keys, [*names, "Global model"])
     return fig
 
 
@@ -266,7 +245,7 @@ _SPECTRA = {
 """Field -> title of its panel, and a factor."""
 
 
-def spectra(runs: Runs) -> Detail | None:
+def spectra(runs: drawing.Runs) -> drawing.Detail | None:
     """Returns curves of the spectrum of LoRA's products over rounds, with bands over seeds.
 
     The curves are the mean effective rank (``diagnostics=["spectrum"]``) and the share of the
@@ -288,14 +267,14 @@ def spectra(runs: Runs) -> Detail | None:
         " standard deviation."
     )
     data = [row | {field: row.get(field) for field in shown} for row in data]
-    return Detail(
+    return drawing.Detail(
         "spectra", "Spectra", caption, lambda narrow: _draw_spectra(runs, shown, narrow), data
     )
 
 
-@styled
-def _draw_spectra(runs: Runs, shown: Sequence[str], narrow: bool) -> "Figure":
-    fig, axes = panels(len(shown), narrow, height=2.9, legend=len(runs))
+@drawing.styled
+def _draw_spectra(runs: drawing.Runs, shown: Sequence[str], narrow: bool) -> "Figure":
+    fig, axes = drawing.panels(len(shown), narrow, height=2.9, legend=len(runs))
     style = styles(runs)
     for ax, field in zip(axes, shown, strict=True):
         text, scale = _SPECTRA[field]
@@ -311,8 +290,8 @@ def _draw_spectra(runs: Runs, shown: Sequence[str], narrow: bool) -> "Figure":
             }
             if rounds:
                 bands(ax, name, rounds, values, number=style[name])
-        title(ax, text)
-    name_axes(axes, "Communication round", "")
+        drawing.title(ax, text)
+    drawing.name_axes(axes, "Communication round", "")
     _legend(fig, axes)
     return fig
 
@@ -324,4 +303,4 @@ def _legend(fig: "Figure", axes: Sequence["Axes"]) -> None:
         handles, labels = ax.get_legend_handles_labels()
         for label, handle in zip(labels, handles, strict=True):
             found.setdefault(shorten(label), handle)
-    legend_below(fig, list(found.values()), list(found))
+    drawing.legend_below(fig, list(found.values()), list(found))

@@ -11,21 +11,6 @@ if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Detail",
-    "Rows",
-    "Runs",
-    "bare",
-    "colour_bar",
-    "key",
-    "legend_below",
-    "name_axes",
-    "panels",
-    "plain_log",
-    "styled",
-    "title",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
@@ -62,11 +47,9 @@ def panels(
     """Returns a figure of ``count`` axes in up to three columns, and the axes row by row.
 
     Args:
-        count: Number of axes.
         narrow: Whether the figure is for a narrow screen, with the axes in one column.
         height: Height of a row in inches.
         legend: Number of entries of the legend below the axes.
-        sharey: Whether all axes have the same y scale.
     """
     columns = 1 if narrow else min(3, count)
     rows = math.ceil(count / columns)
@@ -127,14 +110,7 @@ def key(style: int | None) -> Any:
 def legend_below(
     fig: "Figure", handles: Sequence[Any], labels: Sequence[str], *, size: float = 8.5
 ) -> Any:
-    """Returns the legend that it adds below all axes; it has up to three columns in a wide figure.
-
-    Args:
-        fig: The figure.
-        handles: The lines.
-        labels: A name for each line.
-        size: Size of the names.
-    """
+    """Returns the legend that it adds below all axes, in up to three columns."""
     legend = fig.legend(
         handles,
         ["-"] * len(labels),  # replaced below, because matplotlib omits labels with a leading _
@@ -153,8 +129,6 @@ def colour_bar(image: Any, axes: Any, **place: Any) -> Any:
     """Returns the scale of an image's colours that it adds beside axes.
 
     Args:
-        image: The image.
-        axes: The axes that give room.
         **place: Place of the scale, for ``Figure.colorbar``.
     """
     bar = image.figure.colorbar(image, ax=axes, **place)

@@ -35,23 +35,6 @@ if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "bands",
-    "dash",
-    "drawable",
-    "figure_class",
-    "line_look",
-    "mean_band",
-    "render",
-    "rolling",
-    "save",
-    "style",
-    "styles",
-    "subplots",
-    "svg",
-    "table_csv",
-]
-
 PALETTE = ("#004488", "#ddaa33", "#994455", "#6699cc", "#1b1b3a", "#997700")
 """Colours for colour-blind readers whose lightness differs by at least 10 (of 100) in each pair, so
 that they also differ in grey; from the high and medium contrast schemes of Paul Tol (2021), with a
@@ -129,8 +112,6 @@ def subplots(
     """Returns a figure and its axes, as ``matplotlib.pyplot.subplots`` does, without pyplot.
 
     Args:
-        rows: Rows of axes.
-        columns: Columns of axes.
         size: Width and height in inches.
         **options: For ``Figure.subplots``, such as ``sharey=True``.
     """
@@ -153,9 +134,6 @@ def bands(
     label for a legend is the name with the number of seeds. A single seed has no band.
 
     Args:
-        axes: Where to draw.
-        name: Name of the method.
-        xs: Positions of the points.
         values_by_seed: Seed -> one value for each of ``xs``; ``None`` or NaN where there is none.
             A shorter sequence has no values for the last points.
         number: Number of the style; by default, names of one figure are numbered in their order.
@@ -222,7 +200,6 @@ def save(
     Each file is replaced atomically. Equal figures and data give equal bytes.
 
     Args:
-        figure: The figure.
         stem: The path of the files without their suffix; missing folders are created.
         data: The rows of the CSV file: column -> value.
 
@@ -255,7 +232,6 @@ def svg(file: bytes, prefix: str = "") -> str:
     with the figure's colours as defaults, so that a page can change them for a dark screen.
 
     Args:
-        file: The content of the file, from :func:`render`.
         prefix: Text before each id of the element; the ids in a page must differ.
     """
     text = file.decode()

@@ -20,18 +20,6 @@ import numpy as np
 
 from fedjax_peft.support.libraries import limit_blas_threads
 
-__all__ = [
-    "FEWEST_RESAMPLED",
-    "LEVEL",
-    "Difference",
-    "Summary",
-    "holm",
-    "p_value",
-    "paired",
-    "student",
-    "summarise",
-]
-
 LEVEL = 0.05
 """One minus the confidence of an interval."""
 RESAMPLES = 10_000
@@ -135,8 +123,6 @@ def paired(
     Donner, 2008). The number of seeds does not divide it, because they share a test set.
 
     Args:
-      a: seed -> value.
-      b: seed -> value.
       level: one minus the confidence.
       variance: variance of a difference over samples of test examples; None: unknown, and the
         intervals are about the seeds only.
@@ -167,10 +153,6 @@ def p_value(a: Mapping[Any, float], b: Mapping[Any, float]) -> float | None:
     """Returns the two-sided p-value of a paired t test over the common seeds.
 
     None for fewer than two common seeds, and for differences that are all equal.
-
-    Args:
-      a: seed -> value.
-      b: seed -> value.
     """
     common = a.keys() & b.keys()
     differences = [float(a[seed]) - float(b[seed]) for seed in common]

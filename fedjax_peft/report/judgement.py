@@ -11,8 +11,6 @@ from fedjax_peft.report.separation import Ranking
 from fedjax_peft.report.wording import score_text
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
 
-__all__ = ["Judgement", "obstacle", "sampling_variance"]
-
 _SHARE_OF_EXAMPLES = re.compile(r"(\w+)_(accuracy|exact_match)(_mean|_weighted)?")
 """Fields that are means of values between 0 and 1 over examples. The binomial variance is an upper
 bound of their variance. Other scores, such as the F1 of entities, are not means over examples. A
@@ -66,11 +64,6 @@ def sampling_variance(run: RunRecord, field: str, value: float) -> float | None:
     """Returns the variance of a run's score over samples of test examples; None if unknown.
 
     A mean over clients counts as a mean over all their examples.
-
-    Args:
-      run: a run.
-      field: a field of its rows, such as ``test_accuracy``.
-      value: the value of the field in some round.
     """
     found = _SHARE_OF_EXAMPLES.fullmatch(field)
     if found is None or not 0 <= value <= 1:
@@ -78,12 +71,7 @@ def sampling_variance(run: RunRecord, field: str, value: float) -> float | None:
     sizes = (number(row, f"{found[1]}_examples") for row in reversed(run.rows))
     examples = next((size for size in sizes if size), None)
     if examples is None and found[1] == "test":
-        examples = _configured_size(run.config)
+        data = run.config.get("data")  # rows of older versions do not have the size
+        size = data.get("test_examples") if isinstance(data, dict) else None
+        examples = size if type(size) is int and size > 0 else None
     return separation.binomial(value, int(examples)) if examples else None
-
-
-def _configured_size(config: Mapping[str, Any]) -> int | None:
-    """Returns the config's number of test examples, which rows of older versions do not contain."""
-    data = config.get("data")
-    size = data.get("test_examples") if isinstance(data, dict) else None
-    return size if type(size) is int and size > 0 else None

@@ -6,26 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedjax_peft.report.drawing import (
-    Detail,
-    Rows,
-    Runs,
-    bare,
-    colour_bar,
-    name_axes,
-    panels,
-    plain_log,
-    styled,
-    title,
-)
+from fedjax_peft.report import drawing
 from fedjax_peft.report.figure_files import drawable
 from fedjax_peft.report.wording import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["HEAT_MAPS", "heat_map"]
 
 LOG_FROM = 30
 """The colours of a heat map are logarithmic if its values differ at least by this factor."""
@@ -55,14 +42,13 @@ class _Map(NamedTuple):
     """float ``[layers, rounds]``: means over seeds, NaN where there is no value."""
 
 
-def heat_map(runs: Runs, kind: str) -> Detail | None:
+def heat_map(runs: drawing.Runs, kind: str) -> drawing.Detail | None:
     """Returns heat maps of a measure over layers and rounds, one for each method.
 
     The values are means over seeds. All maps of the figure have the same colours, from dark (small)
     to light.
 
     Args:
-        runs: Name -> seed -> rows.
         kind: A key of :data:`HEAT_MAPS`.
     """
     found = {name: _map(list(by_seed.values()), kind) for name, by_seed in runs.items()}
@@ -79,10 +65,12 @@ def heat_map(runs: Runs, kind: str) -> Detail | None:
     averaged = ", means over seeds" if any(len(seeds) > 1 for seeds in runs.values()) else ""
     scale = ", on a logarithmic scale" if _is_log(maps.values()) else ""
     caption = f"{meaning}, for each adapted module and round{averaged}{scale}."
-    return Detail(f"layers_{kind}", name, caption, lambda narrow: _draw(maps, name, narrow), data)
+    return drawing.Detail(
+        f"layers_{kind}", name, caption, lambda narrow: _draw(maps, name, narrow), data
+    )
 
 
-def _map(runs: Sequence[Rows], kind: str) -> _Map | None:
+def _map(runs: Sequence[drawing.Rows], kind: str) -> _Map | None:
     """Returns the means over the runs of a method; None if no row has the measure."""
     cells: dict[tuple[str, int], list[float]] = {}
     for rows in runs:
@@ -114,12 +102,12 @@ def _is_log(maps: Collection[_Map]) -> bool:
     return bool(len(positive) and positive.max() >= LOG_FROM * positive.min())
 
 
-@styled
+@drawing.styled
 def _draw(maps: Mapping[str, _Map], label: str, narrow: bool) -> "Figure":
     from matplotlib.colors import LogNorm, Normalize
 
     layers = max(len(one.layers) for one in maps.values())
-    fig, axes = panels(len(maps), narrow, height=min(6.0, max(1.9, 1.1 + 0.17 * layers)))
+    fig, axes = drawing.panels(len(maps), narrow, height=min(6.0, max(1.9, 1.1 + 0.17 * layers)))
     values, log = _finite(maps.values()), _is_log(maps.values())
     if log:
         values = values[values > 0]
@@ -130,14 +118,14 @@ def _draw(maps: Mapping[str, _Map], label: str, narrow: bool) -> "Figure":
         image = ax.imshow(
             one.values, aspect="auto", norm=norm, cmap="cividis", interpolation="none"
         )
-        bare(ax)
-        title(ax, shorten(name, 24))
+        drawing.bare(ax)
+        drawing.title(ax, shorten(name, 24))
         _name_cells(ax, one, layers=i % columns == 0 or not alike)
-    name_axes(axes, "Communication round", "")
-    bar = colour_bar(image, axes, fraction=0.05, pad=0.02, aspect=30)
+    drawing.name_axes(axes, "Communication round", "")
+    bar = drawing.colour_bar(image, axes, fraction=0.05, pad=0.02, aspect=30)
     bar.set_label(label, fontsize=8.5)
     if log:
-        plain_log(bar.ax.yaxis)
+        drawing.plain_log(bar.ax.yaxis)
     return fig
 
 

@@ -25,9 +25,7 @@ from fedjax_peft.report.separation import TESTED, Group, Measurement
 from fedjax_peft.report.wording import MISSING, capital, is_share, listing, plural, word
 from fedjax_peft.simulation.summaries import summary
 from fedjax_peft.support.display import one_line
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["Options", "compare", "compare_methods"]
+from fedjax_peft.support.errors import check_known
 
 FEW = 3
 """Fewer seeds than this are warned of."""
@@ -50,9 +48,6 @@ def compare(study: Study, options: Options | None = None) -> Comparison:
     """Returns the comparison of a study: of its methods, or of its runs.
 
     Each run is a row if there is one seed and one setting of each method, and no option.
-
-    Raises:
-      InputError: see :func:`compare_methods`.
     """
     asked = options is not None and options != Options()
     if study.cells and (study.has_groups or asked):
@@ -77,10 +72,8 @@ def compare_methods(study: Study, options: Options | None = None) -> Comparison:
         cells = list(choice.cells.values()) or cells
     rows = dict(zip(_row_names(cells), cells, strict=True))
     baseline = options.baseline if options.baseline is not None else study.baseline
-    if baseline is not None and baseline not in rows:
-        raise InputError(
-            f"There is no method {baseline!r} to compare with. {nearest(baseline, list(rows))}"
-        )
+    if baseline is not None:
+        check_known("method", baseline, rows, " to compare with")
     judged = _judge(rows, metric, at, study, baseline)
     columns = _columns(rows, metric, at, choice, judged)
     what = _words(metric, at)

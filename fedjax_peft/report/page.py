@@ -21,14 +21,12 @@ from fedjax_peft.report.targets import score_printer, targets
 from fedjax_peft.report.wording import listing
 from fedjax_peft.simulation.rows import headline
 from fedjax_peft.simulation.summaries import privacy_in_words, series, summary
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.nested import flatten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["write_report"]
 
 AXES = {
     "round": ("vs_round", "communication rounds"),
@@ -78,8 +76,8 @@ def write_report(
         raise InputError("A report needs at least one run.")
     if smooth < 1:
         raise InputError(f"A rolling mean is over 1 round or more, not {smooth}.")
-    if x not in (None, *AXES):
-        raise InputError(f"There is no axis {x!r}. {nearest(str(x), AXES)}")
+    if x is not None:
+        check_known("axis", x, AXES)
     shown = compare(study, options)
     content = _content(shown, target)
     out = Path(out_dir)

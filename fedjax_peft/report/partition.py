@@ -17,18 +17,6 @@ from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.report.wording import shorten
 from fedjax_peft.support.display import one_line
 
-__all__ = [
-    "Measure",
-    "PartitionReport",
-    "class_table",
-    "classes_key",
-    "distinct_partitions",
-    "inspect",
-    "size_table",
-    "summary",
-    "title",
-]
-
 Measure = Literal["js", "js_sqrt", "jeffreys"]
 
 COMPARED = 1000
@@ -126,12 +114,9 @@ def inspect(
     """Returns the report of a partition.
 
     Args:
-      clients: the clients of a partition.
-      title: the title of the figures.
       by: a key of ``data.meta`` whose values are the classes. None: the labels are the classes, and
         data with several labels per example, or none, have no classes.
       measure: Jensen-Shannon, its square root, or half of the Jeffreys divergence.
-      base: the base of the logarithm in Jensen-Shannon.
 
     Raises:
       InputError: the key does not exist.

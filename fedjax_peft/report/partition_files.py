@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-__all__ = ["composition", "heat_map", "write"]
-
 COLORED, BARS = 20, 300
 """Most classes with different colours, and most clients with a bar."""
 CLASS_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_peft.report import wording
 from fedjax_peft.report.drawing import Rows, Runs, key, legend_below, panels, plain_log, styled
 from fedjax_peft.report.figure_files import (
     INK,
@@ -16,23 +17,12 @@ from fedjax_peft.report.figure_files import (
     rolling,
     styles,
 )
-from fedjax_peft.report.wording import (
-    byte_unit,
-    capital,
-    common,
-    is_share,
-    shorten,
-    time_unit,
-    word,
-)
 from fedjax_peft.simulation.rows import field_is_lower_better, headline, headline_is_lower_better
 from fedjax_peft.simulation.summaries import series
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["curve_data", "curves", "mean_curve_data", "mean_curves"]
 
 LOG_FROM = 30
 """A cost axis is logarithmic if the runs' totals differ at least by this factor."""
@@ -82,17 +72,12 @@ def curves(
         name: _points({None: rows}, x, fields[name], smooth=smooth) for name, rows in runs.items()
     }
     lower = all(map(headline_is_lower_better, runs.values())) and metric is None and bool(runs)
-    shown = common(fields.values(), "test_score")
+    shown = wording.common(fields.values(), "test_score")
     return _figure(lines, x, shown, means=False, lower=lower, narrow=narrow)
 
 
 def mean_curves(
-    runs: Runs,
-    x: str,
-    metric: str,
-    *,
-    narrow: bool = False,
-    smooth: int = 1,
+    runs: Runs, x: str, metric: str, *, narrow: bool = False, smooth: int = 1
 ) -> "Figure":
     """Returns a figure of the mean of a metric over seeds, with a band of one standard deviation.
 
@@ -100,10 +85,6 @@ def mean_curves(
     at the mean cost of the seeds. The other arguments are those of :func:`curves`.
 
     Args:
-        runs: Name -> seed -> rows, in the order of the labels.
-        x: As in :func:`curves`.
-        metric: A numeric field of the rows.
-        narrow: As in :func:`curves`.
         smooth: As in :func:`curves`; each seed is smoothed.
 
     Raises:
@@ -159,7 +140,7 @@ def _points(by_seed: Mapping[Any, Rows], x: str, metric: str, *, smooth: int) ->
         xs, ys = series(rows, x, metric)
         if len(xs) > 1 and xs[-1] == 0:
             xs, ys = [], []
-        ys = rolling([100 * y for y in ys] if is_share(metric) else ys, smooth)
+        ys = rolling([100 * y for y in ys] if wording.is_share(metric) else ys, smooth)
         found[seed] = dict(zip(rounds, zip(xs, ys, strict=True), strict=False))
     rounds = sorted(set.intersection(*map(set, found.values()))) if found else []
     means = [sum(one[r][0] for one in found.values()) / len(found) for r in rounds]
@@ -173,12 +154,8 @@ def _figure(
     """Returns a figure of curves.
 
     Args:
-        lines: Name -> curve, in the order of the labels.
-        x: As in :func:`curves`.
         metric: The metric that names the y axis.
         means: Whether the curves are means over seeds, with bands.
-        lower: Whether lower values are better.
-        narrow: As in :func:`curves`.
     """
     height = 2.7 + 0.2 * len(lines) if narrow else max(4.0, 0.8 + 0.2 * len(lines))
     fig, (ax,) = panels(1, narrow, height=height)
@@ -222,7 +199,7 @@ def _x_axis(ax: "Axes", x: str, columns: Sequence[Sequence[float]]) -> float:
     if x == "round":
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     else:
-        choice = byte_unit(largest) if x == "bytes" else time_unit(largest)
+        choice = wording.byte_unit(largest) if x == "bytes" else wording.time_unit(largest)
         unit = choice.size
         name = "Communication, up and down" if x == "bytes" else "Simulated time"
         name += f" ({choice.name})"
@@ -240,8 +217,8 @@ def _x_axis(ax: "Axes", x: str, columns: Sequence[Sequence[float]]) -> float:
 
 
 def _y_axis(ax: "Axes", metric: str, *, lower: bool) -> None:
-    name = capital(word(metric))
-    if is_share(metric):
+    name = wording.capital(wording.word(metric))
+    if wording.is_share(metric):
         low, high = ax.get_ylim()
         ax.set_ylim(max(low, -1.0), min(high, 101.0))  # one percent more, for the line width
         name += " (%)"
@@ -272,8 +249,11 @@ class _Label(NamedTuple):
 def _label(name: str, line: _Line, *, means: bool) -> _Label:
     """Returns the label of a curve, with the number of seeds of a mean."""
     if not line.xs:
-        return _Label(f"{shorten(name)} (no points)", MUTED)
-    return _Label(f"{shorten(name)} (n = {len(line.by_seed)})" if means else shorten(name), INK)
+        return _Label(f"{wording.shorten(name)} (no points)", MUTED)
+    return _Label(
+        f"{wording.shorten(name)} (n = {len(line.by_seed)})" if means else wording.shorten(name),
+        INK,
+    )
 
 
 def _name_beside(

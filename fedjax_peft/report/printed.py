@@ -13,8 +13,6 @@ from typing import NamedTuple
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["Printed", "Printout", "read_printed"]
-
 _COLUMNS = ["table", "row", "column", "mean", "deviation", "note"]
 
 
@@ -43,7 +41,6 @@ class Printout(NamedTuple):
     """(table, row, column) -> cell."""
 
     def __call__(self, table: str, row: str, column: str) -> str:
-        """Returns the text of a cell; ``-`` if the paper has no such cell."""
         cell = self.cells.get((table, row, column))
         return "-" if cell is None else cell.text
 

@@ -15,17 +15,6 @@ from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import read_text
 from fedjax_peft.support.toml import read_toml
 
-__all__ = [
-    "SEED",
-    "RunRecord",
-    "distinct",
-    "find_runs",
-    "load_run",
-    "load_table",
-    "unique",
-    "unstarted",
-]
-
 SEED = re.compile(r"(^|\.|_)seed$")
 """Config keys of random seeds."""
 
@@ -64,7 +53,7 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
         name=one_line(str(config.get("name") or path.resolve().name)),
         path=path,
         config=config,
-        environment=load_table(path / "environment.json", _read_json),
+        environment=load_table(path / "environment.json", lambda path: json.loads(read_text(path))),
         rows=read_metrics(path / "metrics.jsonl"),
     )
 
@@ -114,10 +103,6 @@ def unique(name: str, names: Collection[str]) -> str:
     """Returns the name, or ``name (2)`` and so on if it is among ``names``."""
     candidates = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
     return next(one for one in candidates if one not in names)
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(read_text(path))
 
 
 def load_table(path: Path, read: Callable[[Path], Any] = read_toml) -> dict[str, Any]:

@@ -5,30 +5,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_peft.report import separation
+from fedjax_peft.report import separation, wording
 from fedjax_peft.report.columns import cost_columns, score_columns
 from fedjax_peft.report.comparison import Comparison
 from fedjax_peft.report.judgement import Judgement, obstacle, sampling_variance
 from fedjax_peft.report.records import SEED, RunRecord, distinct
 from fedjax_peft.report.separation import Group, Measurement
 from fedjax_peft.report.settings import printed
-from fedjax_peft.report.wording import (
-    MISSING,
-    amount,
-    byte_unit,
-    capital,
-    common,
-    is_share,
-    listing,
-    plural,
-    score_text,
-    time_unit,
-    word,
-)
 from fedjax_peft.simulation.rows import headline_is_lower_better
 from fedjax_peft.simulation.summaries import series, summary
-
-__all__ = ["compare_runs"]
 
 
 def compare_runs(runs: Sequence[RunRecord]) -> Comparison:
@@ -36,9 +21,9 @@ def compare_runs(runs: Sequence[RunRecord]) -> Comparison:
     runs = distinct(runs)
     facts = [summary(run.rows) for run in runs]
     judged = _judge(runs, facts)
-    score = common((fact["headline"] for fact in facts), "score")
-    text = score_text(all(is_share(fact["headline"]) for fact in facts))
-    finals = [MISSING if (x := fact["final_score"]) is None else text(x) for fact in facts]
+    score = wording.common((fact["headline"] for fact in facts), "score")
+    text = wording.score_text(all(wording.is_share(fact["headline"]) for fact in facts))
+    finals = [wording.MISSING if (x := fact["final_score"]) is None else text(x) for fact in facts]
     title = f"Run {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
     columns = [*score_columns(facts, judged), *cost_columns(facts)]
     return Comparison(
@@ -50,7 +35,7 @@ def compare_runs(runs: Sequence[RunRecord]) -> Comparison:
         judged=judged,
         lead=_lead(runs, facts, judged),
         finals=[f"{run.name} {final}" for run, final in zip(runs, finals, strict=True)],
-        curve=f"test {word(score)}",
+        curve=f"test {wording.word(score)}",
         stem=score,
     )
 
@@ -64,7 +49,7 @@ def _judge(runs: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Jud
     A run with the config and the seed of an earlier one is not compared.
     """
     on_test = any(fact["final_score"] is not None for fact in facts)
-    metric = word(common((fact["headline"] for fact in facts), "score"))
+    metric = wording.word(wording.common((fact["headline"] for fact in facts), "score"))
     groups, rows, known = [], {}, set()
     for i, (run, fact) in enumerate(zip(runs, facts, strict=True)):
         config = json.dumps(printed({**run.config, "name": ""}), sort_keys=True)
@@ -80,7 +65,7 @@ def _judge(runs: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Jud
     lower = all(headline_is_lower_better(run.rows) for run in used)
     return Judgement(
         what=f"final test {metric}" if on_test else f"mean of the clients’ {metric}",
-        share=all(is_share(fact["headline"]) for fact in facts),
+        share=all(wording.is_share(fact["headline"]) for fact in facts),
         on_test=on_test,
         rows=rows,
         ranking=separation.rank(groups, lower_is_better=lower, obstacle=obstacle(used)),
@@ -126,7 +111,7 @@ def _lead(
 ) -> str:
     """Returns one or two sentences; a winner is named only if it is separated from all others."""
     if judged is None:
-        score = common((word(fact["headline"]) for fact in facts), "score")
+        score = wording.common((wording.word(fact["headline"]) for fact in facts), "score")
         after = " after training" if any(fact["final_round"] == 0 for fact in facts) else ""
         return f"No test {score} has been recorded{after} yet."
     ranking = judged.ranking
@@ -134,7 +119,7 @@ def _lead(
     if ranking.winner or len(ranking.groups) == 1:
         score = f"{judged.text(first.mean)}{_error(judged, first, runs)}"
         if not ranking.winner:
-            return f"{capital(judged.what)}: {score}."
+            return f"{wording.capital(judged.what)}: {score}."
         return (
             f"{first.name} has the best {judged.what}: {score}. The difference to every other run"
             " is larger than the margin of error. Each run has one seed only; other seeds may give"
@@ -146,8 +131,8 @@ def _lead(
     behind = len(ranking.groups) - len(level)
     others = "One other run is" if behind == 1 else f"{behind} other runs are"
     rest = f" {others} worse by more than the margin." if behind else ""
-    named = listing([f"{group.name} {judged.text(group.mean)}" for group in level])
-    return f"{capital(judged.what)}: {named} are not separated; {why}.{rest}"
+    named = wording.listing([f"{group.name} {judged.text(group.mean)}" for group in level])
+    return f"{wording.capital(judged.what)}: {named} are not separated; {why}.{rest}"
 
 
 def _error(judged: Judgement, group: Group, runs: Sequence[RunRecord]) -> str:
@@ -169,9 +154,9 @@ def _after(run: RunRecord, *, on_test: bool) -> str:
         return xs[-1] if xs else 0.0
 
     rounds = int(spent("round"))
-    words = [f"{rounds} {plural('round', rounds)}"]
+    words = [f"{rounds} {wording.plural('round', rounds)}"]
     if moved := spent("bytes"):
-        words.append(f"{amount(moved, byte_unit(moved))} of communication")
+        words.append(f"{wording.amount(moved, wording.byte_unit(moved))} of communication")
     if seconds := spent("simulated_seconds"):
-        words.append(f"{amount(seconds, time_unit(seconds))} of simulated time")
-    return f"after {listing(words)}"
+        words.append(f"{wording.amount(seconds, wording.time_unit(seconds))} of simulated time")
+    return f"after {wording.listing(words)}"

@@ -26,9 +26,6 @@ from typing import NamedTuple
 
 from fedjax_peft.report.intervals import LEVEL, Difference, Summary, paired, student, summarise
 
-__all__ = ["TESTED", "Group", "Measurement", "PairComparison", "Ranking", "binomial", "rank"]
-
-
 TESTED = "test examples"
 """The end of the basis of a comparison whose interval contains the chance of the test examples."""
 
@@ -117,7 +114,6 @@ def rank(
 
     Args:
       groups: groups with different names; groups with equal scores keep their order.
-      lower_is_better: whether lower scores are better.
       obstacle: the reason why no comparison is possible, if there is one.
       over_seeds: whether the groups have several seeds, and are compared with a baseline.
       baseline: name of the reference; by default the first of ``groups`` with ``over_seeds``, else

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from fedjax_peft.report.wording import MISSING
 from fedjax_peft.support.nested import flatten
 
-__all__ = ["Settings", "compare_settings", "printed"]
-
 
 class Settings(NamedTuple):
     """Settings of several runs, by dotted key."""

@@ -106,11 +106,7 @@ def make_study(
     nothing about it.
 
     Args:
-      runs: records of runs.
       keys: swept dotted keys, including seeds.
-      choose_by: see :class:`Study`.
-      baseline: see :class:`Study`.
-      unfinished: whether unfinished runs are used too.
     """
     notes = privacy_together([(_seed(run.config), run.rows) for run in runs])
     used = [run for run in runs if unfinished or run.finished]

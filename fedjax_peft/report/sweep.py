@@ -34,8 +34,6 @@ from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import folder_names, replace_file
 from fedjax_peft.support.nested import Watched, flatten
 
-__all__ = ["Sweep", "grid", "sweep"]
-
 Point = Mapping[str, Any]
 """Name -> value of one run, such as ``{"seed": 0, "learning_rate": 1e-3}``."""
 
@@ -221,12 +219,14 @@ def sweep(
         replicas=replicas,
         on_point=on_point,
     )
-    records = []
-    for name in named:
-        folder = Path(name) if path is None else path / name
-        rows = runs[name].metrics if name in runs else read_metrics(folder / "metrics.jsonl")
-        records.append(RunRecord("sweep", folder, recorded[name], {}, rows))
-    return Sweep(make_study(records, keys=keys, choose_by=choose_by), runs, named)
+    done = [_record(path or Path(), name, config, runs) for name, config in recorded.items()]
+    return Sweep(make_study(done, keys=keys, choose_by=choose_by), runs, named)
+
+
+def _record(out: Path, name: str, config: dict[str, Any], runs: Mapping[str, Run]) -> RunRecord:
+    """Returns the record of a point, whose run may have finished in an earlier call."""
+    rows = runs[name].metrics if name in runs else read_metrics(out / name / "metrics.jsonl")
+    return RunRecord("sweep", out / name, config, {}, rows)
 
 
 def _is_runtime(name: str, value: Any) -> bool:
@@ -312,7 +312,6 @@ class _Shared:
         self._known: list[tuple[dict[str, str], Any, str]] = []
 
     def __call__(self, point: Point) -> tuple[Any, str]:
-        """Returns the object for a point, and the key of its forward pass."""
         if not callable(self._made) or isinstance(self._made, Model | Clients):
             return self._made, ""
         for read, made, key in self._known:

@@ -11,8 +11,6 @@ from unicodedata import name
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.files import replace_file
 
-__all__ = ["Bold", "TextTable", "csv_text"]
-
 
 class Bold(str):
     """A cell in bold; CSV has the text alone."""
@@ -98,11 +96,11 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_markdown_cell(cell) for cell in cells) + " |"
-
-
-def _markdown_cell(cell: str) -> str:
-    return f"**{_markdown(cell)}**" if isinstance(cell, Bold) else _markdown(cell)
+    return (
+        "| "
+        + " | ".join(f"**{_markdown(x)}**" if isinstance(x, Bold) else _markdown(x) for x in cells)
+        + " |"
+    )
 
 
 def _markdown(text: str) -> str:

@@ -14,8 +14,6 @@ from fedjax_peft.simulation.rows import headline, headline_is_lower_better
 from fedjax_peft.simulation.summaries import rounds_to, series, summary
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Target", "score_printer", "target_table", "targets"]
-
 SHARES = (90, 95, 99)
 """Percentages of the target (by default the best final score), as in FeDeRA's Table 5."""
 UNTRAINED = "untrained"
@@ -70,11 +68,6 @@ def targets(rows: Rows, target: float | None) -> list[Target]:
 
 def target_table(rows: Rows, target: float, width: int = 80) -> Table:
     """Returns the cost, for each row, of reaching 90, 95 and 99 percent of a test score.
-
-    Args:
-        rows: The rows of a comparison.
-        target: See :func:`targets`.
-        width: Characters of the terminal.
 
     Raises:
         InputError: the target is not a possible value of the score.

@@ -7,26 +7,6 @@ from typing import NamedTuple
 
 from fedjax_peft.support.display import one_line
 
-__all__ = [
-    "MISSING",
-    "NAME_LENGTH",
-    "Unit",
-    "amount",
-    "byte_unit",
-    "capital",
-    "common",
-    "digits",
-    "is_share",
-    "listing",
-    "numbered",
-    "percent",
-    "plural",
-    "score_text",
-    "shorten",
-    "time_unit",
-    "word",
-]
-
 MISSING = "-"
 """The text of a cell without a value."""
 NAME_LENGTH = 30

@@ -10,11 +10,6 @@ from jax.extend.core import Literal
 from fedjax_peft.contracts import Params, PyTree, Task
 from fedjax_peft.models.base import Model
 
-__all__ = [
-    "Activations",
-    "activations",
-]
-
 
 class Activations(NamedTuple):
     """Bytes of one lane's step that depend on its examples."""
@@ -44,9 +39,6 @@ def activations(
 
     Args:
       model: arrays or shapes; its frozen leaves as a run holds them.
-      task: has the loss.
-      batch: columns of one batch, arrays or shapes.
-      train: whether dropout is on.
     """
 
     def loss(frozen: Params, trainable: Params, batch: Any, key: Any) -> jax.Array:
@@ -128,18 +120,14 @@ _CHEAP = frozenset(
 result is not stored, if it is made of one stored array. The inputs of matrix products are stored.
 """
 
-
 _VIEWS = frozenset(["convert_element_type", "copy", "reshape", "squeeze", "transpose"])
 
-
 _REMAT = frozenset(["checkpoint", "remat", "remat2"])
-
 
 _CALLS = frozenset(
     ["closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit"]
 )
 """Operations that contain others."""
-
 
 _LOOPS = {"scan": "jaxpr", "while": "body_jaxpr"}
 """Loops -> the parameter that holds their body. One turn's arrays exist at a time."""

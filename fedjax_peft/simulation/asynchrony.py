@@ -24,15 +24,6 @@ from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 
-__all__ = [
-    "aggregation_row",
-    "asynchronous_schedule",
-    "check_asynchronous",
-    "check_availability",
-    "check_transform_state",
-    "failure_probability",
-]
-
 
 def check_asynchronous(
     asynchronous: Asynchronous, clients: Clients, time_model: TimeModel, others: Mapping[str, Any]
@@ -40,9 +31,6 @@ def check_asynchronous(
     """Raises InputError for arguments that do not fit an asynchronous server.
 
     Args:
-      asynchronous: the server.
-      clients: the clients of the run.
-      time_model: says when jobs finish.
       others: arguments of ``simulate`` by name, which must be at their defaults.
     """
     if not isinstance(asynchronous, Asynchronous):
@@ -82,8 +70,7 @@ _REFUSED = {
     ),
     "deadline": "no round waits for late clients. Use semi_synchronous, or leave out the deadline.",
 }
-"""Arguments of ``simulate`` that a synchronous server needs -> why the asynchronous one does not.
-"""
+"""Arguments of ``simulate`` for a synchronous server -> why they do not fit this one."""
 
 
 def check_transform_state(
@@ -140,7 +127,6 @@ def asynchronous_schedule(
 
     Args:
       schedule: the synchronous schedule, which gives steps and examples of a client in a round.
-      asynchronous: the server.
       given: ``clients_per_round``, the default of the concurrency.
       costs: seed -> the costs, which give the seconds of a job.
       failure: (seed, client) -> the probability that a job fails.
@@ -197,9 +183,7 @@ def aggregation_row(aggregation: Aggregation, before: float, costs: Costs) -> Ro
     """Returns the fields of a row about the jobs of an aggregation, their bytes and seconds.
 
     Args:
-      aggregation: the aggregation.
       before: the simulated seconds of the aggregation before it.
-      costs: counts the bytes.
     """
     staleness = [aggregation.version - job.version for job in aggregation.jobs]
     arrived = (*aggregation.jobs, *aggregation.discarded)

@@ -24,12 +24,9 @@ from fedjax_peft.numerics import tree
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import log_level
 
-__all__ = ["Checkpoints", "read_checkpoint", "saved_parts", "with_saved_parts"]
-
 _log = logging.getLogger(__name__)
 _quiet = functools.partial(log_level, "absl")
 """Orbax logs every step at INFO, through absl, which would break up a progress display."""
-
 
 _ONE_WRITE = threading.Lock()
 """Orbax never returned when several threads of a process saved at the same time, so they take
@@ -93,17 +90,13 @@ class Checkpoints:
                     self._manager.save(round_index, args=ocp.args.StandardSave(state))
                     self._manager.wait_until_finished()
             except Exception as error:  # orbax raises many kinds
-                self._remove_scraps()
+                for path in directory.glob("*.orbax-checkpoint-tmp*"):  # nothing ever reads these
+                    shutil.rmtree(path, ignore_errors=True)
                 raise InputError(
                     f"The checkpoint of round {round_index} cannot be written to {directory}:"
                     f" {_reason(error)}. If the disk is full, make room there; then continue the"
                     " run from its last checkpoint with --resume."
                 ) from error
-
-    def _remove_scraps(self) -> None:
-        """Removes the files of unfinished writes; nothing ever reads them."""
-        for path in Path(self._manager.directory).glob("*.orbax-checkpoint-tmp*"):
-            shutil.rmtree(path, ignore_errors=True)
 
     @_quiet(logging.WARNING)
     def restore(self, template: PyTree, last: int) -> tuple[int, PyTree] | None:
@@ -147,11 +140,7 @@ class Checkpoints:
 
     @_quiet(logging.WARNING)
     def readable(self, template: PyTree) -> dict[int, PyTree]:
-        """Returns round -> state of all checkpoints that can be read.
-
-        Args:
-          template: as for :meth:`restore`.
-        """
+        """Returns round -> state of all checkpoints that can be read."""
         found, args = {}, ocp.args.StandardRestore(_abstract(template))
         for round_index in self.rounds:
             with contextlib.suppress(Exception):  # orbax raises many kinds
@@ -207,7 +196,6 @@ def read_checkpoint(
     The number of clients is read from the checkpoint. Nothing on disk is changed.
 
     Args:
-      directory: the directory of the checkpoints.
       server: shapes of the server's state.
       client_state: shapes of the state of one client.
     """

@@ -11,31 +11,13 @@ from fedjax_peft import algorithms, tasks
 from fedjax_peft.contracts import Algorithm, Feature, Task, Transform, check_compatible
 from fedjax_peft.contracts.dual_modes import mode
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
+from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
 from fedjax_peft.models.base import Model
 from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError, nearest, users_level
+from fedjax_peft.support.errors import InputError, check_known, nearest, users_level
 from fedjax_peft.support.memory import require
 from fedjax_peft.support.nested import Watched
 from fedjax_peft.transforms import chain
-
-__all__ = [
-    "WIDTHS",
-    "check_batch_sampling",
-    "check_clients",
-    "check_counts",
-    "check_data",
-    "check_memory",
-    "check_method",
-    "check_objects",
-    "check_stop",
-    "check_test_data",
-    "check_test_objects",
-    "check_transforms",
-    "check_work",
-    "clients_a_round",
-]
-
 
 _ZERO = "a whole number from 0 up"
 _MOST = {"rounds": 1_000_000, "seed": 2**63 - 1}
@@ -146,31 +128,15 @@ def _checked_range(name: str, value: Range) -> Range:
     return least, most
 
 
-def check_memory(
-    model: Model,
-    data: Dataset,
-    steps: Sequence[int] | np.ndarray,
-    clients: int,
-    *,
-    batch_size: int,
-    local_steps: Range | None,
-    epochs: Range,
-) -> None:
+def check_memory(model: Model, data: Dataset, schedule: Schedule) -> None:
     """Raises InputError for settings that need more memory than is available.
 
     The check comes before the memory is allocated. It estimates lower bounds of two sizes: the plan
     of a round, and the activations of one local step.
-
-    Args:
-      model: the model that is trained.
-      data: the training examples.
-      steps: the largest number of local steps of every client in a round.
-      clients: the number of clients that take part in a round.
-      batch_size: as for ``simulate``.
-      local_steps: likewise.
-      epochs: likewise.
     """
-    total = sum(np.sort(np.asarray(steps, np.int64))[-clients:].tolist())  # without overflow
+    most, batch_size = np.asarray(schedule.all_most_steps, np.int64), schedule.room
+    total = sum(np.sort(most)[-schedule.per_round :].tolist())  # without overflow
+    epochs, local_steps = schedule.epochs, schedule.local_steps
     work = f"epochs = {epochs}" if local_steps is None else f"local_steps = {local_steps}"
     require(
         5 * total * batch_size,  # an index and a mask for each example
@@ -284,18 +250,13 @@ def check_batch_sampling(given: str) -> BatchSampling:
     Raises:
       InputError: there is no such way.
     """
-    if given not in get_args(BatchSampling):
-        raise InputError(
-            f"There is no batch_sampling {given!r}. {nearest(str(given), get_args(BatchSampling))}"
-        )
+    check_known("batch_sampling", given, get_args(BatchSampling))
     return cast(BatchSampling, given)
 
 
 def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> int:
     """Returns the number of clients in a round; by default all clients."""
-    if sampling not in get_args(Sampling):
-        advice = nearest(str(sampling), get_args(Sampling))
-        raise InputError(f"There is no sampling {sampling!r}. {advice}")
+    check_known("sampling", sampling, get_args(Sampling))
     if given is None:
         if sampling in ("size", "poisson", "round_robin"):
             raise InputError(f"sampling = {sampling!r} needs clients_per_round.")
@@ -338,11 +299,8 @@ def check_test_data(
     """Raises InputError for evaluation data that are empty or do not fit clients, head or task.
 
     Args:
-      model: the model that is evaluated.
-      clients: the clients of the federation.
       data: ``test`` and ``validation``.
       own_data: ``client_test`` and ``client_validation``.
-      task: as for ``simulate``.
     """
     given = {name: examples for name, examples in data.items() if examples is not None}
     for name, examples in given.items():

@@ -18,8 +18,6 @@ from fedjax_peft.engine.client_store import StoredClients, room_for
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.store_files import open_store, start_index
 
-__all__ = ["ClientCheckpoints", "index_template"]
-
 
 def index_template(state: State) -> State:
     """Returns a state with an index in the place of stored clients, as a checkpoint has it."""
@@ -35,7 +33,6 @@ class ClientCheckpoints:
         """Opens nothing yet.
 
         Args:
-          run: the run directory, if there is one.
           host: whether the clients stay in host memory between checkpoints.
         """
         self._directory, self._host = None if run is None else run / "clients", host
@@ -61,7 +58,6 @@ class ClientCheckpoints:
           state: the state before the first round, whose clients are in a store.
           saved: round -> the state of each readable checkpoint, with an index as client state. The
             records of all of them are kept.
-          round_index: the round of the checkpoint to continue from.
         """
         clients = state.client_state
         assert isinstance(clients, StoredClients)
@@ -75,11 +71,7 @@ class ClientCheckpoints:
         restored = saved[round_index]
         if not self._host:
             return restored._replace(client_state=now)
-        trained = np.flatnonzero(now.index["slot"] != 0)
-        room = room_for(store.packing.nbytes)
-        for first in range(0, len(trained), room):
-            part = trained[first : first + room]
-            clients.put(part, now.take(part))
+        _copy(now, clients, np.flatnonzero(now.index["slot"] != 0))
         return self._with(restored._replace(client_state=clients), now)
 
     def write(self, state: State) -> State:
@@ -88,11 +80,7 @@ class ClientCheckpoints:
         if not isinstance(clients, StoredClients):
             return state
         if self._mirror is not None:
-            changed = clients.changed()
-            room = room_for(clients.store.packing.nbytes)
-            for first in range(0, len(changed), room):
-                part = changed[first : first + room]
-                self._mirror.put(part, clients.take(part))
+            _copy(clients, self._mirror, clients.changed())
         version = (clients if self._mirror is None else self._mirror).copy()
         version.store.sync()
         self._saved[int(state.round_index)] = version
@@ -110,6 +98,14 @@ class ClientCheckpoints:
             self._mirror = clients
             return state
         return state._replace(client_state=clients)
+
+
+def _copy(source: StoredClients, target: StoredClients, clients: np.ndarray) -> None:
+    """Copies the records of some clients, as many at a time as memory has room for."""
+    room = room_for(source.store.packing.nbytes)
+    for first in range(0, len(clients), room):
+        part = clients[first : first + room]
+        target.put(part, source.take(part))
 
 
 def _first(clients: StoredClients) -> ClientRow:

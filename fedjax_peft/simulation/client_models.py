@@ -1,69 +1,12 @@
 """The personal models of a run's clients, which exist if some leaves are private."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
 
-from fedjax_peft.contracts import Algorithm, Params, PyTree
-from fedjax_peft.engine.client_store import client_count, client_rows
+from fedjax_peft.contracts import Algorithm, PyTree
+from fedjax_peft.engine.client_store import client_count
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.peft.ranks import of_client
 from fedjax_peft.support.errors import InputError
-
-__all__ = [
-    "ClientModels",
-    "check_clients",
-    "check_format",
-    "check_global",
-    "client_leaves",
-    "read_clients",
-    "untrained_note",
-]
-
-
-class ClientModels(NamedTuple):
-    """A run whose clients have personal models."""
-
-    model: Model
-    algorithm: Algorithm
-    params: Params
-    """The global model's trainable leaves."""
-    server: PyTree
-    """The server's state."""
-    client_state: PyTree
-    """What the clients keep between rounds, as in ``State.client_state``."""
-    client_ranks: Sequence[int] | None = None
-    seen: Collection[int] = ()
-    """The clients that have trained; the other clients still have their initial models."""
-
-    def client_params(self, client: int) -> Params:
-        """Returns the trainable leaves of one client's model, as ``Run.client_params`` does."""
-        one = client_rows(self.client_state, client)
-        return client_leaves(
-            self.algorithm, self.params, self.server, one, self.client_ranks, client
-        )
-
-
-def client_leaves(
-    algorithm: Algorithm,
-    params: Params,
-    server: PyTree,
-    kept: PyTree,
-    ranks: Sequence[int] | None,
-    client: int,
-) -> Params:
-    """Returns all trainable leaves of a client's model.
-
-    Args:
-      algorithm: the algorithm of the run.
-      params: the leaves of the global model.
-      server: the server's state.
-      kept: the state that the client keeps between rounds.
-      ranks: ``client_ranks`` as given to ``simulate``.
-      client: the client's number.
-    """
-    own = algorithm.model(algorithm.server.broadcast(server), kept)
-    return of_client({**params, **own}, ranks, client)
 
 
 def check_format(format: str, *, moved: bool) -> None:
@@ -79,8 +22,6 @@ def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:
     """Raises InputError if some leaves are private, so that there is no trained global model.
 
     Args:
-      model: the model that was trained.
-      algorithm: the algorithm of the run.
       advice: the end of the message, which says how to choose a client's model.
     """
     private = assign_roles(model.kinds, algorithm.roles)["private"]
@@ -94,12 +35,7 @@ def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:
 
 
 def check_clients(clients: Sequence[int], client_state: PyTree) -> None:
-    """Raises InputError for a client that does not exist, or if the clients keep no state.
-
-    Args:
-      clients: the numbers of the clients.
-      client_state: what the clients keep between rounds, as in ``State.client_state``.
-    """
+    """Raises InputError for a client that does not exist, or if the clients keep no state."""
     n = client_count(client_state)
     if not n:
         raise InputError(

@@ -7,6 +7,7 @@ receives. A client fetches the leaves that the server has changed since the clie
 import bisect
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,37 +21,26 @@ from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.rows import Row
 from fedjax_peft.simulation.time_model import Slowness, TimeModel, preload_bytes, start_seconds
 
-__all__ = [
-    "Costs",
-    "Forecast",
-    "forecast",
-]
 
-
+@dataclass
 class Costs:
-    """The costs of a run: bytes from a ledger, and simulated seconds from a time model.
+    """The costs of a run: bytes from a ledger, and simulated seconds from a time model."""
 
-    Args:
-      ledger: counts the bytes of each client.
-      time: the time model, which gives the simulated seconds.
-      slowness: the slowness of every client.
-      deadline: simulated seconds after which the server accepts no more uploads; None: no deadline.
-      preload: bytes that a client downloads before its first round (:func:`preload_bytes`).
-      extra: bytes that are added to every upload and every download.
-    """
+    ledger: Ledger
+    """Counts the bytes of each client."""
+    time: TimeModel
+    slowness: Sequence[float]
+    """The slowness of every client."""
+    deadline: float | None
+    """Simulated seconds after which the server accepts no more uploads; None: no deadline."""
+    preload: int = 0
+    """Bytes that a client downloads before its first round (:func:`preload_bytes`)."""
+    extra: int = 0
+    """Bytes that are added to every upload and every download."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        time: TimeModel,
-        slowness: Sequence[float],
-        deadline: float | None,
-        preload: int = 0,
-        extra: int = 0,
-    ):
-        self._ledger, self._time, self._slowness = ledger, time, slowness
-        self._deadline = math.inf if deadline is None else deadline
-        self._preload, self._extra = preload, extra
+    @property
+    def _end(self) -> float:
+        return math.inf if self.deadline is None else self.deadline
 
     def late(
         self, steps: Mapping[int, int], skipped_leaves: Collection[str] = ()
@@ -60,21 +50,17 @@ class Costs:
         The value of a client is the number of steps with which it can still upload in time; 0 if it
         cannot upload in time even with a single step. The transfers are those of all clients, also
         of the late ones.
-
-        Args:
-          steps: local steps by client.
-          skipped_leaves: the leaves that clients do not send in this round.
         """
         up = {c: self.up(c, skipped_leaves) for c in steps}
         down = {c: self.down(c) for c in steps}
-        transfers = self._time.clients_seconds({}, up, down, self._slowness)
+        transfers = self.time.clients_seconds({}, up, down, self.slowness)
 
         def end(client: int, steps: int) -> float:
-            compute = self._time.compute_seconds(steps, self._slowness[client])
+            compute = self.time.compute_seconds(steps, self.slowness[client])
             return transfers[client] + compute
 
         fitting = {
-            c: bisect.bisect_right(range(1, n + 1), self._deadline, key=partial(end, c))
+            c: bisect.bisect_right(range(1, n + 1), self._end, key=partial(end, c))
             for c, n in steps.items()
         }
         return {c: k for c, k in fitting.items() if k < steps[c]}
@@ -85,15 +71,11 @@ class Costs:
         """Returns the seconds from the beginning of a round to the end of each client's upload.
 
         No client works longer than until the deadline.
-
-        Args:
-          steps: local steps by client.
-          skipped_leaves: the leaves that clients do not send in this round.
         """
         up = {c: self.up(c, skipped_leaves) for c in steps}
         down = {c: self.down(c) for c in steps}
-        seconds = self._time.clients_seconds(steps, up, down, self._slowness)
-        return {client: min(s, self._deadline) for client, s in seconds.items()}
+        seconds = self.time.clients_seconds(steps, up, down, self.slowness)
+        return {client: min(s, self._end) for client, s in seconds.items()}
 
     def charge(
         self,
@@ -110,24 +92,23 @@ class Costs:
         Args:
           row: the row of the round, with ``clients`` and, if there are any, ``failed``, ``late``
             and ``skipped_leaves``.
-          steps: the local steps of the clients of the round.
           train_seconds: wall-clock seconds of these steps on this machine.
           shares: client -> ``Traffic.sent_shares`` of its upload.
         """
-        time = self._time
+        time = self.time
         if time.seconds_per_step == "measured":
             time = time._replace(seconds_per_step=train_seconds / max(sum(steps.values()), 1))
         failed, late = row.get("failed", []), row.get("late", [])
         skipped, shares = row.get("skipped_leaves", ()), shares or {}
         up = {c: self.up(c, skipped, shares.get(c)) for c in row["clients"]}
         down = {c: self.down(c) for c in (*row["clients"], *failed, *late)}
-        seconds = time.clients_seconds(steps, up, down, self._slowness)
+        seconds = time.clients_seconds(steps, up, down, self.slowness)
         slowest = max(seconds.values(), default=0.0)
-        self._ledger.record(row)
+        self.ledger.record(row)
         return {
             "bytes_up": sum(up.values()),
             "bytes_down": sum(down.values()),
-            "simulated_seconds": self._deadline if late else min(slowest, self._deadline),
+            "simulated_seconds": self._end if late else min(slowest, self._end),
         }
 
     def up(
@@ -137,33 +118,29 @@ class Costs:
         shares: Mapping[str, float] | None = None,
     ) -> int:
         """Returns the bytes of a client's upload; see :meth:`Ledger.up`."""
-        return self._ledger.up(client, skipped_leaves, shares) + self._extra
+        return self.ledger.up(client, skipped_leaves, shares) + self.extra
 
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches in its next round, including the preload."""
-        new = 0 if self._ledger.has_met(client) else self._preload
-        return self._ledger.down(client) + new + self._extra
+        new = 0 if self.ledger.has_met(client) else self.preload
+        return self.ledger.down(client) + new + self.extra
 
     def fetch(self, client: int, *, first: bool) -> int:
         """Returns the bytes that a client of an asynchronous server fetches for a job.
 
         The server has usually changed since the client's last job, so it fetches everything.
-
-        Args:
-          client: the client.
-          first: whether it is its first job.
         """
-        preload = self._preload if first else 0
-        return self._ledger.whole(client, first=first) + preload + self._extra
+        preload = self.preload if first else 0
+        return self.ledger.whole(client, first=first) + preload + self.extra
 
     def job_seconds(self, client: int, steps: int, *, first: bool) -> float:
         """Returns the seconds of a job, from the beginning of its download to its upload's end."""
         up, down = self.up(client), self.fetch(client, first=first)
-        return self._time.round_seconds(steps, up, down, self._slowness[client])
+        return self.time.round_seconds(steps, up, down, self.slowness[client])
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Records a round that was charged before, such as one before a resume."""
-        self._ledger.record(row)
+        self.ledger.record(row)
 
 
 class Forecast(NamedTuple):
@@ -195,14 +172,10 @@ def forecast(
     Args:
       model: the model with its method; shapes suffice (``peft.base.abstract_model``).
       algorithm: the algorithm; the learning rate of its optimizer does not matter.
-      clients: the number of all clients.
-      rounds: communication rounds.
       steps: local steps of a client in a round.
       clients_per_round: clients in a round; None: all clients.
-      time_model: by default ``TimeModel()``.
       whole: add the whole checkpoint, frozen weights included, to every transfer, because some
         frameworks send it (and FedAdapters counts full fine-tuning in this way).
-      transform: the upload transform, if there is one.
     """
     time = time_model or TimeModel()
     time.check()

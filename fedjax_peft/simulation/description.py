@@ -22,8 +22,6 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
-__all__ = ["CODE", "Detail", "Plain", "describe", "digest", "flat"]
-
 Plain: TypeAlias = Any
 """None, a bool, a number, a string, or a list or dict of such values."""
 Detail: TypeAlias = Literal["settings", "contents", "behaviour"]
@@ -121,7 +119,6 @@ class _Describer:
         }
 
     def __call__(self, value: Any) -> Plain:
-        """Returns the description of an object."""
         if value is None or type(value) in (bool, int):
             return value
         if type(value) is str:

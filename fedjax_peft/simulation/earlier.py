@@ -11,8 +11,6 @@ from typing import Any
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten, merge
 
-__all__ = ["RENAMED", "check_resumable", "is_earlier", "new_key", "upgrade"]
-
 _MOVED = {
     "system": (
         *("client_ranks", "stragglers", "failure_rate", "failure_exponent", "deadline", "late"),
@@ -42,7 +40,6 @@ def new_key(key: str, value: Any = None) -> str:
     """Returns the present dotted key of a key at the top level; most are the same.
 
     Args:
-      key: the key.
       value: its value; ``system`` is today the table of a record.
     """
     return key if key == "system" and isinstance(value, Mapping) else RENAMED.get(key, key)
@@ -87,12 +84,7 @@ def _with_new_keys(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_resumable(directory: Path, config: Mapping[str, Any]) -> None:
-    """Raises InputError for a run of an earlier version, which cannot be continued.
-
-    Args:
-      directory: the run's directory.
-      config: its ``config.toml`` as it is written there.
-    """
+    """Raises InputError for a run of an earlier version, which cannot be continued."""
     if is_earlier(config):
         raise InputError(
             f"{directory} is a run of an earlier version of fedjax_peft, which cannot be continued:"

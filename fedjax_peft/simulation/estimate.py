@@ -9,8 +9,6 @@ from fedjax_peft.engine.state import State
 from fedjax_peft.numerics import tree
 from fedjax_peft.simulation.cost import Costs
 
-__all__ = ["Estimate", "estimate"]
-
 
 class Estimate(NamedTuple):
     """Costs of the first communication round, and memory that the whole run needs on the device."""
@@ -47,10 +45,7 @@ def estimate(
     """Returns the estimated costs of a run that has not begun.
 
     Args:
-      session: the session of the run.
-      state: the state before the first round.
       costs: the costs of the run, in which no round is recorded yet.
-      skipped_leaves: the leaves that clients do not send in the first round.
       late: the late clients of the first round, with the local steps that they still send.
     """
     schedule = session.schedule(state.seed)

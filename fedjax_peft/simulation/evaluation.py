@@ -7,19 +7,18 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_peft.contracts import Task
-from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.engine.evaluator import Evaluator, Measured, figures, joined, repeated
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.simulation.progress import Phases
+from fedjax_peft.simulation.records import Evaluation
 from fedjax_peft.simulation.rows import Row, finite_or_none
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Evaluation", "evaluate", "evaluations", "is_lower_better", "worst"]
 
-
-class Evaluation(NamedTuple):
+class Evaluated(NamedTuple):
     """One evaluation: its data set, and whose models and examples its members have."""
 
     evaluator: Evaluator
@@ -38,16 +37,13 @@ class Evaluation(NamedTuple):
 
 def evaluations(
     session: Session,
+    test: Dataset | None,
+    validation: Dataset | None,
+    how: Evaluation,
     *,
-    test: Dataset | None = None,
-    client_test: Clients | None = None,
-    validation: Dataset | None = None,
-    client_validation: Clients | None = None,
-    triggered: Callable[[Dataset], Dataset] | None = None,
-    test_clients: int,
-    batch_size: int,
+    triggered: Callable[[Dataset], Dataset] | None,
     seed: int,
-) -> dict[str, Evaluation]:
+) -> dict[str, Evaluated]:
     """Returns the evaluations by name; the name is the prefix of their metrics.
 
     ``test``: the global model on the test set. If clients have personal models, ``test`` is instead
@@ -58,17 +54,11 @@ def evaluations(
     test examples with the trigger of a backdoor.
 
     Args:
-      session: the session of the run.
-      test: test examples for the whole federation.
-      client_test: test examples of every client.
-      validation: validation examples for the whole federation.
-      client_validation: validation examples of every client.
       triggered: ``Attack.triggered``: test set -> the examples that test a backdoor.
-      test_clients: number of clients whose models are evaluated on ``test`` and ``validation``.
-      batch_size: examples in an evaluation step.
+      how: has the clients' own examples, ``test_clients`` and ``batch_size``.
       seed: the seed for the choice of these clients.
     """
-    found: dict[str, Evaluation] = {}
+    found: dict[str, Evaluated] = {}
 
     def add(name: str, data: Dataset, members: list, *, personal: bool, own: bool = False) -> None:
         backdoor = name.endswith(_BACKDOOR)
@@ -77,16 +67,14 @@ def evaluations(
         # With the same shapes, if they fit.
         template = found[twin].evaluator if twin in found else None
         evaluator = session.evaluator(
-            data.columns, members, batch_size, personal=personal, template=template
+            data.columns, members, how.batch_size, personal=personal, template=template
         )
         first = None
         if personal and not own and not session.setup.rank_mask:
             first = session.evaluator(
-                data.columns, members[:1], batch_size, personal=True, template=evaluator
+                data.columns, members[:1], how.batch_size, personal=True, template=evaluator
             )
-        found[name] = Evaluation(
-            evaluator, session.setup.task, data, personal, own, backdoor, first
-        )
+        found[name] = Evaluated(evaluator, session.setup.task, data, personal, own, backdoor, first)
 
     backdoored = None if triggered is None or test is None else triggered(test)
     splits = {"test": test, "test_backdoor": backdoored, "validation": validation}
@@ -96,12 +84,13 @@ def evaluations(
         if session.personal:
             rows = np.arange(len(data), dtype=np.int32)
             order = host_rng(seed, "test clients").permutation(session.setup.clients)
-            chosen = sorted(order[:test_clients].tolist())
+            chosen = sorted(order[: how.test_clients].tolist())
             add(split, data, [(c, rows) for c in chosen], personal=True)
         if session.has_global_model:
             name = f"global_{split}" if session.personal else split
             add(name, data, session.global_members(len(data)), personal=False)
-    for name, clients in (("client", client_test), ("client_validation", client_validation)):
+    own = {"client": how.client_test, "client_validation": how.client_validation}
+    for name, clients in own.items():
         if clients is not None:
             owners = [(c, rows) for c, rows in enumerate(clients.indices) if len(rows)]
             add(name, clients.data, owners, personal=True, own=True)
@@ -125,7 +114,7 @@ def worst(values: np.ndarray, metric: str, declared: Collection[str]) -> float:
 
 
 def evaluate(
-    evaluations: Mapping[str, Evaluation],
+    evaluations: Mapping[str, Evaluated],
     state: State,
     *,
     each: bool,
@@ -138,14 +127,12 @@ def evaluate(
     The fields are described in :mod:`fedjax_peft.simulation.rows`.
 
     Args:
-      evaluations: from :func:`evaluations`.
       state: holds the models; it is not consumed.
       each: also return the metrics of every client, as ``client_tests`` and
         ``client_validations``.
       seen: the clients that have trained so far; the other clients have their initial models.
       equal: whether all clients still have the same state. On a common test set, one of their
         models is then evaluated for all.
-      phases: receives the progress of the evaluation.
     """
     row: Row = {}
     for name, (whole, task, data, personal, has_own, backdoor, first) in evaluations.items():

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-__all__ = ["FIELDS", "METRICS", "Field", "field_names", "find"]
-
 
 class Field(NamedTuple):
     """A field of a row, or several fields of the same form."""
@@ -43,11 +41,7 @@ METRICS = (
     Field("accuracy_global", "fraction", "FedMCP: accuracy of the second classifier."),
     Field("SIMILARITY_global_private", "", "FedMCP: similarity of the two adapters' outputs."),
     Field("SIMILARITY_global_average", "", "FedMCP: similarity of global and received adapter."),
-    Field(
-        "backdoor_success",
-        "fraction",
-        "Backdoor: examples of other classes that are predicted as its target with the trigger.",
-    ),
+    Field("backdoor_success", "fraction", "Other classes' examples that the trigger turns over."),
     Field("cka", "from 0 to 1", 'Similarity of two adapters; with diagnostics=["cka"].'),
 )
 """The metrics that ``METRIC`` stands for in :data:`FIELDS`; tasks of users may have others."""
@@ -89,27 +83,17 @@ FIELDS = (
     # ---- evaluation
     Field("headline", "", "Name of the main metric of the task."),
     Field("headline_better", "", "``higher`` or ``lower``."),
-    Field(
-        "test_METRIC",
-        "as METRIC",
-        "On the test set: the global model, or the mean over ``test_count`` clients' models.",
-    ),
+    Field("test_METRIC", "as METRIC", "Global model, or mean over ``test_count`` clients' models."),
     Field("test_METRIC_std", "as METRIC", "Standard deviation over these clients' models."),
     Field("test_examples", "examples", "Size of the test set."),
     Field("test_count", "clients", "Number of clients whose models were tested."),
     Field("global_test_METRIC", "as METRIC", "Global model, if clients have personal models."),
     Field("global_test_examples", "examples", "Size of the test set."),
-    Field(
-        "validation_METRIC",
-        "as METRIC",
-        "Like ``test_METRIC``, on the validation set. Choose settings by it.",
-    ),
+    Field("validation_METRIC", "as METRIC", "The same on the validation set; choose by it."),
     Field("validation_METRIC_std", "as METRIC", "Standard deviation over these clients' models."),
     Field("validation_examples", "examples", "Size of the validation set."),
     Field("validation_count", "clients", "Number of clients whose models were validated."),
-    Field(
-        "global_validation_METRIC", "as METRIC", "Global model, if clients have personal models."
-    ),
+    Field("global_validation_METRIC", "as METRIC", "Global model beside personal models."),
     Field("global_validation_examples", "examples", "Size of the validation set."),
     Field("client_count", "clients", "Number of clients with their own test examples."),
     Field("client_examples", "examples", "Test examples of all clients."),
@@ -121,11 +105,7 @@ FIELDS = (
     Field("client_tests.client", "client ids", "Clients with their own test examples."),
     Field("client_validation_count", "clients", "Clients with their own validation examples."),
     Field("client_validation_examples", "examples", "Validation examples of all clients."),
-    Field(
-        "client_validation_METRIC_mean",
-        "as METRIC",
-        "Mean over clients on their own validation examples.",
-    ),
+    Field("client_validation_METRIC_mean", "as METRIC", "Mean over clients' own examples."),
     Field("client_validation_METRIC_weighted", "as METRIC", "The same, weighted by examples."),
     Field("client_validation_METRIC_std", "as METRIC", "Standard deviation over clients."),
     Field("client_validation_METRIC_worst", "as METRIC", "Worst client."),
@@ -176,11 +156,7 @@ FIELDS = (
     # ---- attacks
     Field("hostile", "clients", "Hostile clients in the round; null in a private run."),
     # ---- diagnostics
-    Field(
-        "local_METRIC",
-        "as METRIC",
-        "One value for each of ``clients``: its model before the aggregation, on the test set.",
-    ),
+    Field("local_METRIC", "as METRIC", "One value for each of ``clients``, before aggregation."),
     Field("local_METRIC_mean", "as METRIC", "Mean over these models."),
     Field("local_METRIC_std", "as METRIC", "Standard deviation over these models."),
     Field("local_METRIC_worst", "as METRIC", "Worst of these models."),

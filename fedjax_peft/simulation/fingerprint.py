@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft import tasks
+from fedjax_peft.engine.distributed import agree, process, processes
 from fedjax_peft.numerics.hyperparameters import parametrised
 from fedjax_peft.simulation.checks import clients_a_round
 from fedjax_peft.simulation.description import CODE, Plain, describe, flat
@@ -32,17 +33,6 @@ from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.nested import flatten
-
-__all__ = [
-    "MAY_CHANGE",
-    "NAME",
-    "changed_leaf",
-    "check_same",
-    "differences",
-    "fingerprint",
-    "save",
-    "sums",
-]
 
 Fingerprint = Mapping[str, Plain]
 """Dotted name -> plain value; of a leaf of the model, its sums."""
@@ -69,11 +59,7 @@ NAME = "fingerprint.json"
 
 
 def fingerprint(arguments: Mapping[str, Any]) -> dict[str, Plain]:
-    """Returns the fingerprint of a run, without the settings of its config.
-
-    Args:
-      arguments: all arguments of ``simulate`` by name.
-    """
+    """Returns the fingerprint of a run, without the settings of its config."""
     given = {name: value for name, value in arguments.items() if name not in _APART}
     for name in ("algorithm", "transforms", "privacy", "attack"):
         given[name] = parametrised(given[name], given["values"])[0]
@@ -129,12 +115,7 @@ def changed_leaf(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
-    """Returns the names whose values differ; a name that is missing has the value None.
-
-    Args:
-      before: of the recorded run, or of another process.
-      now: of this one.
-    """
+    """Returns the names whose values differ; a name that is missing has the value None."""
     names = dict.fromkeys([*before, *now])
     return [name for name in names if not _same(before.get(name), now.get(name))]
 
@@ -170,12 +151,6 @@ def check_same(
     """Raises InputError, with the first differences, if a directory holds another run.
 
     A run of an earlier version has no fingerprint: its config alone is compared.
-
-    Args:
-      directory: of the recorded run.
-      recorded: its config.
-      config: the config of this run.
-      found: the fingerprint of this run.
     """
     changed = _changed(_settings(recorded), _settings(config))
     stored, versions, hint = _load(directory), _versions(), ""
@@ -201,6 +176,26 @@ def check_same(
         f" of this one with --from {directory} (in Python fp.simulate(run.trained, ...,"
         f" records=fp.Records(origin=run))).{hint}"
     )
+
+
+def check_same_run(settings: Mapping[str, Any]) -> None:
+    """Raises InputError if another process runs something else than process 0.
+
+    Such processes would compute different programs on different data, or wait for each other for
+    ever.
+    """
+    if processes() == 1:
+        return
+    mine = flatten(settings)
+    names = ("fedjax_peft", "jax", "jaxlib", "numpy")
+    mine |= {f"the version of {name}": metadata.version(name) for name in names}
+    first = agree(json.loads(json.dumps(mine, default=str)))
+    if differing := differences(first, mine):
+        shown = "; ".join(f"{k} is {mine.get(k)} here and {first.get(k)} there" for k in differing)
+        raise InputError(
+            f"Process {process()} does not run the same as process 0: {shown}. Start all processes"
+            " with the same config, data, weights and versions."
+        )
 
 
 _MOST = 3

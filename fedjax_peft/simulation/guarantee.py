@@ -11,8 +11,6 @@ from fedjax_peft.simulation.summaries import privacy_in_words
 from fedjax_peft.support.errors import InputError, users_level
 from fedjax_peft.support.nested import Watched
 
-__all__ = ["Accounted", "accounted", "watched"]
-
 _PUBLIC = ("round", "headline", "headline_better", "epsilon", "delta")
 """Fields of a row that do not depend on the training examples."""
 _RELEASED = ("global_test_", "global_validation_")
@@ -92,10 +90,6 @@ def accounted(
 
     Args:
       privacy: the mechanism, with concrete values.
-      federation: the facts about the run.
-      diagnostics: as for ``simulate``.
-      nonfinite: likewise.
-      transform: the upload transforms, as one.
       personal: whether clients predict with models of their own.
 
     Raises:
@@ -126,12 +120,7 @@ def accounted(
 
 
 def watched(stop: Stop | None, private: Accounted | None) -> Stop | None:
-    """Returns a stop rule that warns once if it reads what the guarantee does not cover.
-
-    Args:
-      stop: the rule; None if there is none.
-      private: the accountant of the run; without one, the rule is returned as it is.
-    """
+    """Returns a stop rule that warns once if it reads what the guarantee does not cover."""
     if stop is None or private is None:
         return stop
     told: set[str] = set()

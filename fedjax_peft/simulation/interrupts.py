@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["Request", "Terminated", "end", "noted"]
-
 
 class Terminated(SystemExit):
     """SIGTERM has ended a run. Uncaught, it ends the process with the code 143, as shells expect.
@@ -59,7 +57,6 @@ def noted() -> Iterator[Request]:
     request = Request()
 
     def note(number: int, frame: FrameType | None) -> None:
-        del frame
         if request.number:
             end(number)
         request.number = number

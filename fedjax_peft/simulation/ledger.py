@@ -14,10 +14,6 @@ from fedjax_peft.numerics.summation import lifted_shapes
 from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
 from fedjax_peft.transforms.packing import is_wire, wires_of
 
-__all__ = [
-    "Ledger",
-]
-
 
 class Ledger:
     """Counts the bytes that a client sends and fetches in its next round.
@@ -57,12 +53,7 @@ class Ledger:
         """Prepares to count the traffic of a run.
 
         Args:
-          model: the model with its PEFT method.
-          algorithm: the algorithm of the run.
           server: the server's state, or its shapes.
-          clients: the number of all clients.
-          ranks: as ``client_ranks`` of ``simulate``.
-          transform: the upload transform, if there is one.
         """
         upload, received = _upload_sizes(algorithm, server, transform)
         if algorithm.aggregator.wire_bytes is not None:
@@ -105,8 +96,6 @@ class Ledger:
         """Returns the bytes of a client's upload without the skipped leaves.
 
         Args:
-          client: the client.
-          skipped_leaves: the leaves that clients do not send in the round.
           shares: leaf name -> the share of the leaf that the client sends, if it is known already
             (``Traffic.sent_shares``); other leaves are sent whole, as far as its rank goes.
         """
@@ -136,7 +125,6 @@ class Ledger:
         """Returns the bytes of the whole broadcast that a client fetches.
 
         Args:
-          client: the client.
           first: whether it also fetches the initial adapters that determine the frozen weights.
         """
         start = sum(size for name, size in self._start.items() if self._changed.get(name, 1))
@@ -206,7 +194,6 @@ def _lifted_bytes(algorithm: Algorithm, server: PyTree, leaves: Params) -> int:
 
 _LIFTED = "lifted upload"
 """The name under which the ledger counts an upload that its client lifts before it sends it."""
-
 
 _RECEIVED = "upload transform"
 """The name under which the ledger counts the broadcast of an upload transform."""

@@ -16,19 +16,12 @@ from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.rows import Row, finite_or_none
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["LocalTest"]
-
 
 class LocalTest:
     """The test of every participant's model before the aggregation, on the global test set."""
 
     def __init__(self, session: Session, test: Dataset | None, batch_size: int):
         """Takes the parts of a run.
-
-        Args:
-          session: the session of the run.
-          test: the test set.
-          batch_size: examples in an evaluation step.
 
         Raises:
           InputError: there is no test set.
@@ -42,8 +35,6 @@ class LocalTest:
 
         Args:
           state: the state before the round; it is not consumed.
-          plan: the plan of the round.
-          phases: receives the progress of the evaluation.
         """
         if not plan.useful:  # nobody takes part
             return {}

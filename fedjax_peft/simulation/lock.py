@@ -22,8 +22,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["NAME", "RunLock"]
-
 NAME = "run.lock"
 BEAT = 15.0
 """Seconds between two heartbeats; a heartbeat sets the lock file's modification time."""
@@ -68,11 +66,9 @@ class RunLock:
         _remove(self._path, lambda content: content == self._content)
 
     def __enter__(self) -> Self:
-        """Returns the lock; it is released at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Releases the lock."""
         self.release()
 
     def _beat(self) -> None:

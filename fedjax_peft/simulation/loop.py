@@ -20,8 +20,7 @@ from fedjax_peft.simulation.asynchrony import aggregation_row
 from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.client_checkpoints import ClientCheckpoints, index_template
 from fedjax_peft.simulation.cost import Costs
-from fedjax_peft.simulation.evaluation import Evaluation as Evaluated
-from fedjax_peft.simulation.evaluation import evaluate
+from fedjax_peft.simulation.evaluation import Evaluated, evaluate
 from fedjax_peft.simulation.guarantee import Accounted
 from fedjax_peft.simulation.interrupts import Request, end
 from fedjax_peft.simulation.local_models import LocalTest
@@ -33,10 +32,7 @@ from fedjax_peft.simulation.round_rows import round_row, sent_shares, skipped_le
 from fedjax_peft.simulation.rows import Row, seen_clients, without_scores
 from fedjax_peft.simulation.run import learned_leaves
 from fedjax_peft.simulation.stopping import Stop
-from fedjax_peft.simulation.tuning import tuned_figures
 from fedjax_peft.support.errors import InputError
-
-__all__ = ["Loop"]
 
 
 @dataclass(kw_only=True)
@@ -72,7 +68,6 @@ class Loop:
     the algorithm of the run can be made again."""
 
     def __post_init__(self) -> None:
-        """Finds what follows from the parts."""
         self.algorithm = self.session.setup.algorithm
         host = self.session.client_place == "host"
         self.clients = ClientCheckpoints(self.record.out, host=host)
@@ -113,7 +108,6 @@ class Loop:
         """Evaluates and records the initial model; returns why the run ends, None if it goes on.
 
         Args:
-          state: the state before the first round.
           seconds: simulated seconds before the first round.
           origin: the field of row 0 about the run that this one starts from; empty without one.
             Its states are in a checkpoint at once, because only the directory of this run has them.
@@ -314,9 +308,6 @@ class Loop:
         """Returns the fields of a row about clients that fail, are late or have drawn their work.
 
         Args:
-          schedule: the schedule of the run.
-          plan: the plan of the round.
-          index: the index of the round.
           late: the late clients, with the steps that they send.
         """
         row: Row = {"failed": schedule.failed(index)} if schedule.failure_rate else {}
@@ -351,7 +342,12 @@ class Loop:
         if last and self.algorithm.tuning is not None:
             began = time.perf_counter()
             tuned = evaluate(self.tested, self.session.tune(state), each=False, phases=self.phases)
-            scores |= tuned_figures(tuned)
+            kinds = ("test_", "validation_", "client_")
+            scores |= {
+                f"tuned_{name}": value
+                for name, value in tuned.items()
+                if name.startswith(kinds) and isinstance(value, float)
+            }
             spent["tune_s"] = seconds_since(began)
         return {**scores, "time": spent}
 

@@ -42,14 +42,6 @@ from fedjax_peft.simulation.session import session
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import available, gigabytes
 
-__all__ = [
-    "MemoryPlan",
-    "check_step_memory",
-    "compiled_bytes",
-    "example_batch",
-    "plan_memory",
-]
-
 
 class MemoryPlan(NamedTuple):
     """Bytes on the device."""
@@ -105,8 +97,6 @@ def plan_memory(
 
     Args:
       model: arrays or shapes, with a PEFT method.
-      algorithm: the algorithm.
-      task: has the loss.
       batch: columns of one client's batch, arrays or shapes.
       clients: in the federation.
       cohort: clients in a round; some aggregators need all uploads at once.
@@ -146,9 +136,6 @@ def example_batch(
     """Returns the shapes of a batch for a head; the columns are those that its task reads.
 
     Args:
-      head: the kind of the head, such as ``causal_lm``.
-      batch_size: examples in a batch.
-      length: tokens in an example.
       image: channels, height and width of an image; None: examples are texts.
     """
     whole, truth = jnp.int32, jnp.bool_
@@ -184,13 +171,11 @@ def check_step_memory(
     The message names the largest batch that fits.
 
     Args:
-      session: of the run.
-      model: the model that is trained.
-      schedule: of the run.
-      data: the training examples.
       lanes: as for ``simulate``; with ``auto`` there may be only one.
     """
-    free, size, layout = _free_bytes(), schedule.room, session.setup.layout
+    stats = jax.local_devices()[0].memory_stats() or {}
+    free = stats.get("bytes_limit") or available()  # of an accelerator, or of main memory
+    size, layout = schedule.room, session.setup.layout
     if layout.model_devices > 1:  # they share the activations too
         return
     side = -(-lanes // layout.lane_devices) if isinstance(lanes, int) else 1
@@ -220,12 +205,6 @@ def check_step_memory(
     )
 
 
-def _free_bytes() -> int | None:
-    """Returns the bytes of an accelerator, or the free ones of main memory; None if unknown."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit") or available()
-
-
 def compiled_bytes(
     model: Model,
     algorithm: Algorithm,
@@ -240,10 +219,6 @@ def compiled_bytes(
 
     Args:
       model: as for :func:`plan_memory`, with shapes in the place of the frozen arrays.
-      algorithm: likewise.
-      task: likewise.
-      batch: likewise.
-      lanes: the number of clients that run side by side.
     """
     size = batch["mask"].shape[0]
     columns = {

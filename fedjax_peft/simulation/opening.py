@@ -9,8 +9,6 @@ import numpy as np
 from fedjax_peft.contracts import Availability
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Opening", "leaving", "open_round"]
-
 
 class Opening(NamedTuple):
     """The beginning of a round."""
@@ -29,8 +27,6 @@ def open_round(availability: Availability, seed: int, clients: np.ndarray, now: 
     """Returns the first moment from ``now`` on at which a client is available.
 
     Args:
-      availability: when clients are available.
-      seed: the seed of the run.
       clients: int ``[clients]``: the clients that have examples.
       now: simulated seconds since the start of the run.
 
@@ -55,7 +51,6 @@ def leaving(opening: Opening, seconds: Mapping[int, float]) -> dict[int, float]:
     """Returns the clients that leave before their upload has arrived -> seconds until they leave.
 
     Args:
-      opening: the opening of the round.
       seconds: client -> seconds from the beginning of the round to the end of its upload.
     """
     until = dict(zip(opening.among.tolist(), opening.until.tolist(), strict=True))

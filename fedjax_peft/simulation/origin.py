@@ -29,18 +29,6 @@ from fedjax_peft.simulation.run import Run
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
-__all__ = [
-    "ORIGIN",
-    "base_seed",
-    "carried",
-    "check_start",
-    "not_counted",
-    "origin_row",
-    "origin_text",
-    "save_origin",
-    "with_origin",
-]
-
 ORIGIN = "origin.safetensors"
 _TOGETHER = 256
 """Clients whose states are copied at the same time."""
@@ -83,7 +71,6 @@ def save_origin(directory: Path, run: Run) -> None:
 
     Args:
       directory: the directory of the new run; a file that is there already stays.
-      run: the run that it starts from.
     """
     if (directory / ORIGIN).exists():
         return
@@ -143,7 +130,6 @@ def carried(session: Session, state: State, run: Run) -> State:
     Args:
       session: of the new run, whose model is ``run.trained``.
       state: the state before its first round, with its clients in their place.
-      run: the run to start from.
 
     Raises:
       InputError: the clients of the run keep something else than those of the new one.

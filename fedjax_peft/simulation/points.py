@@ -18,8 +18,6 @@ from fedjax_peft.simulation.rows import Row, field_is_lower_better, has_ended, n
 from fedjax_peft.simulation.stopping import Stop, median_rule
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Job", "PointDone", "RunJob", "is_finished", "run_points"]
-
 _REPLICAS = 8
 """Points side by side on an accelerator. A stack of more runs needs more memory."""
 
@@ -78,7 +76,6 @@ def run_points(
     A point that fails does not end the sweep: the others are run first.
 
     Args:
-      jobs: the points.
       out: the sweep's directory; a point continues the run that is already in its own directory.
       metric: the field of the rows by which points are compared.
       early_stop: end a point early by :func:`fedjax_peft.simulation.stopping.median_rule`.
@@ -86,7 +83,6 @@ def run_points(
         accelerator and 1 on a CPU, which one run keeps busy. With ``early_stop`` it is 1, because
         the rule compares a run with those that have finished.
       on_start: called before a point with the number of points that have ended.
-      on_point: called after every point.
 
     Raises:
       InputError: points failed; the message names them and the first reason. Or ``early_stop``

@@ -14,8 +14,6 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from fedjax_peft.simulation.rows import Row
 
-__all__ = ["Display", "Phase", "PhaseName", "Phases", "describe", "duration", "phase_display"]
-
 PhaseName = Literal[
     "reading", "loading", "starting", "compiling", "training", "evaluating", "saving", "finished"
 ]
@@ -84,7 +82,6 @@ class Phases:
         show: bool | Literal["auto"],
         check: Callable[[Phase], None] = lambda phase: None,
     ):
-        """Stores the listeners; ``check`` comes first, and may end the run by an exception."""
         self._rounds = rounds
         self._display = phase_display(show)
         self._listeners = [f for f in (check, on_phase, self._display) if f is not None]
@@ -92,11 +89,9 @@ class Phases:
         self._round = 0
 
     def __enter__(self) -> Self:
-        """Returns itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes the display."""
         if self._display is not None:
             self._display.close()
 
@@ -158,21 +153,16 @@ def phase_display(show: bool | Literal["auto"]) -> Display | None:
 
 def describe(phase: Phase) -> str:
     """Returns a phase in a few words, such as ``evaluating test 128 of 400``."""
-    if phase.name == "reading":
-        return "reading and tokenizing the data"
-    if phase.name == "loading":
-        return "loading the model"
-    if phase.name == "compiling":
-        program = phase.details.get("program", "round")
-        return f"compiling ({program})"
-    if phase.name == "evaluating":
-        return f"evaluating {phase.details.get('evaluation', '')} {phase.done} of {phase.total}"
-    if phase.name == "training":
-        return f"training round {phase.round_index} of {phase.rounds}"
-    if phase.name == "finished":
-        stopped = phase.details.get("stopped")
-        return f"stopped: {stopped}" if stopped else "finished"
-    return phase.name
+    details, stopped = phase.details, phase.details.get("stopped")
+    texts = {
+        "reading": "reading and tokenizing the data",
+        "loading": "loading the model",
+        "compiling": f"compiling ({details.get('program', 'round')})",
+        "evaluating": f"evaluating {details.get('evaluation', '')} {phase.done} of {phase.total}",
+        "training": f"training round {phase.round_index} of {phase.rounds}",
+        "finished": f"stopped: {stopped}" if stopped else "finished",
+    }
+    return texts.get(phase.name, phase.name)
 
 
 def _in_notebook() -> bool:

@@ -23,8 +23,6 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.tasks.base import Task
 
-__all__ = ["NAME", "load_recipe", "make_model", "save_recipe", "task_of"]
-
 NAME = "model.json"
 _ADVICE = "Give the model: fp.load_run(directory, model=...)."
 
@@ -33,8 +31,6 @@ def save_recipe(directory: Path, model: Model, max_length: int | None, task: Any
     """Writes how to make a model again, or why this is not possible.
 
     Args:
-      directory: the directory of the run.
-      model: as given to ``simulate``.
       max_length: the number of tokens of a text; None if the data are not texts.
       task: what is trained. Of a task of the library, the name and the options of its encoder are
         written.
@@ -98,12 +94,7 @@ def _task_of(task: Any) -> dict[str, Any] | None:
 
 
 def make_model(directory: Path) -> Model:
-    """Returns the model of a run that was made in Python, with its initial values.
-
-    Raises:
-      InputError: as in :func:`load_recipe`; the model is a module of the user; or the weights of
-        the base model differ from those of the run.
-    """
+    """Returns the model of a run that was made in Python, with its initial values."""
     metadata = load_recipe(directory)
     if metadata["reason"]:
         raise InputError(

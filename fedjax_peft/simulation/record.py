@@ -29,18 +29,6 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.toml import read_toml
 
-__all__ = [
-    "Record",
-    "config_text",
-    "device_name",
-    "environment",
-    "read_config",
-    "read_params",
-    "read_resumable",
-    "remove_run",
-    "write_config",
-]
-
 _VISIBLE = 30.0
 """Seconds until a file of one machine must be visible on the others."""
 _PARAMS = "params.safetensors"
@@ -152,11 +140,9 @@ class Record:
         self.checkpoints = Checkpoints(directory / "checkpoints")
 
     def __enter__(self) -> Self:
-        """Returns the record; it is closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes the record."""
         self.close()
 
     def rewind(self, round_index: int | None) -> None:
@@ -259,11 +245,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_resumable(directory: Path) -> dict[str, Any]:
-    """Returns the config of a run that is continued.
-
-    Raises:
-      InputError: as :func:`read_config`, or the run is of an earlier version.
-    """
+    """Returns the config of a run that is continued."""
     config = _read(directory)
     earlier.check_resumable(directory, config)
     return config

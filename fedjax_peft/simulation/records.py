@@ -25,9 +25,7 @@ from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.time_model import TimeModel, is_number
 from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["MOVED", "Diagnostic", "Evaluation", "Late", "Placement", "Records", "System", "moved"]
+from fedjax_peft.support.errors import InputError, check_known, nearest
 
 Late = Literal["drop", "partial"]
 """What a client does if its work does not end before the deadline."""
@@ -81,7 +79,6 @@ class System:
     the metrics, ``raise`` ends the run with an error."""
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         self.time.check()
         rate, exponent = self.failure_rate, self.failure_exponent
         if not is_number(self.stragglers) or not 0 <= self.stragglers <= 1:
@@ -162,7 +159,6 @@ class Placement:
     clients, one at a time and without jit; it is slow, and meant for reading and debugging."""
 
     def __post_init__(self) -> None:
-        """Checks the numbers; what is there is checked when the run begins."""
         lanes = 1 if self.lanes == "auto" else self.lanes
         positive = {"lanes": lanes, "model_parallel": self.model_parallel}
         check_counts(positive, {"length_buckets": self.length_buckets})
@@ -208,7 +204,6 @@ class Evaluation:
     one."""
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         counts = {"every": self.every, "batch_size": self.batch_size}
         counts |= {"test_clients": self.test_clients}
         check_counts({f"evaluation.{name}": number for name, number in counts.items()}, {})
@@ -216,8 +211,7 @@ class Evaluation:
             if getattr(self, name) is not None:
                 check_clients(name, getattr(self, name))
         for wanted in self.diagnostics:
-            if wanted not in (known := get_args(Diagnostic)):
-                raise InputError(f"There is no diagnostic {wanted!r}. {nearest(wanted, known)}")
+            check_known("diagnostic", wanted, get_args(Diagnostic))
         check_stop(self.stop)
 
 
@@ -253,7 +247,6 @@ class Records:
     False nowhere."""
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         check_counts({"checkpoint_every": self.checkpoint_every}, {})
 
 

@@ -13,16 +13,11 @@ from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.evaluation import worst
 from fedjax_peft.simulation.rows import Row, finite_or_none
 
-__all__ = ["round_row", "sent_shares", "skipped_leaves", "start_row"]
-
 
 def start_row(model: Model, algorithm: Algorithm, scores: Row, seconds: float) -> Row:
     """Returns row 0, which describes the state before training.
 
     Args:
-      model: the model that is trained.
-      algorithm: the algorithm of the run.
-      scores: the scores of the initial model.
       seconds: simulated seconds before the first round.
     """
     names = assign_roles(model.kinds, algorithm.roles)
@@ -43,7 +38,6 @@ def round_row(info: RoundInfo, *, each: bool = False, lower: Sequence[str] = ("l
     """Returns the training metrics of a round; it waits for the device.
 
     Args:
-      info: from :meth:`fedjax_peft.engine.session.Session.step`.
       each: also return the metrics of every client, their standard deviation and worst value.
       lower: the metrics whose lower values are better.
     """

@@ -1,35 +1,15 @@
 """A run's ``metrics.jsonl``: one JSON object on each line, one line for each round.
 
-:mod:`fedjax_peft.simulation.fields` lists all fields with their units. In short:
-
 A row is a dict with an integer ``round`` (0 = before training); every other field is optional.
-``bytes_up``, ``bytes_down`` and ``simulated_seconds`` are the values of one round; this module sums
-them over rounds. These fields are lists of client ids: ``clients`` sent an upload; ``dropped`` are
-those of them whose upload was not finite; ``partial`` are those that sent a part of their work;
-``failed`` and ``late`` were sampled but sent no upload in time. ``skipped_leaves`` are the leaves
-that clients did not send.
+:mod:`fedjax_peft.simulation.fields` lists them with their units. ``bytes_up``, ``bytes_down`` and
+``simulated_seconds`` are those of one round; :mod:`fedjax_peft.simulation.summaries` sums them.
 
-An evaluated round has ``headline`` (the metric that the task is judged by), ``headline_better``
-(``higher`` or ``lower``) and, for each metric such as ``accuracy``:
-
-* ``test_accuracy``: the score of the global model on the test set. If clients have their own
-  models, it is the mean over ``test_count`` of them, ``test_accuracy_std`` is their standard
-  deviation, and ``global_test_accuracy`` is the score of the shared model. ``test_examples`` is the
-  size of the test set (several windows of one question count once).
-* ``client_accuracy_mean``, ``_weighted``, ``_std`` and ``_worst``: over the ``client_count``
-  clients with their own tests, each with its own model. ``_mean`` gives all clients the same
-  weight; ``_weighted`` weights each by the size of its test. ``client_examples`` is the sum of
-  these sizes.
-* ``validation_accuracy``, ``global_validation_accuracy``, ``client_validation_accuracy_mean`` and
-  so on: the same on the validation examples, in the same rounds.
-* ``test_backdoor_success`` and ``global_test_backdoor_success``, under a backdoor attack: the share
-  of test examples of other classes that are predicted as its target when they have the trigger.
-* The same names with the suffix ``_seen`` or ``_unseen``, such as ``client_accuracy_mean_seen``
-  and ``client_count_unseen``. Seen clients have trained: an upload of theirs was aggregated in this
-  round or before. The private leaves of unseen clients still have their initial values. A group
-  without clients has only its count.
-* ``tuned_test_accuracy``, ``tuned_client_accuracy_mean`` and so on, in the last round: scores of
-  clients' models that were adapted just for this evaluation (FedRep's ``tune_epochs``).
+An evaluated round has ``headline`` (the metric that the task is judged by), ``headline_better`` and
+the scores: ``test_...`` of the global model, or the mean over some clients' own models, beside
+which ``global_test_...`` is that of the shared one; ``client_...`` over the clients with their own
+tests; ``validation_...`` likewise. The suffix ``_seen`` is for clients that have trained (an upload
+of theirs was aggregated in this round or before), ``_unseen`` for the others, whose private leaves
+still have their initial values; a group without clients has only its count.
 """
 
 import json
@@ -44,24 +24,6 @@ from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import naming, replace_file
 from fedjax_peft.support.nested import flatten
-
-__all__ = [
-    "PREEMPTED",
-    "Row",
-    "append_metrics",
-    "field_is_lower_better",
-    "fields",
-    "finite_or_none",
-    "has_ended",
-    "has_field",
-    "headline",
-    "headline_is_lower_better",
-    "number",
-    "read_metrics",
-    "seen_clients",
-    "without_scores",
-    "write_metrics",
-]
 
 Row: TypeAlias = dict[str, Any]
 
@@ -211,16 +173,8 @@ def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 _LOWER = {
-    "backdoor",
-    "loss",
-    "perplexity",
-    "lost",
-    "error",
-    "bytes",
-    "seconds",
-    "time",
-    "std",
-    "steps",
+    *("backdoor", "loss", "perplexity", "lost", "error"),
+    *("bytes", "seconds", "time", "std", "steps"),
 }
 
 

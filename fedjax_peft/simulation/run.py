@@ -12,18 +12,16 @@ from fedjax_peft.contracts import Algorithm, Params, PyTree, Task
 from fedjax_peft.engine.client_store import client_count, client_rows
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
+from fedjax_peft.peft.ranks import of_client
 from fedjax_peft.simulation.client_models import (
     check_clients,
     check_format,
     check_global,
-    client_leaves,
     untrained_note,
 )
 from fedjax_peft.simulation.rows import Row, headline, seen_clients
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words
 from fedjax_peft.tasks.base import Task as BuiltTask
-
-__all__ = ["Run", "global_leaves", "learned_leaves"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,10 +61,9 @@ class Run:
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model."""
-        one = client_rows(self.client_state, client)
-        return client_leaves(
-            self.algorithm, self.params, self.server, one, self.client_ranks, client
-        )
+        kept = client_rows(self.client_state, client)
+        own = self.algorithm.model(self.algorithm.server.broadcast(self.server), kept)
+        return of_client({**self.params, **own}, self.client_ranks, client)
 
     def plot(self, x: Literal["round", "bytes", "simulated_seconds"] = "round") -> Any:
         """Returns a matplotlib figure of the test score (accuracy, F1) against ``x``."""
@@ -107,11 +104,7 @@ class Run:
         return export(model, params, directory, format=format, overwrite=overwrite)
 
     def predict(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        client: int | None = None,
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, client: int | None = None
     ) -> np.ndarray:
         """Returns the logits of texts, ``[texts, classes]``.
 
@@ -134,17 +127,7 @@ class Run:
         return predict(self.trained, self._params_of(client), texts, pairs, **length)
 
     def generate(
-        self,
-        prompts: Sequence[Any],
-        *,
-        client: int | None = None,
-        max_new_tokens: int = 64,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        seed: int = 0,
-        template: str | None = None,
-        batch_size: int = 16,
+        self, prompts: Sequence[Any], *, client: int | None = None, **options: Any
     ) -> list[str]:
         """Returns completions of a language model's prompts; see :func:`fedjax_peft.generate`.
 
@@ -155,13 +138,8 @@ class Run:
           prompts: texts, or conversations.
           client: the client whose model generates, in a run whose clients keep a state; by default
             the global model.
-          max_new_tokens: the largest number of tokens in a completion.
-          temperature: 0: the most likely token (greedy); otherwise tokens are drawn.
-          top_p: draw from the most likely tokens that have this probability together.
-          top_k: draw from this number of most likely tokens; 0: from all.
-          seed: of the random numbers.
-          template: another template than that of the run.
-          batch_size: prompts in a batch.
+          **options: of :func:`fedjax_peft.generate`: ``max_new_tokens``, ``temperature``,
+            ``top_p``, ``top_k``, ``seed``, ``batch_size``, and another ``template``.
 
         Raises:
           InputError: the model has no tokenizer or is no language model; a setting is impossible;
@@ -169,20 +147,9 @@ class Run:
         """
         from fedjax_peft.models.generation import generate
 
-        return generate(
-            self.trained,
-            self._params_of(client),
-            prompts,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            seed=seed,
-            template=template,
-            task=self.task if isinstance(self.task, BuiltTask) else None,
-            max_length=self.max_length,
-            batch_size=batch_size,
-        )
+        task = self.task if isinstance(self.task, BuiltTask) else None
+        of_run: dict[str, Any] = {"task": task, "max_length": self.max_length}
+        return generate(self.trained, self._params_of(client), prompts, **of_run, **options)
 
     def _params_of(self, client: int | None) -> Params:
         """Returns the trainable leaves of a client's model, or of the global one."""

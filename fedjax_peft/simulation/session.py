@@ -9,18 +9,8 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from fedjax_peft import contracts as c
 from fedjax_peft import tasks
-from fedjax_peft.contracts import (
-    Algorithm,
-    Asynchronous,
-    Attack,
-    Federation,
-    Privacy,
-    Stages,
-    Task,
-    Transform,
-    Wrapped,
-)
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.computation import Computation
 from fedjax_peft.engine.layout import layout_over
@@ -35,25 +25,7 @@ from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import Maker, Values, parametrised
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import rank_masks
-from fedjax_peft.simulation.asynchrony import (
-    asynchronous_schedule,
-    check_asynchronous,
-    check_availability,
-    check_transform_state,
-    failure_probability,
-)
-from fedjax_peft.simulation.checks import (
-    check_batch_sampling,
-    check_counts,
-    check_data,
-    check_memory,
-    check_method,
-    check_objects,
-    check_transforms,
-    check_work,
-    clients_a_round,
-    joined_transform,
-)
+from fedjax_peft.simulation import asynchrony, checks
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.description import describe, digest
 from fedjax_peft.simulation.ledger import Ledger
@@ -61,16 +33,14 @@ from fedjax_peft.simulation.records import Diagnostic, Placement, System, moved
 from fedjax_peft.simulation.time_model import preload_bytes
 from fedjax_peft.support.libraries import limit_blas_threads
 
-__all__ = ["Transforms", "federation_of", "poisson_width", "schedule_of", "session", "wrapped"]
-
-Transforms: TypeAlias = Transform | Sequence[Transform] | None
+Transforms: TypeAlias = c.Transform | Sequence[c.Transform] | None
 """One upload transform, or several in the order in which a client applies them."""
 
 
 @moved
 def session(
     model: Model,
-    algorithm: Algorithm | Callable[[Values], Algorithm],
+    algorithm: c.Algorithm | Callable[[Values], c.Algorithm],
     clients: Clients,
     *,
     rounds: int = 100,
@@ -80,11 +50,11 @@ def session(
     batch_sampling: BatchSampling = "shuffled",
     epochs: Range = 1,
     local_steps: Range | None = None,
-    task: Task | None = None,
+    task: c.Task | None = None,
     transforms: Transforms | Callable[[Values], Transforms] = None,
-    privacy: Privacy | Callable[[Values], Privacy] | None = None,
-    attack: Attack | Callable[[Values], Attack] | None = None,
-    asynchronous: Asynchronous | None = None,
+    privacy: c.Privacy | Callable[[Values], c.Privacy] | None = None,
+    attack: c.Attack | Callable[[Values], c.Attack] | None = None,
+    asynchronous: c.Asynchronous | None = None,
     values: Values | None = None,
     system: System = System(),
     placement: Placement = Placement(),
@@ -124,22 +94,14 @@ def session(
     plain, make_plain = parametrised(algorithm, values)
     uploads, make_uploads = parametrised(transforms, values)
     _check(given, plain)
-    schedule = schedule_of(
-        clients,
-        clients_per_round=clients_per_round,
-        sampling=sampling,
-        batch_size=batch_size,
-        batch_sampling=batch_sampling,
-        epochs=epochs,
-        local_steps=local_steps,
-        system=system,
-        length_buckets=placement.length_buckets,
-    )
+    work = {name: getattr(given, name) for name in _WORK}
+    buckets = placement.length_buckets
+    schedule = schedule_of(clients, **work, system=system, length_buckets=buckets)
     slowness = functools.cache(functools.partial(system.time.slowness, len(clients)))
 
     def failure(seed: int, client: int) -> float:
         odds = (system.failure_rate, system.failure_exponent)
-        return failure_probability(*odds, slowness(seed)[client])
+        return asynchrony.failure_probability(*odds, slowness(seed)[client])
 
     def costs(seed: int) -> Costs:
         server = jax.eval_shape(chosen.server.init, shared)
@@ -153,27 +115,19 @@ def session(
     schedule = schedule._replace(intermittent=system.availability is not None)
     if asynchronous is not None:
         parts = (clients_per_round, costs, failure, system.availability)
-        schedule = asynchronous_schedule(schedule, asynchronous, *parts)
+        schedule = asynchrony.asynchronous_schedule(schedule, asynchronous, *parts)
     federation = federation_of(schedule, clients.data, plain)
     made, make = _wrapped_at_values(given, plain, make_plain, federation)
     chosen = made.algorithm
     # Clients that add noise themselves are not left out for reasons that lie in their data.
     schedule = schedule._replace(all_send=chosen.aggregator.randomise is not None)
-    check_method(model, chosen, len(clients), system.client_ranks, diagnostics)
-    transform = check_transforms(uploads, chosen)
+    checks.check_method(model, chosen, len(clients), system.client_ranks, diagnostics)
+    transform = checks.check_transforms(uploads, chosen)
     names = assign_roles(model.kinds, chosen.roles)
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
     if asynchronous is not None:
-        check_transform_state(transform, chosen, shared)
-    check_memory(
-        model,
-        clients.data,
-        schedule.all_most_steps,
-        schedule.per_round,
-        batch_size=schedule.room,
-        local_steps=schedule.local_steps,
-        epochs=schedule.epochs,
-    )
+        asynchrony.check_transform_state(transform, chosen, shared)
+    checks.check_memory(model, clients.data, schedule)
     setup = _setup(given, made, schedule, federation, names["fixed"])
     maker = _maker(made, make, uploads, make_uploads)
     place = (placement.engine, placement.client_state, placement.examples)
@@ -188,25 +142,29 @@ def session(
     )
 
 
-def _check(given: SimpleNamespace, algorithm: Algorithm) -> None:
+_WORK = ("clients_per_round", "sampling", "batch_size", "batch_sampling", "epochs", "local_steps")
+"""The arguments that say who works in a round, and how much."""
+
+
+def _check(given: SimpleNamespace, algorithm: c.Algorithm) -> None:
     """Raises InputError for arguments of ``session`` of a wrong type, or that contradict others."""
     system, count = given.system, given.clients_per_round
-    check_objects(given.model, algorithm, given.clients, given.task)
+    checks.check_objects(given.model, algorithm, given.clients, given.task)
     counts = {"clients_per_round": 1 if count is None else count}
-    check_counts({**counts, "batch_size": given.batch_size, "rounds": given.rounds}, {})
-    check_data(given.model, given.clients, given.task)
-    check_availability(system.availability, system.time, given.privacy)
+    checks.check_counts({**counts, "batch_size": given.batch_size, "rounds": given.rounds}, {})
+    checks.check_data(given.model, given.clients, given.task)
+    asynchrony.check_availability(system.availability, system.time, given.privacy)
     if given.asynchronous is not None:
         refused = {"sampling": given.sampling, "privacy": given.privacy}
-        check_asynchronous(given.asynchronous, given.clients, system.time, refused)
+        asynchrony.check_asynchronous(given.asynchronous, given.clients, system.time, refused)
 
 
 def _wrapped_at_values(
     given: SimpleNamespace,
-    plain: Algorithm,
-    make_plain: Callable[[Values], Algorithm] | None,
-    federation: Federation,
-) -> tuple[Wrapped, "_Wrapped | None"]:
+    plain: c.Algorithm,
+    make_plain: Callable[[Values], c.Algorithm] | None,
+    federation: c.Federation,
+) -> tuple[c.Wrapped, "_Wrapped | None"]:
     """Returns the wrapped algorithm, and it as a function of the run-time values (None: constant).
 
     A wrapped algorithm is a new object; functions of equal parts are equal, and sessions with equal
@@ -223,9 +181,9 @@ def _wrapped_at_values(
 
 def _setup(
     given: SimpleNamespace,
-    made: Wrapped,
+    made: c.Wrapped,
     schedule: Schedule,
-    federation: Federation,
+    federation: c.Federation,
     fixed: Sequence[str],
 ) -> Setup:
     """Returns what training and evaluation share, without the transform."""
@@ -253,7 +211,7 @@ def _setup(
 
 
 def _salter(
-    given: SimpleNamespace, federation: Federation, schedule: Schedule, task: Any
+    given: SimpleNamespace, federation: c.Federation, schedule: Schedule, task: Any
 ) -> Callable[[Values], np.ndarray]:
     """Returns the function of the run-time values that salts the noise of a private run."""
     system = given.system
@@ -271,7 +229,7 @@ def _salter(
         own = None if given.values is None else chosen
         named = ("algorithm", "privacy", "attack")
         made = {name: parametrised(getattr(given, name), own)[0] for name in named}
-        made["transforms"] = joined_transform(parametrised(given.transforms, own)[0])
+        made["transforms"] = checks.joined_transform(parametrised(given.transforms, own)[0])
         return _salt({**facts, **made})
 
     return salt
@@ -316,9 +274,9 @@ def schedule_of(
     Raises:
       InputError: an argument is wrong.
     """
-    check_counts({"batch_size": batch_size}, {})
-    epochs, local_steps = check_work(epochs, local_steps, system.stragglers)
-    per_round = clients_a_round(clients, clients_per_round, sampling)
+    checks.check_counts({"batch_size": batch_size}, {})
+    epochs, local_steps = checks.check_work(epochs, local_steps, system.stragglers)
+    per_round = checks.clients_a_round(clients, clients_per_round, sampling)
     work = (clients.indices, per_round, batch_size, epochs, local_steps, 0)
     tokens = Lengths.of(clients.data.columns, length_buckets)
     schedule = Schedule(
@@ -328,7 +286,7 @@ def schedule_of(
         counted=clients.sizes.astype(np.int64),
         given_weights=clients.weights,
     )
-    if check_batch_sampling(batch_sampling) == "poisson":
+    if checks.check_batch_sampling(batch_sampling) == "poisson":
         width = poisson_width(schedule.sizes, batch_size)
         return schedule._replace(batch_sampling="poisson", width=width)
     return schedule._replace(width=no_larger(batch_size, int(schedule.sizes.max(initial=0))))
@@ -340,7 +298,6 @@ def poisson_width(sizes: Sequence[int] | np.ndarray, batch_size: int) -> int:
     A batch is larger with a probability of at most :data:`OVERFLOW`.
 
     Args:
-      sizes: the numbers of examples of all clients.
       batch_size: examples in a batch on average.
     """
     limit_blas_threads()
@@ -352,14 +309,14 @@ def poisson_width(sizes: Sequence[int] | np.ndarray, batch_size: int) -> int:
     return int(np.max(np.minimum(most, counts), initial=1))
 
 
-def federation_of(schedule: Schedule, data: Dataset, algorithm: Algorithm) -> Federation:
+def federation_of(schedule: Schedule, data: Dataset, algorithm: c.Algorithm) -> c.Federation:
     """Returns the facts about a run that privacy mechanisms and attacks depend on."""
     sizes, steps, size = schedule.sizes, schedule.all_most_steps, schedule.batch_size
     # Clients of one size make the same number of steps, and there are few sizes.
     counts, first = np.unique(sizes, return_index=True)
     workloads = [(n, s) for n, s in zip(counts.tolist(), steps[first].tolist(), strict=True) if s]
     poisson = schedule.batch_sampling == "poisson"
-    return Federation(
+    return c.Federation(
         clients=len(sizes),
         per_round=schedule.per_round,
         sampling=schedule.sampling,
@@ -377,34 +334,34 @@ def federation_of(schedule: Schedule, data: Dataset, algorithm: Algorithm) -> Fe
 
 
 def wrapped(
-    algorithm: Algorithm,
-    wrappers: Sequence[Attack | Privacy | Asynchronous | None],
-    federation: Federation,
-) -> Wrapped:
+    algorithm: c.Algorithm,
+    wrappers: Sequence[c.Attack | c.Privacy | c.Asynchronous | None],
+    federation: c.Federation,
+) -> c.Wrapped:
     """Returns the algorithm under attack, with a privacy mechanism and an asynchronous server.
 
     The attack comes first: the server's mechanism handles whatever hostile clients send.
     """
-    stages = Stages()
+    stages = c.Stages()
     for wrapper in wrappers:
         match wrapper:
-            case Privacy():
+            case c.Privacy():
                 algorithm = wrapper.protect(algorithm, federation)
-            case Attack() | Asynchronous():
+            case c.Attack() | c.Asynchronous():
                 algorithm, own = wrapper.apply(algorithm, federation)
                 stages = stages.then(own)
-    return Wrapped(algorithm, stages)
+    return c.Wrapped(algorithm, stages)
 
 
 @dataclass(frozen=True)
 class _Wrapped:
     """An algorithm, wrapped, as a function of the run-time values."""
 
-    make: Callable[[Values], Algorithm]
+    make: Callable[[Values], c.Algorithm]
     wrappers: tuple[Callable[[Values], Any], ...]
-    federation: Federation
+    federation: c.Federation
 
-    def __call__(self, values: Values) -> Wrapped:
+    def __call__(self, values: Values) -> c.Wrapped:
         made = [wrapper(values) for wrapper in self.wrappers]
         return wrapped(self.make(values), made, self.federation)
 
@@ -425,18 +382,18 @@ class _Transform:
 
     make: Callable[[Values], Any]
 
-    def __call__(self, values: Values) -> Transform | None:
-        return joined_transform(self.make(values))
+    def __call__(self, values: Values) -> c.Transform | None:
+        return checks.joined_transform(self.make(values))
 
 
-def _maker(chosen: Wrapped, make: Any, transforms: Any, make_transforms: Any) -> Maker | None:
+def _maker(chosen: c.Wrapped, make: Any, transforms: Any, make_transforms: Any) -> Maker | None:
     """Returns the functions of the run-time values; None if nothing depends on them.
 
     Equal arguments give equal makers, so that sessions share their programs.
     """
     if make is None and make_transforms is None:
         return None
-    if not isinstance(transforms, list | tuple) or isinstance(transforms, Transform):
+    if not isinstance(transforms, list | tuple) or isinstance(transforms, c.Transform):
         transforms = (transforms,) if transforms is not None else ()
     return Maker(
         make or _Constant(chosen), _Transform(make_transforms or _Constant(tuple(transforms)))

@@ -16,14 +16,12 @@ from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.hyperparameters import Values, parametrised
-from fedjax_peft.simulation.agreement import check_same_run
 from fedjax_peft.simulation.asynchrony import check_asynchronous
 from fedjax_peft.simulation.checks import check_counts, check_test_data, check_test_objects
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.estimate import estimate
-from fedjax_peft.simulation.evaluation import Evaluation as Evaluated
-from fedjax_peft.simulation.evaluation import evaluations
-from fedjax_peft.simulation.fingerprint import check_same, fingerprint
+from fedjax_peft.simulation.evaluation import Evaluated, evaluations
+from fedjax_peft.simulation.fingerprint import check_same, check_same_run, fingerprint
 from fedjax_peft.simulation.guarantee import Accounted, accounted, watched
 from fedjax_peft.simulation.interrupts import Request, noted
 from fedjax_peft.simulation.ledger import Ledger
@@ -46,8 +44,6 @@ from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
 from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
-
-__all__ = ["check_recorded", "simulate"]
 
 
 @moved
@@ -157,27 +153,8 @@ def simulate(
     given = SimpleNamespace(**locals())
     use_compilation_cache()
     _check(given)
-    session = make_session(
-        model,
-        algorithm,
-        clients,
-        rounds=rounds,
-        clients_per_round=clients_per_round,
-        sampling=sampling,
-        batch_size=batch_size,
-        batch_sampling=batch_sampling,
-        epochs=epochs,
-        local_steps=local_steps,
-        task=task,
-        transforms=transforms,
-        privacy=privacy,
-        attack=attack,
-        asynchronous=asynchronous,
-        values=values,
-        system=system,
-        placement=placement,
-        diagnostics=evaluation.diagnostics,
-    )
+    of_session = {name: x for name, x in vars(given).items() if name in _OF_SESSION}
+    session = make_session(**of_session, diagnostics=evaluation.diagnostics)
     algorithm = session.setup.algorithm
     check_test_data(model, clients, *_evaluated(given), task)
     schedule = session.schedule(seed)
@@ -214,6 +191,9 @@ def simulate(
         _text_length(clients.data),
         session.setup.task,
     )
+
+
+_OF_SESSION = inspect.signature(make_session).parameters
 
 
 def _parts(
@@ -267,16 +247,9 @@ def _evaluated(given: SimpleNamespace) -> tuple[dict[str, Any], dict[str, Any]]:
 def _tests(given: SimpleNamespace, session: Session) -> dict[str, Evaluated]:
     """Returns the evaluations of a run by name."""
     attack, _ = parametrised(given.attack, given.values)
-    data, own = _evaluated(given)
-    return evaluations(
-        session,
-        **data,
-        **own,
-        triggered=None if attack is None else attack.triggered,
-        test_clients=given.evaluation.test_clients,
-        batch_size=given.evaluation.batch_size,
-        seed=given.seed,
-    )
+    triggered = None if attack is None else attack.triggered
+    sets = (given.test, given.validation, given.evaluation)
+    return evaluations(session, *sets, triggered=triggered, seed=given.seed)
 
 
 def _private(given: SimpleNamespace, session: Session, federation: Federation) -> Accounted | None:
@@ -346,9 +319,6 @@ def _save_start(out: Path, given: SimpleNamespace, session: Session, *, recipe: 
     """Writes what a reader of the run needs beside its rows and checkpoints.
 
     Args:
-      out: the run's directory.
-      given: the arguments of ``simulate``.
-      session: of the run.
       recipe: whether to write how the model was made; a config says it itself.
     """
     data = given.clients.data

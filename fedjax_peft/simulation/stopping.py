@@ -7,8 +7,6 @@ from typing import Literal, TypeAlias
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, headline, number
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["Stop", "any_of", "early_stop", "median_rule"]
-
 Stop: TypeAlias = Callable[[Sequence[Row]], bool | str | None]
 """A function of all rows of the run so far; the last one is the newest. It returns True, or a
 sentence with the reason, if the run should stop."""
@@ -99,7 +97,6 @@ def median_rule(finished: Sequence[Sequence[Row]], metric: str, least: int = 3) 
 
     Args:
       finished: the rows of the finished runs; the caller may add to it.
-      metric: the field of the rows that is compared.
       least: the rule never stops a run before this number of runs has finished.
     """
 

@@ -8,16 +8,6 @@ from typing import Any
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = [
-    "personal_privacy_note",
-    "privacy_in_words",
-    "privacy_together",
-    "rounds_to",
-    "series",
-    "summary",
-]
-
-
 _AXES = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_seconds",)}
 """Cumulative x axis -> the per-round fields that are summed."""
 
@@ -26,11 +16,9 @@ def series(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[floa
     """Returns the x and y coordinates of a curve, for the rounds that have the field ``y``.
 
     Args:
-        rows: Rows sorted by round.
         x: ``"round"``, or a cost summed up to and including the round: ``"bytes"`` (up and down,
             all clients) or ``"simulated_seconds"``. Without this cost in any row, the curve has no
             points.
-        y: Any numeric field.
 
     Raises:
         InputError: ``x`` is another word.
@@ -143,10 +131,15 @@ def _last(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return next(reversed(_column(rows, key)), None)
 
 
+def _described(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Returns the mechanism of differential privacy that row 0 describes; empty without one."""
+    found = next((row["privacy"] for row in rows if "privacy" in row), None)
+    return found if isinstance(found, Mapping) else {}
+
+
 def privacy_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the differential privacy of a run after its last row; empty without a mechanism."""
-    described = next((row["privacy"] for row in rows if "privacy" in row), None)
-    if not isinstance(described, Mapping):
+    if not (described := _described(rows)):
         return ""
     statement = f"{described.get('name')}: {described.get('statement')}"
     epsilon, delta = (number(rows[-1], name) for name in ("epsilon", "delta"))
@@ -168,8 +161,7 @@ def privacy_together(runs: Sequence[tuple[Any, Sequence[Mapping[str, Any]]]]) ->
     """
     groups: dict[tuple[str, str], list[tuple[Any, Mapping[str, Any], str]]] = {}
     for seed, rows in runs:
-        described = next((row["privacy"] for row in rows if "privacy" in row), None)
-        if isinstance(described, Mapping):
+        if described := _described(rows):
             statement = str(described.get("statement"))
             compared = re.search(r"It compares [^.]*", statement)
             unit = (str(described.get("unit")), compared[0] if compared else statement)
@@ -203,8 +195,7 @@ def personal_privacy_note(rows: Sequence[Mapping[str, Any]]) -> str:
     A guarantee for clients is about what the server releases. What a client keeps was trained on
     its examples without noise.
     """
-    described = next((row["privacy"] for row in rows if "privacy" in row), None)
-    if not isinstance(described, Mapping) or described.get("unit") != "client":
+    if _described(rows).get("unit") != "client":
         return ""
     return (
         "a client's personal model was trained on its examples without noise, and the run's"

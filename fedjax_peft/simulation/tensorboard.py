@@ -5,23 +5,16 @@ from pathlib import Path
 
 from fedjax_peft.support.files import naming
 
-__all__ = ["EventWriter", "tag"]
-
 _PREFIXES = (
     *("global_test", "test", "client_validation", "client"),
     *("global_validation", "validation", "train"),
 )
+_MACHINE = ("steps", "lanes", "slot_utilisation", "padded_utilisation", "padding_share")
 _GROUPS = {
-    "bytes_up": "comm",
-    "bytes_down": "comm",
+    **dict.fromkeys(("bytes_up", "bytes_down"), "comm"),
     "simulated_seconds": "time",
-    "steps": "engine",
-    "lanes": "engine",
-    "slot_utilisation": "engine",
-    "padded_utilisation": "engine",
-    "padding_share": "engine",
-    "epsilon": "privacy",
-    "delta": "privacy",
+    **dict.fromkeys(_MACHINE, "engine"),
+    **dict.fromkeys(("epsilon", "delta"), "privacy"),
 }
 
 

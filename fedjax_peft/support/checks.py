@@ -7,8 +7,6 @@ from typing import Any
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["check_choice", "check_count", "check_number"]
-
 
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
     """Raises InputError for an option whose value is not one of the known ones."""

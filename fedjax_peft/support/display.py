@@ -4,8 +4,6 @@ A name, a label or a path may hold terminal escapes, line breaks or lone surroga
 have a million characters. Errors, tables and pages show them through these functions.
 """
 
-__all__ = ["one_line", "paragraph", "printable", "shorten", "show"]
-
 WORD, MESSAGE = 400, 6000
 """Most characters of a word, and of a whole message, in :func:`paragraph`."""
 _JOINERS = "\u200c\u200d"

@@ -3,10 +3,9 @@
 import difflib
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from fedjax_peft.support.display import paragraph, show
-
-__all__ = ["InputError", "nearest", "users_level"]
 
 
 class InputError(ValueError):
@@ -32,6 +31,18 @@ def nearest(name: str, known: Iterable[str], *, shown: int = 12) -> str:
         return "There are none."
     rest = f" and {len(known) - shown} more" if len(known) > shown else ""
     return f"Known: {', '.join(known[:shown])}{rest}."
+
+
+def check_known(what: str, name: Any, known: Iterable[str], after: str = "") -> None:
+    """Raises InputError for a name that is none of the known ones.
+
+    Args:
+      what: the kind of the named thing, such as ``metric``.
+      after: what stands behind the name in the message.
+    """
+    names = list(known)
+    if name not in names:
+        raise InputError(f"There is no {what} {name!r}{after}. {nearest(str(name), names)}")
 
 
 def users_level() -> int:

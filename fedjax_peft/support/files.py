@@ -9,8 +9,6 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["check_output", "folder_names", "naming", "read_text", "replace_file"]
-
 
 def read_text(path: str | os.PathLike[str]) -> str:
     """Returns the text of a file in UTF-8, which may be a pipe or a terminal.

@@ -18,14 +18,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-__all__ = [
-    "limit_blas_threads",
-    "log_level",
-    "prepare",
-    "printed_once",
-    "silence_transformers_advice",
-]
-
 _HUB_LOGGERS = ("huggingface_hub", "datasets")
 
 

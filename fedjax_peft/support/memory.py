@@ -7,8 +7,6 @@ from pathlib import Path
 
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["available", "gigabytes", "require"]
-
 
 def available() -> int | None:
     """Returns the bytes of main memory that this process can still allocate; None if unknown."""

@@ -4,8 +4,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Watched", "flatten", "merge", "unset"]
-
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns dotted key -> value, with keys such as ``peft.rank``."""
@@ -47,29 +45,23 @@ class Watched(Mapping[str, Any]):
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        """Returns a value."""
         value = self._values[name]
         self.read.add(name)
         return value
 
     def __contains__(self, name: object) -> bool:
-        """Returns whether there is a value, which tells nothing of it."""
         return name in self._values
 
     def __iter__(self) -> Iterator[str]:
-        """Iterates over the names."""
         return iter(self._values)
 
     def __len__(self) -> int:
-        """Returns the number of values."""
         return len(self._values)
 
     def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns all values in a dict, updated with others."""
         return dict(self) | dict(other)
 
     def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns other values updated with these."""
         return dict(other) | dict(self)
 
     def copy(self) -> dict[str, Any]:
@@ -77,9 +69,7 @@ class Watched(Mapping[str, Any]):
         return dict(self)
 
     def __reduce__(self) -> Any:  # of copy, deepcopy and pickle
-        """Returns how to make a dict of all values."""
         return dict, (dict(self),)
 
     def __repr__(self) -> str:
-        """Returns all values as a dict shows them."""
         return repr(dict(self))

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-__all__ = ["FirstLines", "Place", "called", "find", "keys", "strings"]
-
 Place = tuple[str, ast.AST]
 """(module, statement): where something is defined. For a module, the statement is its tree."""
 
@@ -40,7 +38,6 @@ class FirstLines(Mapping[str, str]):
     """The names in a module's ``__all__`` -> the first lines of their docstrings."""
 
     def __init__(self, module: str):
-        """Takes the name of the module; a file is read when one of its names is looked up."""
         self._module, self._names = module, strings(find(module, "__all__"))
 
     def __getitem__(self, name: str) -> str:

@@ -8,8 +8,6 @@ import tomli_w
 
 from fedjax_peft.support.files import read_text
 
-__all__ = ["literal", "parse_value", "read_toml"]
-
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the content of a TOML file.

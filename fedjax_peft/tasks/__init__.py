@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known, nearest
 from fedjax_peft.tasks.base import Task as Task
 from fedjax_peft.tasks.classification import classification
 from fedjax_peft.tasks.image_classification import image_classification
@@ -28,7 +28,6 @@ __all__ = [
     "tagging",
 ]
 
-
 _FUNCTIONS: dict[str, Callable[..., Task]] = {
     "classification": classification,
     "image_classification": image_classification,
@@ -46,8 +45,7 @@ def find(name: str) -> Callable[..., Task]:
     Raises:
       InputError: there is none (the nearest name is in the message).
     """
-    if name not in _FUNCTIONS:
-        raise InputError(f"There is no task {name!r}. {nearest(name, __all__)}")
+    check_known("task", name, __all__)
     return _FUNCTIONS[name]
 
 

@@ -15,11 +15,6 @@ from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.common import SumAndCount
 
-__all__ = [
-    *("Field", "Inputs", "Means", "Predictions", "Scores", "Task"),
-    *("check_labels", "prompted"),
-]
-
 Means: TypeAlias = Mapping[str, float]
 """Metric -> its mean over the evaluated examples."""
 Predictions: TypeAlias = Mapping[str, Any]
@@ -57,10 +52,6 @@ LossAndMetrics: TypeAlias = Callable[[Outputs, Batch], tuple[SumAndCount, Metric
 """(outputs, batch) -> ((sum of losses, count), metrics)."""
 
 
-def _any_data(data: Dataset, which: str) -> None:
-    del data, which
-
-
 class Task(NamedTuple):
     """A task. ``loss`` and ``metrics`` are enough for data that are arrays already.
 
@@ -95,7 +86,7 @@ class Task(NamedTuple):
     """The kind of head that a model needs, a key of :data:`fedjax_peft.models.heads.KINDS`."""
     inputs: Inputs | None = None
     """How a trained model answers rows without labels; None: ``predict`` refuses the task."""
-    check: Callable[[Dataset, str], None] = _any_data
+    check: Callable[[Dataset, str], None] = lambda data, which: None
     """(data set, its role, such as "training") -> None. Raises InputError for data on which
     the task cannot be trained or scored."""
     loss_and_metrics: LossAndMetrics | None = None
@@ -107,7 +98,6 @@ class Task(NamedTuple):
     (:func:`fedjax_peft.tasks.completions.completing`)."""
 
     def __repr__(self) -> str:
-        """Returns the name: messages of tests and debuggers stay short."""
         return f"Task({self.name!r})"
 
 
@@ -125,12 +115,10 @@ def prompted(sampling: Sampling, *, conversations: bool = False) -> Inputs:
 
 
 def _same_columns(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
-    del names
     return columns
 
 
 def _no_answers(found: Predictions, data: Dataset) -> list[dict[str, Any]]:
-    del found, data
     return []
 
 

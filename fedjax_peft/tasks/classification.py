@@ -13,8 +13,6 @@ from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task, check_labels
 from fedjax_peft.tasks.common import SumAndCount, correct, cross_entropy, real_rows
 
-__all__ = ["classification"]
-
 
 def classification() -> Task:
     """Classification of texts: one label for each example.
@@ -63,7 +61,6 @@ def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
 
 
 def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
-    del means
     gold, predicted = data.columns["labels"], predictions["label"]
     classes = int(max(gold.max(initial=0), predicted.max(initial=0))) + 1
     hits = np.bincount(gold[gold == predicted], minlength=classes)
@@ -76,7 +73,6 @@ def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str
 
 
 def _all_logits(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
-    del batch
     return {"logits": outputs.logits}
 
 

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 
 from fedjax_peft.contracts import Batch
 
-__all__ = ["SumAndCount", "correct", "cross_entropy", "real_rows", "total"]
-
 SumAndCount: TypeAlias = tuple[jax.Array, jax.Array]
 """Of losses or of correct predictions; parts of a batch add up."""
 

@@ -20,11 +20,9 @@ from fedjax_peft.contracts import Batch, Key, Outputs, Sampling
 from fedjax_peft.data.tokens import whole
 from fedjax_peft.models.decoding import NO_TOKEN, check_sampling, decode
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.support.errors import InputError, nearest, users_level
+from fedjax_peft.support.errors import InputError, check_known, users_level
 from fedjax_peft.tasks.base import Predictions, Scores
 from fedjax_peft.tasks.text_scores import SCORES, mean_score
-
-__all__ = ["completed_texts", "completing", "decoded", "score_completions", "warn_of_long_answers"]
 
 
 @functools.cache  # the same function for the same settings, so that its program is found again
@@ -134,8 +132,7 @@ def score_completions(metrics: Sequence[str], predictions: Predictions, data: An
       InputError: an unknown metric, or data without a tokenizer or references.
     """
     for metric in metrics:
-        if metric not in SCORES:
-            raise InputError(f"There is no metric {metric!r}. {nearest(metric, SCORES)}")
+        check_known("metric", metric, SCORES)
     if "completions" not in predictions:
         return {}
     texts, golds = completed_texts(predictions, data)

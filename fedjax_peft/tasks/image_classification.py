@@ -4,8 +4,6 @@ from fedjax_peft.data.encoders.pixels import PIXELS
 from fedjax_peft.tasks.base import Task, check_labels
 from fedjax_peft.tasks.classification import classification
 
-__all__ = ["image_classification"]
-
 
 def image_classification() -> Task:
     """Classification of images: one label for each.

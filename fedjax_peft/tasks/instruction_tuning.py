@@ -7,13 +7,10 @@ from typing import Any, Literal
 from fedjax_peft.contracts import Sampling
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.conversations import CONVERSATIONS
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.tasks.base import Means, Predictions, Scores, Task, prompted
 from fedjax_peft.tasks.likelihood import objective
 from fedjax_peft.tasks.text_scores import SCORES, perplexity
-
-__all__ = ["instruction_tuning"]
-
 
 _ALWAYS = ("exact_match", "f1", "rouge_l")
 """The scores of completions that every data set has."""
@@ -53,10 +50,9 @@ def instruction_tuning(
     Raises:
       InputError: an unknown metric, or an impossible setting of the generation.
     """
-    if metric is not None and metric not in SCORES:
-        raise InputError(f"There is no metric {metric!r}. {nearest(metric, SCORES)}")
     generate = None
     if metric is not None:
+        check_known("metric", metric, SCORES)
         from fedjax_peft.tasks.completions import completing  # needs the models, which load slowly
 
         generate = completing(max_new_tokens, temperature, top_p, top_k)

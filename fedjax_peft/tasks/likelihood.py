@@ -27,8 +27,6 @@ import jax.numpy as jnp
 from fedjax_peft.contracts import Batch, Metrics, Outputs, PyTree
 from fedjax_peft.tasks.common import SumAndCount, real_rows, total
 
-__all__ = ["Objective", "TokenScores", "chunk_size", "next_tokens", "objective", "token_scores"]
-
 _LOGITS = 1 << 23
 """The largest number of logits in a chunk: 32 MiB in float32."""
 
@@ -189,7 +187,6 @@ def _each(
 
     Args:
       f: (readout, hidden states ``[size, width]``, targets ``[size]``) -> arrays.
-      readout: the head.
       hidden: ``[capacity, size, width]``.
       targets: ``[capacity, size]``.
       chunks: int32 scalar.

@@ -19,8 +19,6 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task
 from fedjax_peft.tasks.likelihood import next_tokens, objective, token_scores
 
-__all__ = ["multiple_choice"]
-
 
 def multiple_choice(style: Style = "text") -> Task:
     """Multiple choice: the most likely of a question's choices is the answer.
@@ -66,7 +64,6 @@ def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
 
 
 def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
-    del means
     sums = np.asarray(predictions["log_likelihood"], np.float64)
     lengths = np.maximum(data.meta["characters"], 1)
     found = {}
@@ -80,7 +77,6 @@ def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
 
 
 def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
-    del names
     return {**columns, "answer": [0] * len(columns["question"])}
 
 

@@ -8,8 +8,6 @@ from fedjax_peft.tasks.base import Means, Predictions, Scores, Task, prompted
 from fedjax_peft.tasks.likelihood import objective
 from fedjax_peft.tasks.text_scores import perplexity
 
-__all__ = ["next_token"]
-
 
 def next_token() -> Task:
     """Next token: the model predicts every token of a text from those before it.
@@ -33,5 +31,4 @@ def next_token() -> Task:
 
 
 def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
-    del predictions, data
     return {"perplexity": perplexity(means["loss"])}

@@ -11,20 +11,16 @@ import numpy as np
 from fedjax_peft.contracts import Batch, Metrics, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.spans import SPANS, span_text
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task
 from fedjax_peft.tasks.common import SumAndCount, cross_entropy, real_rows, total
-from fedjax_peft.tasks.text_scores import exact_match, normalized, overlap_f1
-
-__all__ = ["answers", "exact_match", "normalized", "overlap_f1", "question_answering"]
+from fedjax_peft.tasks.text_scores import exact_match, overlap_f1
 
 _HEADLINES = {"squad": "f1", "fednlp_raw": "raw_f1"}
 
 
 def question_answering(
-    n_best: int = 20,
-    max_answer_length: int = 30,
-    metric: Literal["squad", "fednlp_raw"] = "squad",
+    n_best: int = 20, max_answer_length: int = 30, metric: Literal["squad", "fednlp_raw"] = "squad"
 ) -> Task:
     """Question answering: where in a context does the answer start and end?
 
@@ -47,8 +43,7 @@ def question_answering(
     Raises:
       InputError: an unknown metric, or a number below 1.
     """
-    if metric not in _HEADLINES:
-        raise InputError(f"There is no metric {metric!r}. {nearest(metric, _HEADLINES)}")
+    check_known("metric", metric, _HEADLINES)
     if min(n_best, max_answer_length) < 1:
         raise InputError(
             f"n_best={n_best} and max_answer_length={max_answer_length} must be at least 1."
@@ -115,7 +110,6 @@ def _predict(n_best: int, outputs: Outputs, batch: Batch) -> dict[str, jax.Array
 
 
 def _score(max_answer_length: int, means: Means, predictions: Predictions, data: Any) -> Scores:
-    del means
     if "offsets" not in data.meta:
         raise InputError(
             f"The data set {data.name!r} has no meta 'offsets' (where each token is in its"
@@ -165,7 +159,6 @@ def _best_spans(
 
 
 def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
-    del names
     return {**columns, "id": list(range(len(columns["question"])))}
 
 

@@ -14,8 +14,6 @@ from fedjax_peft.support.libraries import limit_blas_threads
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task, check_labels
 from fedjax_peft.tasks.common import SumAndCount, correct, cross_entropy, real_rows
 
-__all__ = ["tagging"]
-
 
 def tagging() -> Task:
     """Tagging: one label for each word, such as the kind of entity that it belongs to.
@@ -55,7 +53,6 @@ def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
 
 
 def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
-    del batch
     return {"tag": jnp.argmax(outputs.logits, axis=-1).astype(jnp.int32)}
 
 
@@ -63,7 +60,6 @@ def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
     limit_blas_threads()  # seqeval loads scipy
     from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
 
-    del means
     labels = data.columns["labels"]
     gold = _tags(data.label_names, labels, labels)
     predicted = _tags(data.label_names, predictions["tag"], labels)

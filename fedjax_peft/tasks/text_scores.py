@@ -22,21 +22,6 @@ import numpy as np
 
 from fedjax_peft.support.errors import InputError
 
-__all__ = [
-    "SCORES",
-    "best_score",
-    "exact_match",
-    "final_number",
-    "gsm8k_match",
-    "mean_score",
-    "normalized",
-    "overlap_f1",
-    "pass_at_k",
-    "pass_rate",
-    "perplexity",
-    "rouge_l",
-]
-
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _NUMBER = re.compile(r"#### (\-?[0-9\.\,]+)")
 
@@ -129,9 +114,7 @@ def best_score(
 
 
 def mean_score(
-    score: Callable[[str, str], float],
-    answers: Sequence[str],
-    golds: Sequence[str | Sequence[str]],
+    score: Callable[[str, str], float], answers: Sequence[str], golds: Sequence[str | Sequence[str]]
 ) -> float:
     """Returns the mean of :func:`best_score` over answers; NaN without answers.
 

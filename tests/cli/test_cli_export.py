@@ -32,6 +32,7 @@ from fedjax_peft.models.inference import predict
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.io.describe import describe
 from fedjax_peft.peft.io.export import export
+from fedjax_peft.simulation.rows import seen_clients
 from fedjax_peft.simulation.simulate import Run, simulate
 from fedjax_peft.support.errors import InputError
 
@@ -276,7 +277,7 @@ def test_predictions_of_clients(alone, texts, tmp_path, capsys):
         path = tmp_path / "all" / f"client_{client:04d}.jsonl"
         got = [json.loads(line)["logits"] for line in path.read_text().splitlines()]
         assert_close(got, logits(run.model, run.client_params(client)), **EXACT)
-    trained = min(run.seen)
+    trained = min(seen_clients(run.metrics))
     capsys.readouterr()
     assert cli.main([*arguments, str(tmp_path / "one"), "--client", str(trained)]) == 0
     assert capsys.readouterr().err == ""
@@ -291,7 +292,7 @@ def test_client_of_a_run_that_shares_everything(finished, texts, tmp_path, capsy
 
 
 def test_one_client_in_its_own_directory(project, alone, tmp_path):
-    client = min(load_clients(alone).seen)
+    client = min(seen_clients(load_clients(alone).metrics))
     arguments = ["export", str(alone), "--client", str(client), "--out", str(tmp_path / "a")]
     assert cli.main(arguments) == 0
     run = load_clients(alone)

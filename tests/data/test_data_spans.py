@@ -6,7 +6,7 @@ import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_peft.data.encoders.spans import encode_spans, recovered, span_text, unanswerable
+from fedjax_peft.data.encoders.spans import encode_spans, span_text
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
@@ -22,6 +22,22 @@ ANSWERS = [
     "(50% off on Sundays)",
     "50% off on Sundays",
 ]
+
+
+def recovered(data):
+    """Returns question id -> the text of the labelled tokens, empty if no window has it whole."""
+    start, end = data.columns["start_positions"], data.columns["end_positions"]
+    texts = {data.references[unit].id: "" for unit in np.unique(data.meta["unit"])}
+    for row in np.flatnonzero(data.columns["context_mask"][np.arange(len(data)), start]):
+        question = data.references[data.meta["unit"][row]]
+        texts[question.id] = span_text(data, int(row), start[row], end[row])
+    return texts
+
+
+def unanswerable(data):
+    """Returns the ids of the questions whose labelled text differs from the first answer."""
+    first = {question.id: question.answers[0].strip() for question in data.references}
+    return [id_ for id_, text in recovered(data).items() if text != first[id_]]
 
 
 def table(answers=ANSWERS, context=CONTEXT, question="Who built the lighthouse?", starts=None):

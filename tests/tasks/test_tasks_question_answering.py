@@ -16,7 +16,7 @@ from fedjax_peft.contracts import Outputs
 from fedjax_peft.data import Dataset
 from fedjax_peft.data.encoders.spans import Question
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.tasks.question_answering import exact_match, normalized, overlap_f1
+from fedjax_peft.tasks.text_scores import exact_match, normalized, overlap_f1
 
 LENGTH = 12
 CONTEXT = ["On", "Monday", "the", "red", "boat", "left", "Marenholm", "for", "the", "far", "north"]

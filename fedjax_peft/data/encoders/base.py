@@ -8,11 +8,6 @@ import numpy as np
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.table import Table
 
-__all__ = [
-    *("STAND_IN_WORDS", "Encode", "Encoder", "StandIn"),
-    *("balanced_classes", "recognising", "texts_in", "texts_of"),
-]
-
 STAND_IN_WORDS = 59
 """Stand-ins have the words ``w0`` to ``w58``, which the tokenizer of
 :func:`fedjax_peft.testing.write_tiny_checkpoint` knows."""
@@ -62,23 +57,6 @@ def texts_in(column: str) -> Callable[[Table], list[str]]:
     return lambda table: list(table.columns[column])
 
 
-def _no_names(table: Table) -> tuple[str, ...]:
-    del table
-    return ()
-
-
-def _any_splits(tables: Mapping[str, Table], renamed: Mapping[str, str]) -> None:
-    del tables, renamed
-
-
-def _same_table(table: Table) -> Table:
-    return table
-
-
-def _any_rows(table: Table, names: Sequence[str]) -> None:
-    del table, names
-
-
 class Encoder(NamedTuple):
     """How the rows of a table become arrays. Only the first two fields have no default."""
 
@@ -95,14 +73,16 @@ class Encoder(NamedTuple):
     group_column: str | None = None
     """A column whose equal values stay together when a share of the rows is held out for
     validation, such as the context of questions; None: every row for itself."""
-    class_names: Callable[[Table], tuple[str, ...]] = _no_names
+    class_names: Callable[[Table], tuple[str, ...]] = lambda table: ()
     """training split -> all class or tag names in it, in order."""
-    check_splits: Callable[[Mapping[str, Table], Mapping[str, str]], None] = _any_splits
+    check_splits: Callable[[Mapping[str, Table], Mapping[str, str]], None] = (
+        lambda tables, renamed: None
+    )
     """(tables by split, the entry's renamed columns: theirs -> ours) -> None. Raises InputError for
     splits whose columns do not fit together."""
-    prepare: Callable[[Table], Table] = _same_table
+    prepare: Callable[[Table], Table] = lambda table: table
     """Returns the table with its columns in the form that ``encode`` reads."""
-    check: Callable[[Table, Sequence[str]], None] = _any_rows
+    check: Callable[[Table, Sequence[str]], None] = lambda table, names: None
     """(prepared table, class names) -> None. Raises InputError for a row that cannot be used. It
     sees all rows, also those that ``train_examples`` leaves out."""
     texts: Callable[[Table], list[str]] | None = None
@@ -120,7 +100,6 @@ def texts_of(rng: np.random.Generator, words: np.ndarray) -> list[str]:
     """Returns a text for each row of ``words``: its first 5 words or more.
 
     Args:
-      rng: draws the lengths.
       words: numbers of words, int ``[n, longest]``.
     """
     lengths = rng.integers(5, words.shape[1] + 1, len(words))

@@ -13,8 +13,6 @@ from fedjax_peft.data.text import cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import beginning, padding_token, whole
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["ChoiceQuestion", "Style", "choices_encoder", "encode_choices", "scores_by_unit"]
-
 Style = Literal["text", "letters"]
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -57,7 +55,6 @@ def encode_choices(
     Raises:
       InputError: a tokenizer or a length that cannot be used, or a row (counted from 1).
     """
-    del names
     check_tokenizer(tokenizer, max_length)
     if max_length < 2:
         raise InputError(f"max_length is {max_length}, but a question and a choice are 2 tokens.")
@@ -138,13 +135,11 @@ def _encode(
 
 
 def _check(table: Table, names: Sequence[str]) -> None:
-    del names
     _questions(table)
 
 
 def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
     """Returns questions of three words; the right choice is the first of them."""
-    del wanted
     rows = [rng.choice(STAND_IN_WORDS, 5, replace=False) for _ in range(n)]
     places = rng.integers(0, 3, n)
     choices = [np.insert(row[3:], place, row[0]) for row, place in zip(rows, places, strict=True)]
@@ -173,7 +168,6 @@ def scores_by_unit(scores: np.ndarray, data: Any) -> dict[int, np.ndarray]:
 
     Args:
       scores: of each example, ``[n]``.
-      data: the encoded examples.
     """
     unit, choice = data.meta["unit"], data.meta["choice"]
     order = np.lexsort((choice, unit))

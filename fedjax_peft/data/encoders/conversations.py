@@ -7,23 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_peft.data import templates
 from fedjax_peft.data.conversations import COLUMNS, Conversation, form_of, two_turns, with_messages
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn
 from fedjax_peft.data.table import Table
-from fedjax_peft.data.templates import (
-    Rendered,
-    answer_spans,
-    end_tokens,
-    marks_answers,
-    prompt_text,
-    render,
-    template_of,
-)
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import check_room, padding_token, whole
-
-__all__ = ["CONVERSATIONS", "encode_conversations", "encode_prompts", "left_padded", "with_rows"]
 
 
 def encode_conversations(
@@ -60,19 +50,18 @@ def encode_conversations(
       InputError: the tokenizer, the template or the length cannot be used, or a row (counted from
         1) does not fit the template.
     """
-    del names
     check_tokenizer(tokenizer, max_length)
-    template = template_of(tokenizer, template)
+    template = templates.template_of(tokenizer, template)
     rows = [_cleaned(row) for row in table.columns["messages"]]
     texts = [
-        render(tokenizer, template, row, where=table.place(number))
+        templates.render(tokenizer, template, row, where=table.place(number))
         for number, row in table.numbered(rows)
     ]
-    marked = template == "chat" and marks_answers(tokenizer)
+    marked = template == "chat" and templates.marks_answers(tokenizer)
     key = ["conversations", fingerprint(tokenizer), padding_token(tokenizer), max_length]
     key += [tokenizer.get_chat_template() if marked else "", *(json.dumps(x) for x in texts)]
     columns = cached(key, lambda: _encode(tokenizer, texts, rows if marked else None, max_length))
-    ends = np.array(end_tokens(tokenizer, template), np.int32)
+    ends = np.array(templates.end_tokens(tokenizer, template), np.int32)
     columns = {**columns, "end_ids": np.tile(ends, (len(rows), 1))}
     meta = {"unit": np.arange(len(rows), dtype=np.int32), "cut_tokens": columns.pop("cut_tokens")}
     answers: tuple[Any, ...]
@@ -94,7 +83,6 @@ def encode_prompts(
     """Returns prompts as tokens, padded on the left, for generation.
 
     Args:
-      tokenizer: a fast tokenizer of ``transformers``.
       prompts: n texts of a user, or conversations that end with a user's message.
       template: as for :func:`encode_conversations`.
       max_length: the most tokens of a prompt, which loses its beginning; None: no limit.
@@ -106,16 +94,16 @@ def encode_prompts(
     Raises:
       InputError: the template cannot be used, or a prompt does not fit it.
     """
-    template = template_of(tokenizer, template)
+    template = templates.template_of(tokenizer, template)
     rows = [
         _cleaned([{"role": "user", "content": x}] if isinstance(x, str) else x) for x in prompts
     ]
     texts = [
-        prompt_text(tokenizer, template, row, f"Prompt {number}")
+        templates.prompt_text(tokenizer, template, row, f"Prompt {number}")
         for number, row in enumerate(rows, 1)
     ]
     ids = [encoding.ids for encoding in whole(tokenizer, texts)]
-    ends = np.array(end_tokens(tokenizer, template), np.int32)
+    ends = np.array(templates.end_tokens(tokenizer, template), np.int32)
     columns = left_padded(ids, padding_token(tokenizer), max_length)
     return {**columns, "end_ids": np.tile(ends, (len(ids), 1))}
 
@@ -126,8 +114,6 @@ def left_padded(
     """Returns ``prompt_ids`` int32 and ``prompt_mask`` bool ``[n, longest]``, padded on the left.
 
     Args:
-      prompts: the tokens of n prompts.
-      padding: the padding token.
       max_length: the most tokens of a prompt, which loses its beginning; None: no limit.
     """
     prompts = [ids if max_length is None else ids[-max_length:] for ids in prompts]
@@ -143,10 +129,7 @@ def with_rows(data: Dataset, rows: np.ndarray, new: Dataset, padding: int) -> Da
     """Returns encoded conversations with other tokens in some rows. Keys and references stay.
 
     Args:
-      data: of :func:`encode_conversations`.
-      rows: the numbers of the rows, int ``[m]``.
       new: m encoded conversations of the same length.
-      padding: the padding token.
     """
     columns = {key: x.copy() for key, x in data.columns.items()}
     prompts = _prompts(columns)
@@ -171,17 +154,15 @@ def _cleaned(conversation: Conversation) -> Conversation:
 
 def _encode(
     tokenizer: Any,
-    texts: Sequence[Rendered],
+    texts: Sequence[templates.Rendered],
     conversations: Sequence[Conversation] | None,
     max_length: int,
 ) -> dict[str, np.ndarray]:
     """Returns the columns, and ``cut_tokens``.
 
     Args:
-      tokenizer: the tokenizer.
       texts: n conversations as text.
       conversations: the same as messages, if the tokenizer marks their answers; else None.
-      max_length: tokens per example.
     """
     shape = (len(texts), max_length)
     check_room(len(texts), max_length, "conversations", each=6)
@@ -239,7 +220,7 @@ def _marked(tokenizer: Any, conversations: Sequence[Conversation]) -> list[tuple
         answers = [m["content"] for m in conversation if m["role"] == "assistant"]
         if answered and found < np.count_nonzero([bool(text.strip()) for text in answers]):
             text = tokenizer.apply_chat_template(conversation, tokenize=False)
-            spans = answer_spans(tokenizer, conversation, "A conversation")
+            spans = templates.answer_spans(tokenizer, conversation, "A conversation")
             targets = _targets(whole(tokenizer, [text])[0], spans)
         result.append((tokens["input_ids"], targets))
     return result
@@ -250,7 +231,6 @@ def _recognises(columns: Collection[str]) -> int:
 
 
 def _check_splits(tables: Mapping[str, Table], renamed: Mapping[str, str]) -> None:
-    del renamed
     for table in tables.values():
         if form_of(table.columns) is None:
             with_messages(table)  # raises
@@ -262,7 +242,6 @@ def _texts(table: Table) -> list[str]:
 
 def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
     """Returns requests of three words; the answer is the first and the last of them."""
-    del wanted
     words = rng.integers(0, STAND_IN_WORDS, (n, 3))
     texts = [[f"w{i}" for i in row] for row in words]
     return {"messages": [two_turns(" ".join(row), f"{row[0]} {row[2]}") for row in texts]}

@@ -13,8 +13,6 @@ from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, finge
 from fedjax_peft.data.tokens import padding_token, whole
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["LANGUAGE", "encode_language"]
-
 
 def encode_language(
     table: Table, names: Sequence[str], tokenizer: Any, *, max_length: int, name: str
@@ -34,7 +32,6 @@ def encode_language(
     Raises:
       InputError: the tokenizer or the length cannot be used, or a row (counted from 1) has no text.
     """
-    del names
     check_tokenizer(tokenizer, max_length)
     if tokenizer.eos_token_id is None:
         raise InputError(
@@ -72,13 +69,11 @@ def _recognises(columns: Collection[str]) -> int:
 
 
 def _check(table: Table, names: Sequence[str]) -> None:
-    del names
     require(table, "text", str, "a text")
 
 
 def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
     """Returns texts in which each word is followed by the same other word."""
-    del wanted
     words = rng.integers(0, STAND_IN_WORDS, (n, 1)) + 7 * np.arange(12)
     return {"text": texts_of(rng, words % STAND_IN_WORDS)}
 

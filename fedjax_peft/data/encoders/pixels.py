@@ -13,8 +13,6 @@ from fedjax_peft.data.table import Table, label_ids, label_names
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["PIXELS", "encode_images"]
-
 
 def encode_images(
     table: Table,
@@ -38,7 +36,6 @@ def encode_images(
       InputError: an image (with its row) cannot be read or has another size than the first, or a
         label is not in ``names``.
     """
-    del tokenizer, max_length
     if "image" not in table.columns:
         raise InputError(f"{table.lacks('image')} {nearest('image', table.columns)}")
     labels = label_ids(table, names)

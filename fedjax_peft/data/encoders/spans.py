@@ -13,8 +13,6 @@ from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, finge
 from fedjax_peft.data.tokens import joined, model_columns, offsets, padding_token, whole
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["SPANS", "Question", "encode_spans", "recovered", "span_text", "unanswerable"]
-
 _QUESTION = 64
 """The largest number of tokens of a question, as in BERT's SQuAD code."""
 _STRIDE = 128
@@ -61,7 +59,6 @@ def encode_spans(
       InputError: the tokenizer or the length cannot be used; or a row (counted from 1) has no
         answer, or the answer is not in its context at the given position.
     """
-    del names
     check_tokenizer(tokenizer, max_length, pair=True)
     room = max_length - tokenizer.num_special_tokens_to_add(True)
     if room < 2:
@@ -87,25 +84,6 @@ def encode_spans(
         meta=meta,
         references=questions,
     )
-
-
-def recovered(data: Dataset) -> dict[str, str]:
-    """Returns question id -> the text of the labelled tokens.
-
-    It is empty if no window contains the whole answer, and longer than the answer if a token is.
-    """
-    start, end = data.columns["start_positions"], data.columns["end_positions"]
-    texts = {data.references[unit].id: "" for unit in np.unique(data.meta["unit"])}
-    for row in np.flatnonzero(data.columns["context_mask"][np.arange(len(data)), start]):
-        question = data.references[data.meta["unit"][row]]
-        texts[question.id] = span_text(data, int(row), start[row], end[row])
-    return texts
-
-
-def unanswerable(data: Dataset) -> list[str]:
-    """Returns the ids of the questions whose labelled text differs from the first answer."""
-    first = {question.id: question.answers[0].strip() for question in data.references}
-    return [id_ for id_, text in recovered(data).items() if text != first[id_]]
 
 
 def span_text(data: Dataset, row: int, start: int, end: int) -> str:
@@ -232,7 +210,6 @@ def _texts(table: Table) -> list[str]:
 
 def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
     """Returns questions that are a word of the context; the answer is the word after it."""
-    del wanted
     columns: dict[str, Any] = {"id": [f"question {i}" for i in range(n)]}
     contexts = [[f"w{i}" for i in rng.permutation(STAND_IN_WORDS)[:12]] for _ in range(n)]
     places = rng.integers(0, 11, n)

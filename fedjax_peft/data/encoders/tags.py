@@ -17,11 +17,7 @@ from fedjax_peft.data.iob import sentences
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import joined, model_columns, padding_token
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["TAGS", "encode_tags", "tag_names", "tag_set", "type_set"]
-
-_ORDERS = ("sorted", "first_seen")
+from fedjax_peft.support.errors import check_known, nearest
 
 
 def encode_tags(
@@ -55,8 +51,7 @@ def encode_tags(
       InputError: the tokenizer or the length cannot be used; or the tags of a row (counted from 1)
         are not in IOB form, are not in ``names``, or are not one for each word.
     """
-    if order not in _ORDERS:
-        raise InputError(f"There is no order {order!r} of tags. {nearest(order, _ORDERS)}")
+    check_known("order", order, ("sorted", "first_seen"), " of tags")
     check_tokenizer(tokenizer, max_length)
     words, tags = sentences(table)
     ids = _tag_ids(table, tags, names)

@@ -19,8 +19,6 @@ from fedjax_peft.data.table import Table, label_ids, label_names, require
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["TEXT", "encode_classes"]
-
 _COLUMNS = ("text", "text_pair", "label")
 
 

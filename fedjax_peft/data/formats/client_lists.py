@@ -7,8 +7,6 @@ from fedjax_peft.data.formats.files import read_json
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["read_client_lists"]
-
 
 def read_client_lists(folder: Path) -> dict[str, Table] | None:
     """Returns the rows of a folder's one JSON file as ``all``, with the column ``client``.

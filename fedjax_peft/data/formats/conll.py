@@ -10,8 +10,6 @@ from fedjax_peft.data.iob import TAG, iob2, sentences
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["PLONER_SOURCES", "read_conll", "read_conll_file", "read_ploner"]
-
 _FILES = {
     "train": ("eng.train", "*train*.conll", "train", "train.txt"),
     "validation": ("eng.testa", "*dev*.conll", "dev", "dev.txt", "valid.txt"),
@@ -87,7 +85,9 @@ def read_ploner(folder: Path) -> dict[str, Table] | None:
         table = _sentences(path)
         source = _source(path.relative_to(folder))
         for words, tags in zip(table.columns["tokens"], table.columns["tags"], strict=True):
-            kept = [_ploner_tag(tag) for tag in tags]
+            kinds = [_PLONER_TYPES.get(tag[2:].lower()) for tag in tags]
+            pairs = zip(tags, kinds, strict=True)
+            kept = [f"{tag[:2]}{kind}" if kind else "O" for tag, kind in pairs]
             if any(tag != "O" for tag in kept):
                 rows.append((words, kept, source))
     return {"all": Table.of_rows(folder, ("tokens", "tags", "source"), rows)} if rows else None
@@ -113,8 +113,3 @@ def _source(path: Path) -> str:
         f"Which source of PLONER is {path}? Its path needs a word that tells it: conll, wnut, or a"
         " genre of OntoNotes: bc, bn, mz, nw, tc, wb."
     )
-
-
-def _ploner_tag(tag: str) -> str:
-    kind = _PLONER_TYPES.get(tag[2:].lower())
-    return "O" if kind is None else f"{tag[:2]}{kind}"

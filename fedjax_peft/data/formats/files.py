@@ -11,8 +11,6 @@ from typing import Any
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["find", "lines", "read_bytes", "read_json", "read_splits", "refuse_twins", "stem"]
-
 _UNREADABLE = (OSError, EOFError, zlib.error)
 
 
@@ -84,7 +82,6 @@ def find(folder: Path, *patterns: str, deep: bool = True) -> Path | None:
     """Returns the file in the folder that fits the first pattern with any match.
 
     Args:
-      folder: where to look.
       *patterns: of file names, such as ``train-v*.json``; the first that fits counts. ``.gz`` may
         follow.
       deep: whether files in subfolders count.
@@ -113,10 +110,7 @@ def read_splits(
     """Returns the splits whose files exist, None if no file exists.
 
     Args:
-      folder: where to look.
       patterns: split -> patterns of its file, see :func:`find`.
-      read: reads a file.
-      deep: whether files in subfolders count.
 
     Raises:
       InputError: several files for one split, or one that cannot be read.

@@ -6,8 +6,6 @@ from fedjax_peft.data.formats.files import lines
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["read_orange", "read_text_folders"]
-
 
 def read_text_folders(folder: Path) -> dict[str, Table] | None:
     """Returns train and test of folders such as ``20news-bydate-train/<class>/<file>``, or None.

@@ -7,8 +7,6 @@ from fedjax_peft.data.formats.files import lines, read_splits, refuse_twins
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["read_glue"]
-
 _FILES = {
     "train": ("train.tsv", "msr_paraphrase_train.txt"),
     "validation": ("dev.tsv", "dev_matched.tsv", "msr_paraphrase_test.txt"),

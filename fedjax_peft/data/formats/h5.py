@@ -21,8 +21,6 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import require
 
-__all__ = ["read_h5"]
-
 _ENDINGS = {"train": ("train",), "validation": ("held_out", "validation"), "test": ("test",)}
 """Split -> how the names of its file end: ``fed_emnist_train.h5``, ``train.h5``."""
 _PACKED = 1100
@@ -41,12 +39,10 @@ def read_h5(
     :func:`fedjax_peft.data.formats.leaf.read_users`.
 
     Args:
-      folder: a directory.
       users: read only this many clients, drawn by
         :func:`fedjax_peft.data.subsets.draw_users` out of those in the training and the test file.
         All others stay on disk. None: all.
       user_examples: least number of training examples of a drawn client, by default 1.
-      seed: of the draw.
 
     Raises:
       InputError: h5py is not installed; a file is damaged, is not of this form, or points to other

@@ -19,8 +19,6 @@ from fedjax_peft.data.formats.files import read_bytes
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["decode", "read_images"]
-
 _PLACES = (".", "cifar-10-batches-bin", "cifar-100-binary", "gzip")
 """Where the files may be in a folder: archives unpack to a folder of their own (EMNIST: gzip)."""
 
@@ -37,9 +35,6 @@ def read_images(folder: Path) -> dict[str, Table] | None:
     * one npz file with ``x_train`` and ``y_train``, or ``train_images`` and ``train_labels`` (or in
       the singular), and the same of ``test``;
     * ``train/CLASS/FILE`` and ``test/CLASS/FILE`` with the ending png, jpg or jpeg.
-
-    Args:
-      folder: a directory.
 
     Raises:
       InputError: a file is missing, damaged, or in another format than its name says; or the
@@ -119,10 +114,7 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
 
 # CIFAR's binary version: records of one or two labels and 3x32x32 pixels.
 
-_CIFAR10 = {
-    "train": [f"data_batch_{i}.bin" for i in range(1, 6)],
-    "test": ["test_batch.bin"],
-}
+_CIFAR10 = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 _CIFAR100 = {"train": ["train.bin"], "test": ["test.bin"]}
 
 

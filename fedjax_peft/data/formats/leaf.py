@@ -18,8 +18,6 @@ from fedjax_peft.data.formats.files import read_bytes, read_json
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["CONTENTS", "User", "read_users", "user_table"]
-
 CONTENTS = ("tokens", "snippets", "text", "pixels", "image")
 """Content fields of TFF."""
 _LEAF = re.compile(
@@ -49,26 +47,22 @@ def read_users(folder: Path) -> dict[str, Table] | None:
     and ``label``, if there is one. LEAF's next character (Shakespeare) or next token is not a
     label; it is appended to the text.
 
-    Args:
-      folder: a directory.
-
     Raises:
       InputError: a file is damaged or contradicts itself (with the user and the field).
     """
-    files = {split: paths for split in _SPLITS if (paths := _find(folder, _patterns(split)))}
+    names = {split: (f"{split}.json", f"{split}/*.json") for split in ("train", "val", "test")}
+    files = {split: paths for split, own in names.items() if (paths := _find(folder, own))}
     if not files:
         files = {"all": paths} if (paths := _find(folder, _UNSPLIT)) else {}
-    if not files or not _is_by_user(next(iter(files.values()))[0]):
+    if not files:
+        return None
+    head = read_bytes(next(iter(files.values()))[0], _HEAD)
+    if not (_LEAF.match(head) or _TFF.match(head)):
         return None
     return {split: _table(paths) for split, paths in files.items()}
 
 
-_SPLITS = ("train", "val", "test")
 _UNSPLIT = ("all_data*.json", "all_data/*.json", "all.json")
-
-
-def _patterns(split: str) -> tuple[str, ...]:
-    return f"{split}.json", f"{split}/*.json"
 
 
 def _find(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
@@ -79,11 +73,6 @@ def _find(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
             if paths:
                 return paths
     return []
-
-
-def _is_by_user(path: Path) -> bool:
-    head = read_bytes(path, _HEAD)
-    return bool(_LEAF.match(head) or _TFF.match(head))
 
 
 class User(NamedTuple):

@@ -7,8 +7,6 @@ from fedjax_peft.data.formats.files import lines, read_splits
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["read_semeval"]
-
 _FILES = {"train": ("TRAIN_FILE.TXT",), "test": ("TEST_FILE_FULL.TXT",)}
 
 

@@ -10,8 +10,6 @@ from fedjax_peft.data.formats.files import lines, read_json, read_splits
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["canonical", "read_mrqa", "read_squad"]
-
 _FILES = {"train": ("train-v*.json",), "validation": ("dev-v*.json",)}
 _COLUMNS = ("id", "question", "context", "answers", "answer_starts")
 

@@ -24,21 +24,6 @@ from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.libraries import log_level, printed_once
 
-__all__ = [
-    "ENDINGS",
-    "NO_TEST",
-    "PLAIN",
-    "Csv",
-    "cause",
-    "csv_form",
-    "find_splits",
-    "from_datasets",
-    "header",
-    "kind",
-    "load",
-    "read_file",
-]
-
 _KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 ENDINGS = (*_KINDS, ".json.gz", ".jsonl.gz", ".csv.gz")
 """Endings of the files that can be read."""
@@ -57,7 +42,6 @@ def find_splits(
     """Returns the file of each split, or of ``all`` rows; of a split in parts, the first part.
 
     Args:
-      folder: where to look.
       splits: split -> names its file may have, the first that is there counts.
       optional: the same of splits that may be missing. A file of another split is not used.
       whole: names of a file that has to be split. A file of a split goes before it.
@@ -160,7 +144,6 @@ def read_file(path: Path, *, alone: bool = False, form: Csv = PLAIN) -> Table:
     Args:
       path: as :func:`find_splits` gives it.
       alone: leaves out the further parts.
-      form: how it is written, if it is a csv file.
 
     Raises:
       InputError: a file that cannot be read.
@@ -341,11 +324,7 @@ def _csv_columns(path: Path, form: Csv) -> list[str]:
 
 
 def _csv_options(paths: Sequence[Path], form: Csv) -> dict[str, Any]:
-    """Returns options that read every field as text: no guessed numbers, no "NA" as missing.
-
-    Raises:
-      InputError: as :func:`_csv_columns`.
-    """
+    """Returns options that read every field as text: no guessed numbers, no "NA" as missing."""
     from datasets import Features, Value
 
     names = [_csv_columns(path, form) for path in paths][-1]

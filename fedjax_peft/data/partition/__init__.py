@@ -11,12 +11,7 @@ units, and the key of a unit is the key of its first row.
 
 from fedjax_peft.data.partition.features import feature_shift
 from fedjax_peft.data.partition.plain import iid, pooled
-from fedjax_peft.data.partition.skew import (
-    dirichlet,
-    label_share,
-    pathological,
-    quantity,
-)
+from fedjax_peft.data.partition.skew import dirichlet, label_share, pathological, quantity
 from fedjax_peft.data.partition.users import grouped, natural
 
 __all__ = [

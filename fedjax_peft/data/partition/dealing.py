@@ -16,8 +16,6 @@ from fedjax_peft.data import keys
 from fedjax_peft.data.dataset import Clients, Dataset, DataT
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["Pool", "apportion", "check_clients", "check_min_size", "deal", "draw", "fill_up"]
-
 
 @dataclass(frozen=True, eq=False)
 class Pool(Generic[DataT]):
@@ -39,7 +37,6 @@ class Pool(Generic[DataT]):
         return cls(data, every, every)
 
     def __len__(self) -> int:
-        """Returns the number of units."""
         return len(self.first)
 
     def classes(self, by: str | None) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -9,9 +9,7 @@ import numpy as np
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.partition.plain import iid
 from fedjax_peft.numerics.random import host_rng
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["SHIFTS", "feature_shift", "shift_features"]
+from fedjax_peft.support.errors import InputError, check_known
 
 
 def feature_shift(
@@ -60,8 +58,7 @@ def shift_features(
     Raises:
       InputError: an unknown kind, an impossible strength, or data that are not such images.
     """
-    if kind not in SHIFTS:
-        raise InputError(f"There is no feature shift {kind!r}. {nearest(kind, SHIFTS)}")
+    check_known("feature shift", kind, SHIFTS)
     fades = kind in ("brightness", "contrast")
     if not 0 <= strength <= (1 if fades else sys.float_info.max):
         raise InputError(
@@ -109,28 +106,19 @@ def _taps(place: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the two pixels next to each position on a line, and their weights."""
     first = np.floor(place).astype(int)
     second = (place - first).astype(np.float32)
-    return [
-        (np.clip(first, 0, size - 1), 1 - second),
-        (np.clip(first + 1, 0, size - 1), second),
-    ]
+    return [(np.clip(first, 0, size - 1), 1 - second), (np.clip(first + 1, 0, size - 1), second)]
 
 
 def _noisy(pixels: np.ndarray, deviation: float, rng: np.random.Generator) -> np.ndarray:
     return pixels + 255 * deviation * rng.standard_normal(pixels.shape, np.float32)
 
 
-def _darker(pixels: np.ndarray, lost: float, _: np.random.Generator) -> np.ndarray:
-    return (1 - lost) * pixels
-
-
-def _flatter(pixels: np.ndarray, lost: float, _: np.random.Generator) -> np.ndarray:
-    return pixels + lost * (pixels.mean((1, 2, 3), keepdims=True) - pixels)
-
-
 SHIFTS: dict[str, Callable[[np.ndarray, float, np.random.Generator], np.ndarray]] = {
     "rotation": _rotated,
     "noise": _noisy,
-    "brightness": _darker,
-    "contrast": _flatter,
+    "brightness": lambda pixels, lost, _: (1 - lost) * pixels,
+    "contrast": lambda pixels, lost, _: (
+        pixels + lost * (pixels.mean((1, 2, 3), keepdims=True) - pixels)
+    ),
 }
 """Kind -> (uint8 images ``[n, channels, height, width]``, amount, generator) -> images."""

@@ -6,8 +6,6 @@ from fedjax_peft.data.dataset import Clients, DataT
 from fedjax_peft.data.partition.dealing import Pool, check_clients
 from fedjax_peft.numerics.random import host_rng
 
-__all__ = ["iid", "pooled"]
-
 
 def iid(data: DataT, clients: int, *, seed: int = 0) -> Clients[DataT]:
     """Deals out the examples at random, in sizes that differ by at most one example.

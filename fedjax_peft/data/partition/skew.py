@@ -6,18 +6,9 @@ from typing import Literal
 import numpy as np
 
 from fedjax_peft.data.dataset import Clients, DataT
-from fedjax_peft.data.partition.dealing import (
-    Pool,
-    apportion,
-    check_clients,
-    deal,
-    draw,
-    fill_up,
-)
+from fedjax_peft.data.partition.dealing import Pool, apportion, check_clients, deal, draw, fill_up
 from fedjax_peft.numerics.random import host_rng
-from fedjax_peft.support.errors import InputError, nearest
-
-__all__ = ["dirichlet", "label_share", "pathological", "quantity"]
+from fedjax_peft.support.errors import InputError, check_known
 
 
 def dirichlet(
@@ -71,15 +62,13 @@ def dirichlet(
     if fednlp_exact and mode != "client_prior":
         raise InputError(f"fednlp_exact is about the mode 'client_prior', not {mode!r}.")
     rng = host_rng(seed, "partition")
+    check_known("Dirichlet mode", mode, ["client_prior", "class_wise"])
     if mode == "client_prior":
         class_sizes = np.bincount(classes, minlength=len(names))
         counts = _client_prior(class_sizes, _sizes(len(pool), clients, fednlp_exact), alpha, rng)
         owner = deal(classes, counts, rng)
-    elif mode == "class_wise":
-        owner = _class_wise(classes, clients, alpha, min_size, rng)
     else:
-        known = ["client_prior", "class_wise"]
-        raise InputError(f"There is no Dirichlet mode {mode!r}. {nearest(mode, known)}")
+        owner = _class_wise(classes, clients, alpha, min_size, rng)
     return pool.clients(owner, clients)
 
 
@@ -112,12 +101,7 @@ def label_share(
 
 
 def pathological(
-    data: DataT,
-    clients: int,
-    classes_per_client: int = 2,
-    *,
-    by: str | None = None,
-    seed: int = 0,
+    data: DataT, clients: int, classes_per_client: int = 2, *, by: str | None = None, seed: int = 0
 ) -> Clients[DataT]:
     """Label skew by shards: each client has examples of a few classes only, usually two.
 

@@ -9,8 +9,6 @@ from fedjax_peft.data.partition.dealing import Pool, check_min_size
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["grouped", "natural"]
-
 
 def natural(
     data: DataT,

@@ -41,8 +41,6 @@ from fedjax_peft.peft.io.files import (
 )
 from fedjax_peft.support.errors import InputError, nearest
 
-__all__ = ["export_adapterhub", "load_adapterhub"]
-
 
 class _Names(NamedTuple):
     """The names of a model family's modules in ``adapters``."""
@@ -146,9 +144,6 @@ def export_adapterhub(
     Args:
       model: what was trained, with :func:`houlsby`, :func:`pfeiffer` or :func:`bottleneck` in all
         residual slots of their places.
-      params: the trained leaves, such as ``Run.params``.
-      directory: where the files go.
-      name: of the adapter.
       base_model: recorded as the base model's hub id or path; by default where it came from.
 
     Raises:
@@ -383,7 +378,6 @@ def _matched(
 
     Args:
       wanted: tensor name -> (variable, whether the tensor is stored transposed).
-      tensors: of the file.
     """
     found, problems = [], []
     for name, (variable, transposed) in wanted.items():

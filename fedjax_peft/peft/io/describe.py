@@ -12,8 +12,6 @@ from fedjax_peft.peft.io.files import Format
 from fedjax_peft.peft.io.hfpeft import LABELS
 from fedjax_peft.support.display import one_line
 
-__all__ = ["card", "describe", "snippet"]
-
 _TEXTS = ["The lamp works very well.", "The kettle broke at once."]
 _TRIES: dict[str, tuple[list[Any], list[str]]] = {
     "AutoModelForSequenceClassification": (
@@ -63,9 +61,7 @@ def describe(model: Model, directory: str | Path, format: Format) -> str:
     """Returns a description of an export: its rank and why, and the lines that load it.
 
     Args:
-      model: the exported model.
       directory: of the export; for exports of several clients, the directory of one client.
-      format: of the export.
     """
     lines = [*_notes(model, Path(directory), format), "Load it in Python:", ""]
     lines += [f"    {line}" if line else "" for line in snippet(model, directory, format)]
@@ -124,13 +120,7 @@ def snippet(
 
 
 def card(model: Model, format: Format, base_model: str | None = None) -> str:
-    """Returns the text of a model card, ``README.md``: what was trained, and how to load it.
-
-    Args:
-      model: the exported model.
-      format: of the export.
-      base_model: as for :func:`fedjax_peft.peft.io.export.export`.
-    """
+    """Returns the text of a model card, ``README.md``: what was trained, and how to load it."""
     base, method = base_model or origin(model), model.method
     name = "full" if method is None else method.name
     counts = model.counts()

@@ -23,8 +23,6 @@ from fedjax_peft.peft.io.hfpeft import write_peft
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
 
-__all__ = ["FORMATS", "Format", "client_directory", "export", "export_clients", "formats"]
-
 _HOLDS: dict[str, tuple[str, ...]] = {
     "peft": ("lora", "dora", "ia3", "prompt_tuning", "lora_sb", "lora_sum", "ravan", "slora"),
     "adapterhub": ("houlsby", "pfeiffer", "bottleneck"),
@@ -54,9 +52,7 @@ def export(
 
     Args:
       model: the model that was trained; its ``trainable`` holds the initial values.
-      params: the trained leaves, such as ``Run.params``.
       directory: new, empty, or with an export of exactly the same content.
-      format: one of ``FORMATS``.
       base_model: recorded as an adapter's base model; by default where the model came from.
       overwrite: also replace an export of other content in the directory, if it has the same file
         names.
@@ -85,9 +81,6 @@ def export_clients(
 
     Args:
       clients: number and trained leaves of each client.
-
-    Raises:
-      InputError: as :func:`export`.
     """
     with _staged(directory, format, overwrite) as scratch:
         write = _writer(model, format, base_model)

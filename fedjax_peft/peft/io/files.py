@@ -16,17 +16,6 @@ from fedjax_peft.numerics.linalg import is_finite
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
-__all__ = [
-    "FORMATS",
-    "Format",
-    "Tensors",
-    "head_tensors",
-    "read_tensors",
-    "to_torch",
-    "write_json",
-    "write_tensors",
-]
-
 Format = Literal["peft", "adapterhub", "merged"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 """``peft``: for ``PeftModel.from_pretrained``; ``adapterhub``: for ``adapters`` and its
@@ -65,7 +54,6 @@ def read_tensors(path: Path, pickles: str, convert: str) -> Tensors:
     """Returns the tensors of a safetensors file in float32.
 
     Args:
-      path: of the file.
       pickles: pattern of the files that hold the same as pickle.
       convert: what writes safetensors instead, for the error message.
 

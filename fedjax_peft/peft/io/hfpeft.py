@@ -26,8 +26,6 @@ from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.peft.lora_sum import LoRASumLinear
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["LABELS", "write_peft"]
-
 LABELS = "labels.json"
 """The file with the names of the classes; a model without such names has none."""
 
@@ -57,10 +55,7 @@ def write_peft(
     Args:
       model: with ``lora``, ``dora``, ``slora``, ``lora_sb``, ``lora_sum``, ``ravan``, ``ia3`` or
         ``prompt_tuning`` attached; its ``trainable`` holds the initial values.
-      params: the trained leaves.
-      directory: where the files go.
       architecture: ``registry.class_name`` of the model.
-      base_model: recorded as the base model's hub id or path; by default where it came from.
     """
     contents = {"ia3": _ia3, "prompt_tuning": _prompt}
     contents |= dict.fromkeys(("lora_sb", "lora_sum", "ravan"), _product)

@@ -26,8 +26,6 @@ from fedjax_peft.peft.lora import by_pattern, lora
 from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
 from fedjax_peft.support.errors import InputError
 
-__all__ = ["pretrained"]
-
 
 def pretrained(adapter: str | Path) -> Method:
     """An adapter trained elsewhere (LoRA, DoRA, (IA)³, prompt or bottleneck) as initial values.
