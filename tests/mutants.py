@@ -43,15 +43,16 @@ DPA = "tests/algorithms/test_algorithms_feddpa.py"
 CORES = "tests/algorithms/test_algorithms_cores.py"
 FACTORS = "tests/algorithms/test_algorithms_lora_2025_factors.py"
 ALL = "tests/algorithms/test_algorithms_all.py"
+REFUSALS = "tests/algorithms/test_algorithms_refusals.py"
 MEANS = "tests/aggregators"
 
 TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/apfl": ([PERSONAL, PRODUCT, ALL], "apfl"),
     "algorithms/centralised": ([PERSONAL, ALL], "centralised or baseline or kept"),
-    "algorithms/checks": ([OPTIMISATION, PERSONAL, LORA, MCP], "range or refus or head or model"),
+    "algorithms/checks": ([REFUSALS, PERSONAL, LORA, MCP], "refus or head or model"),
     "algorithms/common": ([OPTIMISATION, PERSONAL], "slow_reference and partial or fedprox"),
     "algorithms/clustering": (["tests/test_clustering.py"], ""),
-    "algorithms/ditto": ([PERSONAL, PRODUCT, ALL], "ditto or personal_models"),
+    "algorithms/ditto": ([PERSONAL, PRODUCT, ALL], "ditto"),
     "algorithms/fedalt": (["tests/algorithms/test_algorithms_fedalt.py", ALL], "fedalt or world"),
     "algorithms/fedavg": ([PERSONAL, PRODUCT, "tests/engine/test_engine_round.py"], ""),
     "algorithms/fedbabu": ([PERSONAL, ALL], "fedbabu or head"),
@@ -64,35 +65,35 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/fednova": ([OPTIMISATION, ALL], "fednova"),
     "algorithms/fedopt": (
         [ALL, OPTIMISATION, PRODUCT],
-        "fedavgm or fedadam or fedyogi or fedadagrad or fedopt or product or range or hand",
+        "fedavgm or fedadam or fedyogi or fedadagrad or fedopt or product or hand",
     ),
     "algorithms/fedper": ([PERSONAL, ALL], "fedper or head"),
     "algorithms/fedprox": ([OPTIMISATION, PRODUCT, ALL], "fedprox"),
-    "algorithms/fedrep": ([PERSONAL, ALL], "fedrep or range"),
+    "algorithms/fedrep": ([PERSONAL, ALL], "fedrep"),
     "algorithms/fedrot": (["tests/algorithms/test_algorithms_fedrot.py", ALL], ""),
     "algorithms/fedsa": ([LORA, ALL], "fedsa"),
     "algorithms/fedsb": ([CORES, ALL], "fedsb or refused"),
     "algorithms/fedsvd": ([FACTORS, ALL], "fedsvd or svd"),
     "algorithms/ffa": ([LORA, ALL], "ffa and not fra"),
     "algorithms/flora": ([LORA, ALL], "flora or exact"),
-    "algorithms/fra_ffa": ([LORA, ALL], "fra_ffa or switch or trigger or range"),
-    "algorithms/hetlora": ([LORA, ALL], "hetlora or rank or prun or range"),
+    "algorithms/fra_ffa": ([LORA, ALL], "fra_ffa or switch"),
+    "algorithms/hetlora": ([LORA, ALL], "hetlora or rank or prun"),
     "algorithms/hilora": (["tests/algorithms/test_algorithms_hilora.py", ALL], "hilora or slow"),
     "algorithms/keeping": ([ALL], "keep or kept"),
     "algorithms/local": ([PERSONAL, ALL], "local or baseline or alone or kept"),
     "algorithms/lora_a2": (["tests/algorithms/test_algorithms_lora_a2.py", ALL], ""),
-    "algorithms/moon": ([PERSONAL, PRODUCT, ALL], "moon or range or contrast"),
+    "algorithms/moon": ([PERSONAL, PRODUCT, ALL], "moon or contrast"),
     "algorithms/pfedlora": (
         ["tests/algorithms/test_algorithms_pfedlora.py", ALL],
         "pfedlora or slow",
     ),
-    "algorithms/pfedme": ([PERSONAL, PRODUCT, ALL], "pfedme or personal_models or range"),
+    "algorithms/pfedme": ([PERSONAL, PRODUCT, ALL], "pfedme"),
     "algorithms/probe": ([OPTIMISATION], "scaffold"),
     "measures/representation": ([MCP], "similar or pooling or cka or nothing or causal or known"),
     "algorithms/ravan": ([CORES, ALL], "ravan"),
     "algorithms/rolora": ([LORA, PRODUCT, ALL], "rolora"),
     "algorithms/slora": ([CORES, ALL], "slora"),
-    "algorithms/scaffold": ([OPTIMISATION, PRODUCT, ALL], "scaffold or optimum or range"),
+    "algorithms/scaffold": ([OPTIMISATION, PRODUCT, ALL], "scaffold or optimum"),
     "aggregators/fields": ([OPTIMISATION, PRODUCT], "scaffold"),
     "aggregators/flexlora": ([MEANS, PRODUCT], "flex or split"),
     "aggregators/fra": ([MEANS, PRODUCT], ""),
@@ -123,6 +124,9 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "measures/spectrum": (["tests/engine/test_engine_diagnosis.py"], ""),
 }
 """File -> its test files, and pytest's ``-k``; a file that is missing has the tests of its room."""
+for _file, (_paths, _) in TESTS.items():
+    if _file.startswith("algorithms/") and REFUSALS not in _paths:
+        _paths.append(REFUSALS)  # its cases have the names of algorithms
 
 
 def tests_of(file: str) -> tuple[list[str], str]:

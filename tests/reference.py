@@ -30,6 +30,42 @@ def gradients(frozen, leaves, x, labels, kept):
     }
 
 
+def by_kernel(kernel, leaves, x, labels, kept=0.8):
+    """Returns the gradients by the adapted kernel and by the head; by default without dropout.
+
+    A product of rank ``in`` that is zero has the derivative of the kernel by its second factor.
+    """
+    n_in, n_out = kernel.shape
+    given = {
+        "layer.lora_a": np.eye(n_in),
+        "layer.lora_b": np.zeros((n_in, n_out)),
+        "layer.lora_scale": np.ones(n_in),
+        **{n: leaves[n] for n in ("head.bias", "head.kernel")},
+    }
+    by = gradients({"layer.kernel": kernel}, given, x, labels, kept)
+    return by["layer.lora_b"], {n: by[n] for n in ("head.bias", "head.kernel")}
+
+
+def svd(matrix, rank=None):
+    """Returns (U, σ, Vᵀ) of a rank; the largest entry of each column of U is positive."""
+    u, sigma, vt = np.linalg.svd(matrix, full_matrices=False)
+    u, sigma, vt = u[:, :rank], sigma[:rank], vt[:rank]
+    sign = np.sign(u[np.abs(u).argmax(axis=0), range(len(sigma))])
+    return u * sign, sigma, vt * sign[:, None]
+
+
+class Sgd:
+    """SGD with momentum, with a new buffer for each client and round, which starts at 0."""
+
+    def __init__(self, rate, momentum=0.0):
+        self.rate, self.momentum, self.buffer, self.count = rate, momentum, {}, 0
+
+    def __call__(self, name, gradient):
+        """Returns what to add to a leaf."""
+        self.buffer[name] = self.momentum * self.buffer.get(name, 0) + gradient
+        return -self.rate * self.buffer[name]
+
+
 class Adam:
     """Adam (Kingma and Ba, 2015), with a new state for each client and round."""
 

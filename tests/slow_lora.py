@@ -25,6 +25,21 @@ S = 1.5
 MODEL = toy.lora_model()
 
 
+def mean(uploads, weights, name):
+    """Returns the weighted mean of a leaf."""
+    return np.average([u[name] for u in uploads], axis=0, weights=weights)
+
+
+def product(leaves):
+    """Returns the dense product of the factors."""
+    return S * leaves[A] @ leaves[B]
+
+
+def average(uploads, weights):
+    """Returns the exact average of the products."""
+    return np.average([product(u) for u in uploads], axis=0, weights=weights)
+
+
 class Slow:
     """Plain averaging of all leaves."""
 
@@ -41,12 +56,15 @@ class Slow:
         """Returns the leaves that are trained in a round."""
         return [*self.shared, *self.private]
 
+    def start(self, client, number):
+        """Returns the leaves with which a client begins a round."""
+        return {**self.leaves, **self.own[client]}
+
     def train(self, client, number):
         """Returns all leaves of a client after its local steps with Adam."""
         model = toy.model().replace(frozen={"layer.kernel": self.kernel})
         settings = {"rate": RATE, "batch_size": BATCH, "epochs": EPOCHS}
-        start = {**self.leaves, **self.own[client]}
-        names = self.names(number)
+        start, names = self.start(client, number), self.names(number)
         if self.rate is not None:
             options = {"batch_size": BATCH, "epochs": EPOCHS}
             batches = reference.local_batches(FEDERATION, client, number, **options)
@@ -64,12 +82,11 @@ class Slow:
 
     def aggregate(self, uploads, weights, number):
         """Changes the server's leaves."""
-        for n in self.shared:
-            self.leaves[n] = np.average([u[n] for u in uploads], axis=0, weights=weights)
+        self.leaves |= {n: mean(uploads, weights, n) for n in self.shared}
 
-    def run(self):
+    def run(self, cohorts=None):
         """Returns the federation after all rounds."""
-        for number, members in COHORTS.items():
+        for number, members in (cohorts or COHORTS).items():
             uploads = []
             for c in members:
                 leaves = self.train(c, number)
@@ -82,39 +99,40 @@ class Slow:
 
 def engine(algorithm, lanes=3, bound=None, **options):
     """Returns the engine of the federation."""
-    return toy.Engine(
-        algorithm,
-        FEDERATION,
-        per_round=len(SIZES),
-        lanes=lanes,
-        epochs=EPOCHS,
-        bound=bound or MODEL,
-        **options,
-    )
+    options = {"per_round": len(SIZES), "epochs": EPOCHS, **options}
+    return toy.Engine(algorithm, FEDERATION, lanes=lanes, bound=bound or MODEL, **options)
+
+
+def cohort(rig, number, members=None):
+    """Returns the cohort of a round: of all clients, the given ones."""
+    clients, weights, work = rig.schedule.cohort(number)
+    rows = [i for i, c in enumerate(clients) if members is None or c in members]
+    return Cohort(*([part[i] for i in rows] for part in (clients, weights, work)))
 
 
 def rounds(rig, cohorts=None):
     """Returns the results of the rounds, one after the other."""
     results, state = [], rig.start()
     for number, members in (cohorts or COHORTS).items():
-        clients, weights, work = rig.schedule.cohort(number)
-        rows = [i for i, c in enumerate(clients) if c in members]
-        cohort = Cohort(*([part[i] for i in rows] for part in (clients, weights, work)))
         state = jax.tree.map(jnp.array, state)  # what is given is donated
-        results.append(rig.run(cohort, number, state))
+        results.append(rig.run(cohort(rig, number, members), number, state))
         state = (results[-1].server, results[-1].client_state)
     return results
 
 
-def check(rig, slow, *, atol=1e-5):
-    """Asserts that the rounds end as those of the slow federation; returns them."""
-    results = rounds(rig)
-    server, own = rig.algorithm.server, results[-1].client_state
-    model = server.model(results[-1].server)
+def compare(rig, result, slow, *, atol=1e-5):
+    """Asserts that a round ends as that of the slow federation."""
+    model, own = rig.algorithm.server.model(result.server), result.client_state
     assert set(model) == set(slow.shared)
     for name, x in model.items():
         assert_close(x, slow.leaves[name], rtol=0, atol=atol)
     for name in slow.private:
         kept = [leaves[name] for leaves in slow.own]
         assert_close(own[name], kept, rtol=0, atol=atol)
+
+
+def check(rig, slow, *, atol=1e-5):
+    """Asserts that the rounds end as those of the slow federation; returns them."""
+    results = rounds(rig)
+    compare(rig, results[-1], slow, atol=atol)
     return results

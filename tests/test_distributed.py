@@ -20,7 +20,7 @@ from fedjax_peft.support.errors import InputError
 
 WORKER = TESTS / "distributed_worker.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.long("up to four processes start, connect and die")]
+pytestmark = [pytest.mark.slow, pytest.mark.long("processes start, connect and die")]
 
 
 def run(processes, *scenarios, devices=1, expected=(0,)):
@@ -84,18 +84,19 @@ def again(pair, folder):
     return run(2, resumed, straight, expected=None)
 
 
-@pytest.fixture(scope="module")
-def four(pair, folder):
-    """Four, which are asked to end, as by Slurm before its time limit; and their rows."""
-    out = shutil.copytree(folder / "stopped", folder / "four")
-    asked = {"out": out, "resume": True, "end": "SIGTERM", "end_process": 3, "end_round": 2}
-    return run(4, asked, expected=(143,)), rows_of(out)
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def asked(request, pair, folder):
+    """Processes that are asked to end, as by Slurm before its time limit; their rows, and where."""
+    processes, out = request.param, folder / f"asked {request.param}"
+    shutil.copytree(folder / "stopped", out)
+    last = {"end": "SIGTERM", "end_process": processes - 1, "end_round": 2}
+    return run(processes, {"out": out, "resume": True, **last}, expected=(143,)), rows_of(out), out
 
 
 @pytest.fixture(scope="module")
-def alone(four, folder):
-    """The rows of one process with two devices, which then continues the run of the four on one."""
-    resumed = {"out": folder / "four", "resume": True, "mesh": 1}
+def alone(asked):
+    """The rows of one process with two devices, which then continues the others' run on one."""
+    resumed = {"out": asked[-1], "resume": True, "mesh": 1}
     (ended,) = run(1, {"mesh": 2}, resumed, devices=2)
     return answer(ended)["rows"]
 
@@ -132,18 +133,20 @@ def test_the_death_of_the_coordinator_ends_the_others(again):
     assert "fedjax-peft: Process 0, the coordinator, cannot be reached" in second.err
 
 
-def test_a_run_goes_on_with_four_processes_and_all_end_if_one_is_asked_to(four, folder):
-    ended, rows = four
+def test_a_run_goes_on_and_all_end_if_one_is_asked_to(asked, folder):
+    ended, rows, out = asked
     assert not any(one.out for one in ended), "no run came back"
-    saved = max(int(path.name) for path in (folder / "four" / "checkpoints").iterdir())
+    saved = max(int(path.name) for path in (out / "checkpoints").iterdir())
     assert saved in (2, 3), "the round in which all know of the signal"
     assert [row["round"] for row in rows] == list(range(saved + 1))
     assert rows[:2] == rows_of(folder / "stopped")
 
 
-def test_one_process_gives_the_rows_of_two_and_of_a_run_by_two_four_and_one(alone, again, folder):
+def test_one_process_gives_the_rows_of_several_and_of_a_run_by_several_and_one(
+    alone, asked, again, folder
+):
     assert_same_rows(rows_of(folder / "straight"), alone)
-    assert_same_rows(rows_of(folder / "four"), alone)
+    assert_same_rows(rows_of(asked[-1]), alone)
 
 
 def test_processes_with_other_settings_are_refused_by_all():

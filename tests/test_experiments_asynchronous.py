@@ -1,14 +1,12 @@
 """``experiments/asynchronous``: its config resolves, and its script makes its figure and table."""
 
-import csv
-import json
 import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tomli_w
 from closeness import assert_close
+from made_runs import begin_sweep, read_table, write_run
 
 from fedjax_peft import asynchronous
 from fedjax_peft.config import config
@@ -40,10 +38,8 @@ def test_the_interval_is_that_of_student():
 @pytest.fixture
 def sweep(tmp_path):
     """Made-up runs of two methods: FedBuff is faster, and one learning rate is better."""
-    root = tmp_path / "20news"
-    root.mkdir()
     keys = ["seed", "optimizer.learning_rate"]
-    (root / "sweep.toml").write_text(tomli_w.dumps({"keys": keys, "baseline": "fedavg"}))
+    root = begin_sweep(tmp_path / "20news", keys=keys, baseline="fedavg")
     for name, step in (("fedavg", 50.0), ("fedbuff", 25.0)):
         for rate in (0.003, 0.01):
             for seed in (0, 1, 2):
@@ -55,21 +51,16 @@ def sweep(tmp_path):
                     row |= {"test_accuracy": score, "validation_accuracy": score}
                     row |= {"staleness_mean": 2.0} if name == "fedbuff" else {}
                     rows.append(row)
-                path = root / name / f"learning_rate={rate},seed={seed}"
-                path.mkdir(parents=True)
                 settings = {"name": name, "seed": seed, "rounds": len(rows) - 1}
                 settings["optimizer"] = {"learning_rate": rate}
-                (path / "config.toml").write_text(tomli_w.dumps(settings))
-                text = "".join(f"{json.dumps(row)}\n" for row in rows)
-                (path / "metrics.jsonl").write_text(text)
+                write_run(root / name / f"learning_rate={rate},seed={seed}", settings, rows)
     return root
 
 
 def test_the_script_makes_its_files(sweep, tmp_path, capsys):
     out = tmp_path / "results"
     SCRIPT["main"]([str(sweep), "--out", str(out)])
-    lines = (out / "time_to_target.csv").read_text().splitlines()
-    rows = list(csv.DictReader(line for line in lines if line and not line.startswith("#")))
+    rows = read_table(out / "time_to_target.csv")
     assert [row["method"] for row in rows] == ["FedAvg, waits for all", "FedBuff, K = 5"]
     assert {row["learning rate"] for row in rows} == {"0.01"}
     # After 200 s: FedAvg has made 4 steps of 0.08, FedBuff 8, at most 0.5; the seeds add 0 to 0.02.

@@ -124,5 +124,5 @@ def test_a_pod_runs_the_command_on_all_workers(words):
     *options, command = out.splitlines()
     assert options == ["compute", "tpus", "tpu-vm", "ssh", "pod", "--zone=zone-b", "--worker=all"]
     assert shlex.split(command.removeprefix("--command=")) == [
-        *("fedjax-peft", "run", "my run.toml", "name=a b", "--resume", "--distributed"),
+        *("fedjax-peft", "run", "my run.toml", "name=a b", "--resume", "--distributed")
     ]

@@ -1,12 +1,11 @@
 """``experiments/compression``: its config resolves, and its script makes its figure and table."""
 
 import csv
-import json
 import runpy
 from pathlib import Path
 
 import pytest
-import tomli_w
+from made_runs import begin_sweep, read_table, write_run
 
 from fedjax_peft import transforms
 from fedjax_peft.config import config
@@ -38,9 +37,7 @@ NOT_COMPARED = {"clip_norm"}
 @pytest.fixture
 def sweep(tmp_path):
     """Made-up runs of two ways and three compressors; the smaller, the less accurate."""
-    root = tmp_path / "20news"
-    root.mkdir()
-    (root / "sweep.toml").write_text(tomli_w.dumps({"keys": ["seed"], "baseline": "lora-none"}))
+    root = begin_sweep(tmp_path / "20news", keys=["seed"], baseline="lora-none")
     for way in ("lora", "ffa"):
         for i, name in enumerate(("none", "quantize8", "sign")):
             for seed in (0, 1, 2):
@@ -51,12 +48,8 @@ def sweep(tmp_path):
                     if i:
                         rows[-1]["compression_error"] = None if n == 1 else 0.25 * i
                 rows[-1] |= {"test_accuracy": 0.6 - 0.1 * i + 0.01 * seed, "headline": "accuracy"}
-                path = root / f"{way}-{name}" / f"seed={seed}"
-                path.mkdir(parents=True)
                 settings = {"name": f"{way}-{name}", "seed": seed, "rounds": 2}
-                (path / "config.toml").write_text(tomli_w.dumps(settings))
-                text = "".join(f"{json.dumps(row)}\n" for row in rows)
-                (path / "metrics.jsonl").write_text(text)
+                write_run(root / f"{way}-{name}" / f"seed={seed}", settings, rows)
     return root
 
 
@@ -75,8 +68,7 @@ def test_the_script_writes_the_figure_and_the_table(sweep, tmp_path, capsys):
     ]
     assert rows[1][2:] == ["8.00", "1.0", "8.00", "-", "61.0 ± 1.0", "-"]
     assert rows[3][2:] == ["0.50", "16.0", "8.00", "0.500", "41.0 ± 1.0", "-20.0"]
-    with (tmp_path / "out" / "accuracy_by_bytes.csv").open() as file:
-        points = list(csv.DictReader(file))
+    points = read_table(tmp_path / "out" / "accuracy_by_bytes.csv")
     assert len(points) == 18
     assert points[0] == {
         "way": "lora",

@@ -1,6 +1,5 @@
 """The configs of FedAdapters' experiments, and the script that makes its tables and figures."""
 
-import csv
 import json
 import runpy
 import shutil
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import tomli_w
 from closeness import approx, assert_close, roughly
+from made_runs import read_table
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.support.toml import read_toml
@@ -175,8 +175,7 @@ def script(capsys, monkeypatch):
 @pytest.mark.slow
 def test_tables_and_figures_of_a_sweep(sweep, script, tmp_path):
     shown = script(sweep, "--out", tmp_path)
-    with (tmp_path / "table_4_tiny_natural.csv").open() as file:
-        rows = {row["Method"]: row for row in csv.DictReader(file)}
+    rows = {row["Method"]: row for row in read_table(tmp_path / "table_4_tiny_natural.csv")}
     assert [*rows] == ["LSTM", "Full fine-tuning", "LoRA"]
     lora = rows["LoRA"]
     assert lora["Paper %"] == "27.75"
@@ -189,13 +188,12 @@ def test_tables_and_figures_of_a_sweep(sweep, script, tmp_path):
     assert "chosen by the mean of validation_accuracy" in shown.replace("\\", "")
     assert "random weights" in shown
     assert "Table 11: training time, Shakespeare, natural clients" in shown
-    with (tmp_path / "table_11_tiny_natural.csv").open() as file:
-        times = {row["Method"]: row["Paper: seconds"] for row in csv.DictReader(file)}
+    table = read_table(tmp_path / "table_11_tiny_natural.csv")
+    times = {row["Method"]: row["Paper: seconds"] for row in table}
     assert times == {"LSTM": "-", "Full fine-tuning": "740", "LoRA": "463"}
     for stem in ("figure_4_tiny_natural", "figure_12_tiny_natural"):
         assert (tmp_path / f"{stem}.png").stat().st_size > 10_000
-        with (tmp_path / f"{stem}.csv").open() as file:
-            data = list(csv.DictReader(file))
+        data = read_table(tmp_path / f"{stem}.csv")
         assert {row["name"] for row in data} == {"LSTM", "Full fine-tuning", "LoRA"}
     low = [row for row in data if row["name"] == "LoRA" and float(row["x"]) == 1e-3]
     assert_close([float(row["value"]) for row in low], [10, 11, 12])
@@ -204,13 +202,11 @@ def test_tables_and_figures_of_a_sweep(sweep, script, tmp_path):
 @pytest.mark.slow
 def test_tables_without_runs(script, tmp_path):
     shown = script("--costs", "--out", tmp_path)
-    with (tmp_path / "table_12.csv").open() as file:
-        sizes = {row["Model"]: row for row in csv.DictReader(file)}
+    sizes = {row["Model"]: row for row in read_table(tmp_path / "table_12.csv")}
     for row in sizes.values():
         assert float(row["Ours MiB"]) == approx(float(row["Paper MiB"]), abs=0.01)
     assert sizes["GPT-2 base"]["Parameters MiB"] == "474.700"
-    with (tmp_path / "equations_1_2.csv").open() as file:
-        traffic = {row["Method"]: row for row in csv.DictReader(file)}
+    traffic = {row["Method"]: row for row in read_table(tmp_path / "equations_1_2.csv")}
     assert traffic["LSTM"]["Our time"] == "3 h 37 min"
     # Nine clients send ViT's head of 768 x 100 and 100 numbers both ways in 50 rounds.
     run, paper = (int(traffic["ViT, LoRA"][x].replace(",", "")) for x in ("Run MiB", "Ours MiB"))

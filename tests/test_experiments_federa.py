@@ -1,6 +1,5 @@
 """The configs and scripts of ``experiments/federa``."""
 
-import csv
 import importlib
 import json
 import re
@@ -10,9 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tomli_w
 from closeness import approx
-from shallow import shallow_encoder  # noqa: F401
+from made_runs import read_table, write_run
+from shallow import simple_encoder  # noqa: F401
 
 from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
@@ -210,14 +209,11 @@ def test_distances_are_those_of_the_partition(scripts):
 
 # -------------------------------------------------------------------------------- tables of sweeps
 
-SYSTEMS = {
-    **{f"fed{x}": f"federa/fed{x}" for x in ("ft", "bf", "ap", "lr")},
-    "federa": "federa",
-}
+SYSTEMS = {**{f"fed{x}": f"federa/fed{x}" for x in ("ft", "bf", "ap", "lr")}, "federa": "federa"}
 ROUNDS = (0, 4, 8)
 
 
-def write_run(folder, method, settings, seed, scores, **rows):
+def write_method(folder, method, settings, seed, scores, **rows):
     """Writes the directory of a finished run.
 
     Args:
@@ -245,8 +241,6 @@ def write_run(folder, method, settings, seed, scores, **rows):
     for key, value in flat.items():
         table, _, last = key.rpartition(".")
         (raw.setdefault(table, {}) if table else raw)[last] = value
-    folder.mkdir(parents=True)
-    (folder / "config.toml").write_text(tomli_w.dumps(raw))
     lines = []
     for i, r in enumerate(ROUNDS):
         row = {"round": r, "headline": "accuracy", "headline_better": "higher"}
@@ -254,8 +248,8 @@ def write_run(folder, method, settings, seed, scores, **rows):
         row |= {name: values[i] for name, values in rows.items()}
         if r == 0:
             row["parameters"] = {"adapter": 1024, "head": 10, "frozen": 100}
-        lines.append(json.dumps(row | {"simulated_seconds": 900.0 * i, "bytes_up": 1e6 * i}))
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        lines.append(row | {"simulated_seconds": 900.0 * i, "bytes_up": 1e6 * i})
+    write_run(folder, raw, lines)
 
 
 @pytest.fixture(scope="module")
@@ -274,12 +268,12 @@ def sweeps(tmp_path_factory):
                     "validation_accuracy": (0.0, 0.0, validation),
                 }
                 folder = runs / "20news" / method / f"learning_rate={rate},seed={seed}"
-                write_run(folder, method, {"optimizer.learning_rate": rate}, seed, scores)
+                write_method(folder, method, {"optimizer.learning_rate": rate}, seed, scores)
         for alpha in (0.1, 1.0, 10.0):
             for seed in range(2):
                 scores = {"test_accuracy": (0.05, 0.3 + seed / 10, 0.5 + seed / 10)}
                 folder = runs / "alpha" / method / f"alpha={alpha},seed={seed}"
-                write_run(folder, method, {"partition.alpha": alpha}, seed, scores)
+                write_method(folder, method, {"partition.alpha": alpha}, seed, scores)
     sweep = 'choose_by = "validation_accuracy"\nbaseline = "fedlr"\nkeys = ["seed", "KEY"]\n'
     for name, key in {"20news": "optimizer.learning_rate", "alpha": "partition.alpha"}.items():
         (runs / name / "sweep.toml").write_text(sweep.replace("KEY", key))
@@ -354,16 +348,11 @@ def test_tables_are_written_in_three_forms(scripts, sweeps, tmp_path, capsys):
 # -------------------------------------------------------------------------------- figures of sweeps
 
 
-def data_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.slow
 def test_scores_against_alpha(scripts, sweeps, tmp_path, capsys):
     scripts.figures.main(["F1", "F5", "clients", "--runs", str(sweeps), "--out", str(tmp_path)])
     assert "clients: not drawn, no sweep 'clients'" in capsys.readouterr().out
-    first, fifth = (data_of(tmp_path / f"figure_{n}.csv") for n in "15")
+    first, fifth = (read_table(tmp_path / f"figure_{n}.csv") for n in "15")
     assert {row["name"] for row in first} == {"FedFT", "FedBF", "FedAP", "FedLR"}
     assert {row["name"] for row in fifth} == {"FedFT", "FedBF", "FedAP", "FedLR", "FeDeRA"}
     found = {
@@ -383,11 +372,11 @@ def test_budgets_and_the_time_to_targets(scripts, tmp_path):
         for seed in range(2):
             scores = {"test_accuracy": (0.1, 0.3 + rank / 100, 0.5 + rank / 100)}
             folder = runs / "budget" / method / f"seed={seed}"
-            write_run(folder, method, {"peft.rank": rank}, seed, scores)
+            write_method(folder, method, {"peft.rank": rank}, seed, scores)
             text = (folder / "metrics.jsonl").read_text()
             (folder / "metrics.jsonl").write_text(text.replace("1024", str(1024 * rank)))
     scripts.figures.main(["F6", "--runs", str(runs), "--out", str(tmp_path)])
-    rows = data_of(tmp_path / "figure_6.csv")
+    rows = read_table(tmp_path / "figure_6.csv")
     scores = {
         (row["name"], row["parameters"]): float(row["value"])
         for row in rows
@@ -419,10 +408,10 @@ def test_variation_by_layer(scripts, tmp_path, capsys):
             for r in ROUNDS
         ]
         folder = tmp_path / "runs" / "variation" / method
-        write_run(folder, method, {}, 0, {"test_accuracy": (0, 0, 0)}, layers=layers)
+        write_method(folder, method, {}, 0, {"test_accuracy": (0, 0, 0)}, layers=layers)
     scripts.figures.main(["F3", "F9", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)])
-    ends = data_of(tmp_path / "figure_3.csv")
-    between = data_of(tmp_path / "figure_9.csv")
+    ends = read_table(tmp_path / "figure_3.csv")
+    between = read_table(tmp_path / "figure_9.csv")
     assert {row["module"].split(",")[0] for row in ends} == {"layer 0", "layer 2"}
     assert {row["module"].split(",")[0] for row in between} == {"layer 1"}
     assert len({row["module"] for row in ends}) == 8, "panels a to h"
@@ -439,7 +428,7 @@ def test_variation_by_layer(scripts, tmp_path, capsys):
 @pytest.mark.slow
 def test_heat_maps_on_a_stand_in(scripts, tmp_path, capsys):
     scripts.figures.main(["F7_semeval2010_task8", "--data", "tiny", "--out", str(tmp_path)])
-    rows = data_of(tmp_path / "figure_7_semeval2010_task8.csv")
+    rows = read_table(tmp_path / "figure_7_semeval2010_task8.csv")
     means = {
         alpha: np.mean([float(row["mean_distance"]) for row in rows if row["alpha"] == alpha])
         for alpha in ("0.1", "100")
@@ -452,7 +441,7 @@ def test_heat_maps_on_a_stand_in(scripts, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # two methods are compiled
+@pytest.mark.usefixtures("simple_encoder")
 def test_a_sweep_on_a_stand_in_becomes_a_table(scripts, tmp_path, monkeypatch):
     """Two methods of the small configs, two seeds, on a tiny model."""
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,5 @@
 """``experiments/fedmcp``: its configs resolve, and its script makes the paper's tables."""
 
-import csv
 import json
 import runpy
 import statistics
@@ -8,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tomli_w
 from closeness import approx
-from shallow import shallow_encoder  # noqa: F401
+from made_runs import begin_sweep, read_table, write_run
+from shallow import simple_encoder  # noqa: F401
 
 from fedjax_peft import testing
 from fedjax_peft.config import config
@@ -88,9 +87,7 @@ def test_figure_3_shows_every_round_of_the_runs_of_table_1():
     for name, (one, _) in figure.items():
         assert one["evaluation"]["every"] == 1
         different = {k for k, v in one.items() if table[name][0][k] != v}
-        assert different <= {
-            *("optimizer", "evaluation", "preset_changes"),
-        }
+        assert different <= {*("optimizer", "evaluation", "preset_changes")}
         assert one["optimizer"]["name"] == "adam"
     paper = methods(FOLDER / "paper" / "table1.toml")
     assert {paper[name][0]["evaluation"]["every"] for name in figure} == {1}
@@ -99,21 +96,13 @@ def test_figure_3_shows_every_round_of_the_runs_of_table_1():
 # -------------------------------------------------------------------------------------- the script
 
 
-def write_run(path, settings, rows):
-    path.mkdir(parents=True)
-    (path / "config.toml").write_text(tomli_w.dumps(settings))
-    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-
 def write_sweep(root, scores, *, rounds=2, rates=(0.1, 0.2), seeds=(0, 1, 2)):
     """Writes made-up runs: ``scores`` is method -> accuracy of seed 0 at the second rate.
 
     On validation examples, the second rate is the best; on test examples, it is the first.
     """
-    root.mkdir(parents=True)
-    sweep = {"keys": ["seed", "optimizer.learning_rate"], "baseline": "fedavg"}
-    sweep["choose_by"] = "client_validation_accuracy_mean"
-    (root / "sweep.toml").write_text(tomli_w.dumps(sweep))
+    keys, best = ["seed", "optimizer.learning_rate"], "client_validation_accuracy_mean"
+    begin_sweep(root, keys=keys, baseline="fedavg", choose_by=best)
     for method, top in scores.items():
         for rate in rates:
             for seed in seeds:
@@ -162,13 +151,8 @@ def made(tmp_path_factory):
     return root / "out"
 
 
-def read(path):
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_table_1_has_nine_methods_and_the_second_classifier(made):
-    rows = {row["method"]: row for row in read(made / "table1.csv")}
+    rows = {row["method"]: row for row in read_table(made / "table1.csv")}
     assert len(rows) == 10
     local, mcp = rows["Local"], rows["FedMCP"]
     # Local's seed 0 has 22 % on client 0 (MNLI); clients and seeds rise by one point each.
@@ -193,7 +177,7 @@ def test_table_1_has_nine_methods_and_the_second_classifier(made):
 
 
 def test_table_2_compares_with_the_complete_method(made):
-    rows = {row["variant"]: row for row in read(made / "table2.csv")}
+    rows = {row["variant"]: row for row in read_table(made / "table2.csv")}
     contrast, second, complete = rows.values()
     printed = [row["paper: average"].split()[0] for row in rows.values()]
     assert printed == ["83.57", "84.13", "85.11"]
@@ -205,16 +189,16 @@ def test_table_2_compares_with_the_complete_method(made):
 def test_figures_have_their_data_beside_them(made):
     for name in ("figure3", "figure4", "figure5"):
         assert all((made / f"{name}.{form}").stat().st_size for form in ("png", "svg", "pdf"))
-    curves = read(made / "figure3.csv")
+    curves = read_table(made / "figure3.csv")
     assert {row["task"] for row in curves} == {"RTE", "MRPC", "SST-2", "QNLI", "QQP", "MNLI"}
     assert {float(row["x"]) for row in curves} == set(range(5)), "the sweep with most rounds"
     one = [r for r in curves if (r["task"], r["seed"], r["name"]) == ("MRPC", "2", "FedMCP")]
     assert [float(row["value"]) for row in one] == approx([63.0] * 5)
-    similarity = read(made / "figure4.csv")
+    similarity = read_table(made / "figure4.csv")
     assert len(similarity) == 3 * 6 * 3
     cka = [float(r["value"]) for r in similarity if r["variant"] == "CKA" and r["client"] == "MNLI"]
     assert cka == approx([36.0, 37.0, 38.0]), "of Table 1, not of Figure 3"
-    assert {row["variant"] for row in read(made / "figure5.csv")} == {"mean", "CLS"}
+    assert {row["variant"] for row in read_table(made / "figure5.csv")} == {"mean", "CLS"}
 
 
 def test_tables_without_runs_are_left_out(tmp_path, capsys):
@@ -223,12 +207,13 @@ def test_tables_without_runs_are_left_out(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "table2: left out, no runs of fedmcp, without_contrast, without_second" in shown
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        *("table1.csv", "table1.md", "table1.tex"),
+        *("table1.csv", "table1.md", "table1.tex")
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.long("the runs of a small study")
+@pytest.mark.usefixtures("simple_encoder")
 def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
     testing.write_tiny_checkpoint(tmp_path / "model")
     overrides = [
@@ -246,7 +231,7 @@ def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
     text = 'keys = ["seed"]\nchoose_by = "client_validation_accuracy_mean"\n'
     (sweep / "sweep.toml").write_text(text)
     SCRIPT["main"]([str(sweep), "--out", str(tmp_path / "out")])
-    rows = {row["method"]: row for row in read(tmp_path / "out" / "table1.csv")}
+    rows = {row["method"]: row for row in read_table(tmp_path / "out" / "table1.csv")}
     assert list(rows) == ["FedAvg (PEFT)", "FedMCP", "FedMCP, second classifier"]
     one, two = rows["FedMCP"], rows["FedAvg (PEFT)"]
     assert float(two["sent %"]) == approx(2 * float(one["sent %"]), abs=2e-3)
@@ -256,4 +241,4 @@ def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
     assert one["average"] == f"{100 * np.mean(values):.1f}"
     for i, task in enumerate(CLIENTS):
         assert one[SCRIPT["NAMES"][task]] == f"{100 * values[i]:.1f}"
-    assert len(read(tmp_path / "out" / "figure3.csv")) == 2 * 6 * 2
+    assert len(read_table(tmp_path / "out" / "figure3.csv")) == 2 * 6 * 2

@@ -1,15 +1,14 @@
 """``experiments/fra``: its configs resolve, and its script makes the paper's tables."""
 
-import csv
 import json
 import math
 import runpy
 from pathlib import Path
 
 import pytest
-import tomli_w
 from closeness import approx
-from shallow import shallow_encoder  # noqa: F401
+from made_runs import begin_sweep, read_table, write_run
+from shallow import simple_encoder  # noqa: F401
 
 from fedjax_peft import testing
 from fedjax_peft.config import config
@@ -88,10 +87,8 @@ def write_sweep(root, scores, *, data, split, rates=(0.1, 0.2), local=False, exa
     On validation examples, the second rate is the best; on test examples, it is the first. The best
     round is one point above the final one.
     """
-    root.mkdir(parents=True)
-    sweep = {"keys": ["seed", "optimizer.learning_rate"], "baseline": "fedavg"}
-    sweep["choose_by"] = "validation_accuracy"
-    (root / "sweep.toml").write_text(tomli_w.dumps(sweep))
+    keys = ["seed", "optimizer.learning_rate"]
+    begin_sweep(root, keys=keys, baseline="fedavg", choose_by="validation_accuracy")
     for method, top in scores.items():
         for rate in rates:
             for seed in (0, 1, 2):
@@ -118,11 +115,7 @@ def write_sweep(root, scores, *, data, split, rates=(0.1, 0.2), local=False, exa
                     "partition": partition,
                     "optimizer": {"name": "adamw", "learning_rate": rate},
                 }
-                path = root / method / f"learning_rate={rate},seed={seed}"
-                path.mkdir(parents=True)
-                (path / "config.toml").write_text(tomli_w.dumps(settings))
-                text = "".join(f"{json.dumps(row)}\n" for row in rows)
-                (path / "metrics.jsonl").write_text(text)
+                write_run(root / method / f"learning_rate={rate},seed={seed}", settings, rows)
     return root
 
 
@@ -143,13 +136,8 @@ def made(tmp_path_factory):
     return root / "out"
 
 
-def read(path):
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_tables_1_and_3_have_best_and_final_accuracies(made):
-    first = {row["method"]: row for row in read(made / "table1.csv")}
+    first = {row["method"]: row for row in read_table(made / "table1.csv")}
     fra = first["FRA-LoRA"]
     assert (fra["SST-2: best"], fra["MNLI: best"]) == ("64.0 ± 1.0", "54.0 ± 1.0")
     printed = {
@@ -161,7 +149,7 @@ def test_tables_1_and_3_have_best_and_final_accuracies(made):
     assert fra["SST-2: final"] == "63.0 ± 1.0"
     assert fra["MNLI: minus FedAvg"] == "+2.0"
     assert fra["SST-2: learning rate"] == "0.2", "chosen on validation examples"
-    third = {row["method"]: row for row in read(made / "table3.csv")}
+    third = {row["method"]: row for row in read_table(made / "table3.csv")}
     fedavg = list(third["FedAvg-LoRA"].values())
     assert fedavg[1:4] == ["62.0 ± 1.0", "93.12", "61.0 ± 1.0"]
     assert third["centralised"]["SST-2: best"] == "72.0 ± 1.0", "of the IID sweep"
@@ -170,7 +158,7 @@ def test_tables_1_and_3_have_best_and_final_accuracies(made):
 
 
 def test_tables_2_and_4_have_the_shares_of_labels(made):
-    two, four = (read(made / f"table{n}.csv") for n in (2, 4))
+    two, four = (read_table(made / f"table{n}.csv") for n in (2, 4))
     assert [list(row.values())[:3] for row in two] == [
         ["negative", "90", "10"],
         ["positive", "10", "90"],
@@ -180,17 +168,18 @@ def test_tables_2_and_4_have_the_shares_of_labels(made):
 
 
 def test_figures_have_their_data_beside_them(made):
-    local = read(made / "figure6.csv")
+    local = read_table(made / "figure6.csv")
     fra = [r for r in local if (r["name"], r["client"], r["seed"]) == ("FRA-LoRA", "1", "0")]
     expected = [10, 15, 20, 25, 30, 35, 40, 50]  # rolling mean of at most 7 of 10, 20, ..., 80
     assert [float(row["value"]) for row in fra] == approx(expected)
-    errors = read(made / "figure7.csv")
+    errors = read_table(made / "figure7.csv")
     assert {row["name"] for row in errors} == {"FedAvg-LoRA", "FRA-LoRA"}
     assert [float(r["value"]) for r in errors[:8]] == approx([0.1 * i for i in range(1, 9)])
     assert not (made / "figure3.csv").exists()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("simple_encoder")
 def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
     testing.write_tiny_checkpoint(tmp_path / "model")
     overrides = [
@@ -212,13 +201,13 @@ def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
         config.run(found[name][0], out=sweep / name / "seed=0")
     (sweep / "sweep.toml").write_text('keys = ["seed"]\nbaseline = "fedavg"\n')
     SCRIPT["main"]([str(sweep), "--out", str(tmp_path / "out")])
-    assert len(read(tmp_path / "out" / "figure6.csv")) == 2 * 2 * 2
-    assert len(read(tmp_path / "out" / "figure7.csv")) == 2 * 2 * 2
-    counts = read(tmp_path / "out" / "table4.csv")
+    assert len(read_table(tmp_path / "out" / "figure6.csv")) == 2 * 2 * 2
+    assert len(read_table(tmp_path / "out" / "figure7.csv")) == 2 * 2 * 2
+    counts = read_table(tmp_path / "out" / "table4.csv")
     ours = [[int(row[f"ours: client {k}"]) for k in (1, 2)] for row in counts]
     assert [round(a / (a + b), 1) for a, b in ours] == [0.7, 0.2, 0.2]
     rows = json.loads((sweep / "fra" / "seed=0" / "metrics.jsonl").read_text().split("\n")[2])
-    table = {row["method"]: row for row in read(tmp_path / "out" / "table3.csv")}
+    table = {row["method"]: row for row in read_table(tmp_path / "out" / "table3.csv")}
     assert table["FRA-LoRA"]["MNLI: final"] == f"{100 * rows['test_accuracy']:.1f}"
 
 
@@ -243,9 +232,7 @@ def write_private(root, scores):
 
     On validation examples the second norm is the best; on test examples the first is.
     """
-    root.mkdir(parents=True)
-    keys = ["seed", "privacy.epsilon", "privacy.clip"]
-    (root / "sweep.toml").write_text(tomli_w.dumps({"keys": keys, "baseline": "fedavg"}))
+    begin_sweep(root, keys=["seed", "privacy.epsilon", "privacy.clip"], baseline="fedavg")
     for (method, epsilon), score in scores.items():
         for clip in (0.1, 0.3):
             for seed in (0, 1, 2):
@@ -254,12 +241,9 @@ def write_private(root, scores):
                 row |= {"validation_accuracy": clip} | ({"snr": 0.5} if method == "fra" else {})
                 privacy = {"name": "central", "epsilon": epsilon, "clip": clip, "delta": 1e-4}
                 settings = {"name": method, "seed": seed, "rounds": 1, "privacy": privacy}
-                path = root / method / f"clip={clip},epsilon={epsilon},seed={seed}"
-                path.mkdir(parents=True)
-                (path / "config.toml").write_text(tomli_w.dumps(settings))
                 start = {"round": 0, "headline": "accuracy", "headline_better": "higher"}
-                text = "".join(f"{json.dumps(one)}\n" for one in (start, row))
-                (path / "metrics.jsonl").write_text(text)
+                folder = root / method / f"clip={clip},epsilon={epsilon},seed={seed}"
+                write_run(folder, settings, [start, row])
     return root
 
 
@@ -268,14 +252,14 @@ def test_private_tables_choose_for_each_epsilon_and_compare_with_no_noise(tmp_pa
     scores |= {("fra", 1.0): 0.45, ("fra", math.inf): 0.72}
     sweep = write_private(tmp_path / "private_clients", scores)
     PRIVATE["main"]([str(sweep), "--out", str(tmp_path / "out")])
-    rows = {(r["method"], r["ε"]): r for r in read(tmp_path / "out" / "private_clients.csv")}
+    rows = {(r["method"], r["ε"]): r for r in read_table(tmp_path / "out" / "private_clients.csv")}
     one = rows["FRA-LoRA", "1"]
     assert one["accuracy"] == "46.0 ± 1.0"
     assert one["minus FedAvg"] == "-5.0"
     assert one["minus own ε = ∞"] == "-27.0"
     assert (one["setting"], one["snr"]) == ("clip=0.3", "0.5")
     assert rows["FRA-LoRA", "∞"]["minus own ε = ∞"] == "-"
-    drawn = read(tmp_path / "out" / "private.csv")
+    drawn = read_table(tmp_path / "out" / "private.csv")
     assert {row["epsilon"] for row in drawn} == {"1", "inf"}
     assert len(drawn) == 2 * 2 * 3
 
@@ -302,9 +286,7 @@ def write_exact(root, gaps, seeds, rates=(0.1, 0.2)):
     The first evaluation after the start is .2 below the last. The rate .2 is the best on
     validation, and .1 higher on test.
     """
-    keys = ["seed", "optimizer.learning_rate"]
-    root.mkdir(parents=True)
-    (root / "sweep.toml").write_text(tomli_w.dumps({"keys": keys, "baseline": "fedavg"}))
+    begin_sweep(root, keys=["seed", "optimizer.learning_rate"], baseline="fedavg")
     for method, gap in gaps.items():
         for rate in rates:
             for seed in seeds:
@@ -317,10 +299,7 @@ def write_exact(root, gaps, seeds, rates=(0.1, 0.2)):
                 settings = {"name": method, "seed": seed, "rounds": 2, "model": {"name": "tiny"}}
                 settings |= {"data": {"name": "20newsgroups", "test_examples": 100}}
                 settings["optimizer"] = {"name": "adamw", "learning_rate": rate}
-                path = root / method / f"learning_rate={rate},seed={seed}"
-                path.mkdir(parents=True)
-                (path / "config.toml").write_text(tomli_w.dumps(settings))
-                (path / "metrics.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in rows))
+                write_run(root / method / f"learning_rate={rate},seed={seed}", settings, rows)
 
 
 def test_exact_aggregation_is_compared_at_each_rate_and_at_the_chosen_one(tmp_path):
@@ -328,7 +307,7 @@ def test_exact_aggregation_is_compared_at_each_rate_and_at_the_chosen_one(tmp_pa
     write_exact(tmp_path / "runs" / "rank4", gaps, (0, 1, 2))
     write_exact(tmp_path / "runs" / "fresh_rank4", gaps, (3, 4), rates=(0.2,))
     EXACT["main"]([str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
-    rows = {(r["method"], r["rate"]): r for r in read(tmp_path / "out" / "exact_rank4.csv")}
+    rows = {(r["method"], r["rate"]): r for r in read_table(tmp_path / "out" / "exact_rank4.csv")}
     fra = rows["FRA-LoRA", "0.1"]
     # Differences of seeds 0 to 2: 1, 2 and 3 points; the mean of two evaluations has the same.
     assert fra["last round − FedAvg at this rate"].startswith("+2.0 [-0.5, +4.5], p = ")
@@ -337,13 +316,13 @@ def test_exact_aggregation_is_compared_at_each_rate_and_at_the_chosen_one(tmp_pa
     assert (fra["error, round 1"], fra["error, last round"]) == ("0.100", "0.050")
     p = float(fra["last round − FedAvg at this rate"].partition("p = ")[2])
     assert p == approx(4 * 0.0742, abs=0.001), "four differences in the table"
-    chosen = {r["method"]: r for r in read(tmp_path / "out" / "exact_chosen_rank4.csv")}
+    chosen = {r["method"]: r for r in read_table(tmp_path / "out" / "exact_chosen_rank4.csv")}
     fra = chosen["FRA-LoRA"]
     assert (fra["chosen rate"], fra["n"]) == ("0.2", "5")
     assert fra["last round − FedAvg, all seeds"].startswith("+3.0 [+1.0, +5.0], p = ")
     assert fra["last round − FedAvg, fresh seeds"].startswith("+4.5 [")
-    assert len(read(tmp_path / "out" / "exact_runs.csv")) == 2 * 2 * 3 + 2 * 2
-    drawn = read(tmp_path / "out" / "exact.csv")
+    assert len(read_table(tmp_path / "out" / "exact_runs.csv")) == 2 * 2 * 3 + 2 * 2
+    drawn = read_table(tmp_path / "out" / "exact.csv")
     assert {row["quantity"] for row in drawn} == {
         "FRA - FedAvg, last round",
         "FRA - FedAvg, mean of evaluations",

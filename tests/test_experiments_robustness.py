@@ -1,14 +1,13 @@
 """``experiments/robustness``: its commands resolve, and its script makes figure and tables."""
 
 import csv
-import json
 import re
 import runpy
 import shlex
 from pathlib import Path
 
 import pytest
-import tomli_w
+from made_runs import begin_sweep, write_run
 
 from fedjax_peft import aggregators, attacks
 from fedjax_peft.config import config
@@ -61,24 +60,18 @@ def sweeps(tmp_path):
     """Made-up runs: products are better than factors by a point, attacks take ten."""
     places = [("none", 0.0), ("ipm", 0.2), ("ipm", 0.4), ("backdoor", 0.2)]
     for attack, share in places:
-        root = tmp_path / f"{attack}_{share}"
-        root.mkdir()
-        (root / "sweep.toml").write_text(tomli_w.dumps({"keys": ["seed"]}))
+        root = begin_sweep(tmp_path / f"{attack}_{share}", keys=["seed"])
         for i, method in enumerate(("mean", "fra", "median", "median_product")):
             for seed in (0, 1, 2):
                 score = 0.7 - share / 2 + 0.01 * (i % 2) + 0.02 * seed
                 row = {"round": 2, "test_accuracy": score, "headline": "accuracy"}
                 if attack == "backdoor":
                     row["test_backdoor_success"] = 0.5
-                path = root / method / f"seed={seed}"
-                path.mkdir(parents=True)
                 settings = {"name": method, "seed": seed, "rounds": 2}
                 if share:
                     settings["attack"] = {"name": attack, "share": share}
-                (path / "config.toml").write_text(tomli_w.dumps(settings))
                 rows = [{"round": 0, "test_accuracy": 0.5, "headline": "accuracy"}, {"round": 1}]
-                lines = [json.dumps(one) for one in [*rows, row]]
-                (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+                write_run(root / method / f"seed={seed}", settings, [*rows, row])
     return tmp_path
 
 
@@ -98,7 +91,7 @@ def test_the_script_writes_the_figure_and_the_tables(sweeps, tmp_path, capsys):
     assert tables["accuracy"][0] == ["defence", "none", "IPM", "backdoor"]
     assert tables["accuracy"][1] == ["mean, factors", "72.0 ± 2.0", "62.0 ± 2.0", "62.0 ± 2.0"]
     assert [row[0] for row in tables["accuracy"][1:]] == [
-        *("mean, factors", "mean, products", "median, factors", "median, products"),
+        *("mean, factors", "mean, products", "median, factors", "median, products")
     ]
     assert [row[0] for row in tables["spaces"][1:]] == ["mean", "median"]
     assert tables["spaces"][1][1].startswith("+1.0")

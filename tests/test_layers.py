@@ -22,18 +22,16 @@ class Import(NamedTuple):
     """Inside a function: it costs nothing until that is called."""
 
 
-def statements(
-    node: ast.AST, *, lazy: bool = False, type_checking: bool = False
-) -> Iterator[tuple[ast.stmt, bool]]:
-    """Yields (import statement, lazy), with ``type_checking`` also those for type checkers only."""
+def statements(node: ast.AST, *, lazy: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yields (import statement, lazy), without those for type checkers."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, lazy
             continue
         for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-        if type_checking or not for_types:
+        if not for_types:
             inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from statements(child, lazy=lazy or inside, type_checking=type_checking)
+            yield from statements(child, lazy=lazy or inside)
 
 
 def read_modules() -> dict[str, Path]:
@@ -45,10 +43,10 @@ def read_modules() -> dict[str, Path]:
     return found
 
 
-def read_imports(*, type_checking: bool = False) -> list[Import]:
+def read_imports() -> list[Import]:
     found = []
     for module, path in MODULES.items():
-        for statement, lazy in statements(ast.parse(path.read_text()), type_checking=type_checking):
+        for statement, lazy in statements(ast.parse(path.read_text())):
             if isinstance(statement, ast.Import):
                 names = [alias.name for alias in statement.names]
             else:
@@ -72,46 +70,6 @@ def test_every_module_was_read():
     assert {"engine.round", "simulation.simulate", "models.hub", "numerics.tree"} <= modules
 
 
-def import_graph() -> dict[str, set[str]]:
-    """Returns the modules that each module needs: at the top, lazily, or for types.
-
-    Importing ``a.b`` from outside of ``a`` also runs ``a/__init__.py``, so it needs ``a`` too. From
-    inside ``a`` it does not count: every ``__init__`` that re-exports names would be in a circle.
-    Importing a name that is no module, such as ``from a import f``, always needs ``a``.
-    """
-    graph: dict[str, set[str]] = {module: set() for module in MODULES if module}
-    for i in read_imports(type_checking=True):
-        needed = i.imported.removeprefix("fedjax_peft.")
-        if needed == i.imported or not i.module:  # another package; or the list of public names
-            continue
-        while needed and needed not in MODULES:
-            needed = needed.rpartition(".")[0]
-        graph[i.module] |= {needed} - {i.module, ""}
-        while (needed := needed.rpartition(".")[0]) and not f"{i.module}.".startswith(f"{needed}."):
-            graph[i.module].add(needed)
-    return graph
-
-
-def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Returns the sets of modules that need each other (strongly connected components)."""
-
-    def reached(start: str) -> set[str]:
-        found, todo = set(), [start]
-        while todo:
-            new = graph[todo.pop()] - found
-            found |= new
-            todo += new
-        return found
-
-    reach = {module: reached(module) for module in graph}
-    found: list[set[str]] = []
-    for module in sorted(graph):
-        circle = {other for other in reach[module] if module in reach[other]}
-        if circle and circle not in found:
-            found.append(circle)
-    return found
-
-
 def test_the_engine_is_made_of_small_functions():
     """At most eight parameters, 60 lines and, in a file, 450 lines."""
     for path in (ROOT / "engine").glob("*.py"):
@@ -125,22 +83,6 @@ def test_the_engine_is_made_of_small_functions():
             lines = function.end_lineno - (body[0].lineno if body else function.end_lineno)
             assert count <= 8, f"{path.name}: {function.name} has {count} parameters"
             assert lines < 60, f"{path.name}: {function.name} has {lines} lines"
-
-
-def test_circles_are_found():
-    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"e"}, "f": {"a"}}
-    assert circles(graph) == [{"a", "b", "c"}, {"e"}]
-
-
-def test_the_import_graph_knows_lazy_imports_and_the_packages_on_the_way():
-    graph = import_graph()
-    assert "aggregators" in graph["algorithms.fedavg"], "aggregators/__init__.py runs first"
-    assert "peft" not in graph["peft.lora"], "its own package runs in any case"
-    assert "peft.io.adapterhub" in graph["peft.io.export"], "a lazy import"
-
-
-def test_no_import_circles():
-    assert circles(import_graph()) == []
 
 
 @pytest.mark.parametrize(
@@ -172,12 +114,14 @@ def loaded(names):
     return [n for n in names.split() if n in sys.modules]
 import fedjax_peft
 package = loaded("jax flax optax transformers datasets matplotlib orbax pydantic rich torch")
+import fedjax_peft.data.sources
+reading = loaded("optax flax transformers datasets sklearn seqeval")
 import fedjax_peft.engine.program, fedjax_peft.engine.schedule, fedjax_peft.algorithms
 engine = loaded("flax transformers datasets matplotlib orbax pydantic rich torch")
 import fedjax_peft.simulation.simulate
 loop = loaded("transformers datasets matplotlib torch pydantic")
-print(json.dumps({"package": package, "engine": engine, "loop": loop}))
+print(json.dumps([package, reading, engine, loop]))
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert json.loads(done.stdout) == {"package": [], "engine": [], "loop": []}
+    assert json.loads(done.stdout) == [[], [], [], []]

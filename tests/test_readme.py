@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from closeness import approx
-from shallow import SHALLOW
+from shallow import simplify
 
 from fedjax_peft import aggregators, algorithms, testing
 from fedjax_peft.cli import main as cli
@@ -115,8 +115,9 @@ def test_number_of_federated_lora_methods_is_that_of_the_papers():
 
 
 @pytest.mark.long("two algorithms that a user compiles")
-def test_any_algorithm(capsys):
+def test_any_algorithm(monkeypatch, capsys):
     """Two algorithms on the same clients."""
+    simplify(monkeypatch)
     exec(code_block("fp.algorithms.ditto", "docs/reference/algorithms.md"), {})
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["fedavg", "ditto"]
@@ -137,6 +138,7 @@ def test_backbones_and_methods(capsys):
 @pytest.mark.long("twenty rounds, after which the score has risen")
 def test_data_sets_of_the_papers(tmp_path, monkeypatch, capsys):
     """Tagging on the stand-in of WNUT 2017 improves the score."""
+    simplify(monkeypatch)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(code_block('by="tag_set"', "docs/reference/data.md"), names)
@@ -177,8 +179,7 @@ def test_commands_in_order(tmp_path, monkeypatch, capfd):
 
     No directory is written twice, and none is read that no command has made.
     """
-    for name, value in SHALLOW.items():
-        monkeypatch.setitem(testing.TINY_BERT, name, value)
+    simplify(monkeypatch)
     tiny = {
         "minilm-l6": testing.write_tiny_checkpoint(tmp_path / "assets" / "model"),
         "20newsgroups": testing.write_tiny_texts(tmp_path / "assets" / "news", train=400, test=500),

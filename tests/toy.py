@@ -237,6 +237,12 @@ class Result(NamedTuple):
     shares: dict
     transform_state: Any = ()
 
+    @property
+    def state(self):
+        """The state with which the next round begins."""
+        more = () if self.transform_state == () else (self.transform_state,)
+        return (self.server, self.client_state, *more)
+
 
 class Engine:
     """A session of an algorithm on the toy problem, with cohorts given by the test."""
@@ -322,6 +328,14 @@ class Engine:
         constants = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(self.columns))
         inputs = (*constants, before, plan, stream(0, "clients"), jnp.int32(1))
         return before, jax.eval_shape(round_, *inputs)
+
+    def rounds(self, numbers=(1, 2), state=None, **others):
+        """Returns the results of rounds of the schedule's cohorts that follow each other."""
+        results = []
+        for number in numbers:
+            state = results[-1].state if results else state
+            results.append(self.run(self.schedule.cohort(number), number, state, **others))
+        return results
 
     def run(self, cohort, round_index=1, state=None, columns=None, ranks=None):
         """Returns the result of one round, on the host.

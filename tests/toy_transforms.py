@@ -4,12 +4,26 @@ import inspect
 
 import jax
 import jax.numpy as jnp
+import optax
+import toy
+from options import run_options
 
-from fedjax_peft import transforms
+from fedjax_peft import simulate, transforms
+from fedjax_peft.algorithms import fedavg
 from fedjax_peft.contracts import Decoded, Encoded, Participant, Source, Transform, Upload
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.transforms.clip import clipped
+
+MODEL, ALGORITHM = toy.model(), fedavg(optax.sgd(0.1))
+FEDERATION = toy.clients([7, 4, 12, 1, 9])
+
+
+def run(given, rounds=2, *, algorithm=ALGORITHM, federation=FEDERATION, **options):
+    """Returns a run of the toy problem; runs that share model and algorithm share programs."""
+    options = {"lanes": 3, "batch_size": 4, "eval_every": 9} | options
+    options = run_options(transforms=given, **options)
+    return simulate(MODEL, algorithm, federation, rounds=rounds, **options)
 
 
 def upload(value, template, memory=(), rank_mask=None) -> Upload:

@@ -8,6 +8,7 @@ A public name without a docstring, a public name that no page documents, and a r
 that does not exist are warnings, which ``make docs`` turns into errors.
 """
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -176,6 +177,13 @@ def _find(dotted: str) -> Any:
     return None
 
 
+@functools.cache
+def _modules() -> list[types.ModuleType]:
+    """Returns all modules of the package."""
+    found = pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}.")
+    return [importlib.import_module(info.name) for info in found]
+
+
 def _exists(name: str) -> bool:
     """Returns whether a dotted name, or a last name somewhere in the package, exists."""
     top, dot, _ = name.partition(".")
@@ -183,9 +191,7 @@ def _exists(name: str) -> bool:
         return True  # another library's, which may name it otherwise than by where it is
     if dot:
         return _find(name) is not None or _find(f"{PACKAGE}.{name}") is not None
-    package = importlib.import_module(PACKAGE)
-    modules = pkgutil.walk_packages(package.__path__, f"{PACKAGE}.")
-    return any(hasattr(importlib.import_module(m.name), name) for m in modules)
+    return any(hasattr(module, name) for module in _modules())
 
 
 class ConfigKeys(SphinxDirective):

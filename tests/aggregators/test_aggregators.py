@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.aggregators.fra import truncated_average
 from fedjax_peft.numerics.linalg import dead_directions
-from fedjax_peft.numerics.summation import empty
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -51,10 +49,13 @@ def product(leaves, fixed):
     return float(fixed[SCALE].max()) * np.asarray(leaves[A], float) @ np.asarray(leaves[B], float)
 
 
+def share(weights):
+    return weights.astype(float) / weights.astype(float).sum()
+
+
 def exact_average(uploads, weights, fixed):
-    w = weights.astype(float) / weights.astype(float).sum()
     a, b = uploads[A].astype(float), uploads[B].astype(float)
-    return float(fixed[SCALE].max()) * np.einsum("k,kir,kro->io", w, a, b)
+    return float(fixed[SCALE].max()) * np.einsum("k,kir,kro->io", share(weights), a, b)
 
 
 def norm(x):
@@ -83,6 +84,8 @@ def test_fra_is_the_best_approximation_of_its_rank_and_knows_its_error(shape, se
     assert abs(metrics["aggregation_error/x"] - norm(off)) < tolerance
     assert_small(abs(metrics["aggregation_error_relative"] - norm(off) / norm(exact)), 1e-5)
     assert abs(metrics["aggregation_error_max"] - np.abs(off).max()) < tolerance
+    head = np.average(uploads[HEAD], axis=0, weights=weights)
+    assert_close(update[HEAD], head, rtol=0, atol=1e-5)
 
     averaged, measured, _ = aggregate(MEAN, uploads, weights, template, fixed)
     assert norm(off) <= norm(product(averaged, fixed) - exact) + tolerance
@@ -94,9 +97,8 @@ def test_fra_is_the_best_approximation_of_its_rank_and_knows_its_error(shape, se
 def test_mean_knows_its_error(shape, seed, chunk):
     uploads, weights, template, fixed = context(shape, seed)
     update, metrics, _ = aggregate(MEAN, uploads, weights, template, fixed, chunk=chunk)
-    share = weights.astype(float) / weights.astype(float).sum()
     for name, x in uploads.items():
-        expected = np.tensordot(share, x.astype(float), axes=1)
+        expected = np.tensordot(share(weights), x.astype(float), axes=1)
         assert_close(update[name], expected, rtol=0, atol=1e-5)
     exact = exact_average(uploads, weights, fixed)
     off = product(update, fixed) - exact
@@ -113,36 +115,10 @@ def test_mean_measures_small_errors_without_cancellation():
         name: template[name][None] + 1e-3 * (x - template[name]) for name, x in uploads.items()
     }
     update, metrics, _ = aggregate(MEAN, moved, weights, template, fixed)
-    share = weights.astype(float) / weights.astype(float).sum()
-    a, b = moved[A].astype(float), moved[B].astype(float)
-    used = np.tensordot(share, a, 1) @ np.tensordot(share, b, 1)
-    off = float(fixed[SCALE][0]) * (used - np.einsum("k,kir,kro->io", share, a, b))
+    a, b = (np.tensordot(share(weights), moved[n].astype(float), 1) for n in (A, B))
+    off = float(fixed[SCALE][0]) * a @ b - exact_average(moved, weights, fixed)
     assert_small(norm(off), 1e-4 * norm(product(update, fixed)))
     assert_close(metrics["aggregation_error"], norm(off), rtol=1e-2)
-
-
-@pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_order_and_grouping_of_clients_have_no_effect(aggregator, shape):
-    uploads, weights, template, fixed = context(shape, 1)
-    whole, *_ = aggregate(aggregator, uploads, weights, template, fixed)
-    order = np.random.default_rng(0).permutation(len(weights))
-    shuffled = {name: x[order] for name, x in uploads.items()}
-    for chunk, slots in [(None, None), (2, None), (1, order.astype(np.int32))]:
-        other, *_ = aggregate(aggregator, shuffled, weights[order], template, fixed, slots, chunk)
-        assert_close(product(other, fixed), product(whole, fixed), rtol=0, atol=1e-4)
-        assert_close(other[HEAD], whole[HEAD], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_identical_clients_agree_with_themselves(aggregator, shape):
-    uploads, weights, template, fixed = context(shape, 2)
-    same = {name: np.repeat(x[:1], len(weights), axis=0) for name, x in uploads.items()}
-    update, metrics, _ = aggregate(aggregator, same, weights, template, fixed)
-    expected = product({name: x[0] for name, x in uploads.items()}, fixed)
-    assert_close(product(update, fixed), expected, rtol=0, atol=1e-4)
-    assert_small(metrics["aggregation_error_relative"], 1e-5)
 
 
 @pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
@@ -158,23 +134,6 @@ def test_lanes_without_weight_have_no_effect(aggregator):
     assert_close(update[HEAD], expected[HEAD], rtol=0, atol=1e-6)
     for name, value in measured.items():
         assert_close(metrics[name], value, rtol=1e-4)
-
-
-@pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
-def test_without_any_weight_the_broadcast_stays(aggregator):
-    uploads, weights, template, fixed = context(SHAPES[1], 4)
-    update, metrics, _ = aggregate(aggregator, uploads, 0 * weights, template, fixed)
-    for name, x in template.items():
-        np.testing.assert_array_equal(update[name], x)
-    assert all(np.isfinite(x) for x in metrics.values())
-
-
-@pytest.mark.parametrize("aggregator", [MEAN, FRA], ids=["mean", "fra"])
-def test_head_is_averaged(aggregator):
-    uploads, weights, template, fixed = context(SHAPES[2], 5)
-    update, *_ = aggregate(aggregator, uploads, weights, template, fixed)
-    expected = np.average(uploads[HEAD], axis=0, weights=weights)
-    assert_close(update[HEAD], expected, rtol=0, atol=1e-5)
 
 
 # -------------------------------------------------------------------------------- FRA in detail
@@ -238,18 +197,12 @@ def test_split_of_the_singular_values():
 def test_dead_directions_are_revived_without_changing_the_product(shape):
     uploads, weights, template, fixed = context(shape, 9)
     uploads[B][:] = uploads[B][:1, :1]  # every client's B has the same single direction
-    update, *_ = aggregate(FRA, uploads, weights, template, fixed)
-    expected = exact_average(uploads, weights, fixed)
-    assert_close(product(update, fixed), expected, rtol=0, atol=1e-4)
-    assert not np.asarray(update[B])[1:].any()
-    assert_close(np.linalg.norm(update[A], axis=0)[1:], 1 / np.sqrt(3), rtol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 12, 9), (3, 4, 8, 10)], ids=["qr", "dense"])
-def test_dead_directions_do_not_depend_on_rounding(shape):
-    uploads, weights, template, fixed = context(shape, 9)
-    uploads[B][:] = uploads[B][:1, :1]
     one, *_ = aggregate(FRA, uploads, weights, template, fixed)
+    expected = exact_average(uploads, weights, fixed)
+    assert_close(product(one, fixed), expected, rtol=0, atol=1e-4)
+    assert not np.asarray(one[B])[1:].any()
+    assert_close(np.linalg.norm(one[A], axis=0)[1:], 1 / np.sqrt(3), rtol=1e-5)
+    # They do not depend on rounding, and are orthogonal.
     backwards = [{n: x[::-1] for n, x in uploads.items()}, weights[::-1]]
     other, *_ = aggregate(FRA, *backwards, template, fixed)
     for name in (A, B):
@@ -305,44 +258,12 @@ def test_several_matrices_of_several_shapes():
         assert_close(metrics["aggregation_error"], np.sqrt(sum(squares)), rtol=1e-4)
 
 
-def test_error_can_be_left_out():
-    uploads, weights, template, fixed = context(SHAPES[1], 11)
-    for plain, measuring in [(mean(error=False), MEAN), (fra(error=False), FRA)]:
-        update, metrics, _ = aggregate(plain, uploads, weights, template, fixed)
-        assert metrics == {}
-        expected, *_ = aggregate(measuring, uploads, weights, template, fixed)
-        for name in template:
-            # Two programs: rounding times the largest singular value over the distance to the next.
-            assert_close(update[name], expected[name], rtol=0, atol=2e-5)
-
-
 def test_mean_needs_no_lora():
     uploads, weights, template, _ = context(SHAPES[1], 12)
     alone = {HEAD: uploads[HEAD]}
     update, metrics, _ = aggregate(MEAN, alone, weights, {HEAD: template[HEAD]}, {})
     assert update.keys() == {HEAD}
     assert metrics == {}
-
-
-# -------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize("options", [{"rank": 0}, {"rank": -3}, {"split": "C"}], ids=str)
-def test_impossible_options(options):
-    with pytest.raises(InputError, match=str(next(iter(options.values())))):
-        fra(**options)
-
-
-def test_fra_needs_both_factors_shared():
-    _, _, template, _ = context(SHAPES[1], 0)
-    for names in [(HEAD,), (HEAD, A), (HEAD, B)]:
-        with pytest.raises(InputError, match="Use 'mean'"):
-            empty(fra(), {name: template[name] for name in names}, {}, 3)
-
-
-def test_fra_cannot_keep_more_than_the_adapter_has():
-    with pytest.raises(InputError, match="rank 3: the adapters have rank 2"):
-        empty(fra(3), context(SHAPES[1], 0)[2], {}, 3)
 
 
 # ------------------------------------------------------------------------------- the CPU deadlock

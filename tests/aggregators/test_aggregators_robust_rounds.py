@@ -48,11 +48,9 @@ def same(one, other, tolerance=1e-5):
         assert_close(x, y, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("name", "space"),
-    [("bulyan", "product"), ("centred_clipping", "product"), ("fltrust", "factors")],
-)
-@pytest.mark.sample("centred_clipping-*", "fltrust-*")
+@pytest.mark.parametrize("space", ["factors", "product"])
+@pytest.mark.parametrize("name", ["bulyan", "centred_clipping", "fltrust"])
+@pytest.mark.sample("centred_clipping-factors", "fltrust-factors")
 def test_engines_and_lanes_agree(name, space):
     algorithm = fedavg(SGD, aggregator=RULES[name](space=space))
     expected = two_rounds(engine(algorithm, engine="reference"))
@@ -150,13 +148,6 @@ def test_a_defence_holds_against_an_attack_where_the_mean_breaks(name):
 
 
 def test_privacy_of_clients_refuses_a_rule_that_is_no_sum():
-    data = toy.clients((7, 4, 12, 1, 9))
+    algorithm, mechanism = fedavg(SGD, aggregator=aggregators.krum(1)), fp.privacy.central(1.0, 1.0)
     with pytest.raises(InputError, match="krum"):
-        fp.simulate(
-            toy.model(),
-            fedavg(SGD, aggregator=aggregators.krum(1)),
-            data,
-            rounds=1,
-            clients_per_round=5,
-            privacy=fp.privacy.central(1.0, 1.0),
-        )
+        fp.session(toy.model(), algorithm, FEDERATION, privacy=mechanism)

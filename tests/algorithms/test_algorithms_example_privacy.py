@@ -31,7 +31,7 @@ REFUSED = {
     "fedmcp": "couples the examples of a batch",
     "fra_ffa_plateau": "training losses",
 }
-RUN = ("fedavg", "fedmatch", "fednova", "fedrep", "hilora", "lora_a2", "moon", "pfedme", "scaffold")
+RUN = ("fedavg", "fedrep", "hilora", "lora_a2", "moon", "pfedme", "scaffold")
 """Algorithms whose private rounds are run: each has a client step that no other one has."""
 COUNTED = ("apfl", "ditto", "fedavg", "feddpa_t", "fedrep", "hilora", "moon", "pfedlora", "pfedme")
 """Algorithms whose steps take several gradients, or a gradient of a loss of their own."""

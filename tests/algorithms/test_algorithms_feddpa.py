@@ -1,20 +1,23 @@
 """FedDPA equals a loop over clients in NumPy float64, written from the paper."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import reference
+import slow_lora
 import toy
 import toy_cores
 from closeness import assert_close
-from test_algorithms_cores import COHORTS, FEDERATION, RATE, SGD, SIZES, by_kernel, rounds_of
+from slow_lora import FEDERATION
+from test_algorithms_cores import COHORTS, RATE, SGD, rounds_of
 
 from fedjax_peft.algorithms import feddpa_f, feddpa_t
 from fedjax_peft.contracts import ClientContext
 from fedjax_peft.contracts.instance_weights import REFERENCE
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks import classification
 
 pytestmark = pytest.mark.slow
 
@@ -27,20 +30,20 @@ def product(p, path):
     return 1.5 * p[f"{path}.lora_a"] @ p[f"{path}.lora_b"]
 
 
-class Slow:
+class Slow(slow_lora.Slow):
     """FedDPA-T; both adapters are trained one after the other, as in the authors' code."""
 
-    trains_local = True
+    trains_local, size_weights = True, False
+    shared = (f"{G}.lora_a", f"{G}.lora_b", *toy.HEAD)
+    private = (f"{L}.lora_a", f"{L}.lora_b", REFERENCE)
 
     def __init__(self):
         self.leaves = reference.leaves64(MODEL.trainable)
         self.kernel = np.asarray(MODEL.frozen["layer.base.kernel"], float)
-        names = [f"{L}.lora_a", f"{L}.lora_b"]
-        self.own = [{n: self.leaves[n] for n in names} for _ in SIZES]
-        self.references = [np.zeros(toy.WIDTH) for _ in SIZES]
+        self.own = [{n: self.leaves[n] for n in self.private} for _ in slow_lora.SIZES]
 
     def adapter_step(self, p, path, share, kernel, batch):
-        g, head = by_kernel(kernel, p, *batch)
+        g, head = reference.by_kernel(kernel, p, *batch)
         a, b = f"{path}.lora_a", f"{path}.lora_b"
         return {a: share * 1.5 * g @ p[b].T, b: share * 1.5 * p[a].T @ g, **head}
 
@@ -58,20 +61,14 @@ class Slow:
         states = np.tanh(x @ (self.kernel + product(p, L)))
         return states / np.linalg.norm(states, axis=1, keepdims=True)
 
-    def run(self):
-        for number, members in COHORTS.items():
-            uploads = []
-            for c in members:
-                received = {**self.leaves, **self.own[c]}
-                names = [f"{G}.lora_a", f"{G}.lora_b", *toy.HEAD]
-                uploads.append(self.trained(received, G, 0.0, names, c, number)[0])
-                if self.trains_local:
-                    own, x = self.trained(received, L, MIX, [*self.own[c]], c, number)
-                    self.own[c] = {n: own[n] for n in self.own[c]}
-                    self.references[c] = W * self.hidden(own, x[:5]).mean(axis=0)
-            for n in names:
-                self.leaves[n] = np.mean([u[n] for u in uploads], axis=0)
-        return self
+    def train(self, client, number):
+        received = self.start(client, number)
+        leaves = self.trained(received, G, 0.0, self.shared, client, number)[0]
+        if self.trains_local:
+            own, x = self.trained(received, L, MIX, self.private[:2], client, number)
+            leaves |= {n: own[n] for n in self.private[:2]}
+            leaves[REFERENCE] = W * self.hidden(own, x[:5]).mean(axis=0)
+        return leaves
 
 
 class SlowF(Slow):
@@ -84,19 +81,18 @@ CASES = {
 }
 
 
+@functools.cache
+def played(method):
+    """Returns the last result of the rounds, the engine, and the slow federation."""
+    make, slow = CASES[method]
+    results, rig = rounds_of(make(), MODEL)
+    return results[-1], rig, slow().run(COHORTS)
+
+
 @pytest.mark.parametrize("method", CASES)
 def test_rounds_equal_the_slow_reference(method):
-    make, slow = CASES[method]
-    results, rig = rounds_of(make(), MODEL, 3)
-    expected = slow().run()
-    model = rig.algorithm.server.model(results[-1].server)
-    assert set(model) == {f"{G}.lora_a", f"{G}.lora_b", *toy.HEAD}
-    for name, x in model.items():
-        assert_close(x, expected.leaves[name], rtol=0, atol=1e-5)
-    own = results[-1].client_state
-    for name in (f"{L}.lora_a", f"{L}.lora_b"):
-        assert_close(own[name], [v[name] for v in expected.own], rtol=0, atol=1e-5)
-    assert_close(own[REFERENCE], expected.references, rtol=0, atol=1e-5)
+    result, rig, slow = played(method)
+    slow_lora.compare(rig, result, slow)
 
 
 def logits_of(algorithm, server, own, client, x):
@@ -118,20 +114,19 @@ def by_hand(slow, p, ref, x):
 
 
 def test_predictions_weight_the_local_adapter_by_the_similarity_of_each_example():
-    results, rig = rounds_of(CASES["feddpa_t"][0](), MODEL, 1)
-    server, own = results[-1].server, results[-1].client_state
-    slow, x = Slow().run(), FEDERATION.data.columns["x"][:9]
+    result, rig, slow = played("feddpa_t")
+    x = FEDERATION.data.columns["x"][:9]
     for client in (0, 3):
         p = {**slow.leaves, **slow.own[client]}
-        got = logits_of(rig.algorithm, server, own, client, x)
-        expected = by_hand(slow, p, slow.references[client], x)
+        got = logits_of(rig.algorithm, result.server, result.client_state, client, x)
+        expected = by_hand(slow, p, slow.own[client][REFERENCE], x)
         assert_close(got, expected, rtol=0, atol=1e-4)
-    weights = slow.hidden(p, x) @ slow.references[3]
+    weights = slow.hidden(p, x) @ slow.own[3][REFERENCE]
     assert weights.min() < 0 < weights.max()  # examples of both kinds
 
 
 def test_a_client_without_a_local_adapter_predicts_with_the_global_one():
-    rig = toy.Engine(feddpa_t(SGD), FEDERATION, per_round=5, lanes=1, bound=MODEL)
+    _, rig, _ = played("feddpa_t")
     server, own = rig.start()
     slow, x = Slow(), FEDERATION.data.columns["x"][:4]
     got = logits_of(rig.algorithm, server, own, 0, x)
@@ -146,15 +141,11 @@ def test_the_fine_tuning_of_feddpa_f_starts_from_the_global_adapter():
     def apply(params, batch, key, train):
         return MODEL.apply(MODEL.frozen, {**fixed, **params}, batch, key, train)
 
-    from fedjax_peft.tasks import classification
-
     context = ClientContext(apply, classification(), fixed, jnp.int32(1))
     update = algorithm.tuning.client(context)
-    shared = {n: x for n, x in MODEL.trainable.items() if ".global_adapter.lora_" in n}
-    shared = {n: x for n, x in shared.items() if MODEL.kinds[n] == "adapter"}
-    shared |= {n: MODEL.trainable[n] for n in toy.HEAD}
-    private = {n: x for n, x in MODEL.trainable.items() if ".private_adapter." in n}
-    private = {n: x for n, x in private.items() if MODEL.kinds[n] == "adapter"}
+    shared, private = (
+        {n: MODEL.trainable[n] for n in names} for names in (Slow.shared, Slow.private)
+    )
     state = update.init(shared, private, jax.random.key(0))
     columns = {n: jnp.asarray(x[:6]) for n, x in FEDERATION.data.columns.items()}
     batch = {**columns, "mask": jnp.arange(6) != 1, "step": jnp.int32(0), "steps": jnp.int32(1)}
@@ -174,16 +165,3 @@ def test_the_fine_tuning_of_feddpa_f_starts_from_the_global_adapter():
     p |= {n: np.asarray(after[n], float) for n in start}
     states = slow.hidden(p, np.asarray(columns["x"])[[0, 2, 3, 4]])  # of the first five, the real
     assert_close(after[REFERENCE], W * states.mean(axis=0), rtol=0, atol=1e-5)
-
-
-def test_options_out_of_range_and_other_models_are_refused():
-    for make, options in (
-        (feddpa_t, {"mix": 0.0}),
-        (feddpa_t, {"mix": 1.0}),
-        (feddpa_t, {"max_weight": 0.0}),
-        (feddpa_f, {"tune_epochs": -1}),
-    ):
-        with pytest.raises(InputError, match=next(iter(options))):
-            make(optax.sgd(0.1), **options)
-    with pytest.raises(InputError, match=r"fp\.peft\.dual_lora\(\)"):
-        feddpa_t(SGD).check(toy.lora_model().kinds, 4)

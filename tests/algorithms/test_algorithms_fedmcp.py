@@ -26,7 +26,6 @@ from fedjax_peft.numerics.random import client_key, host_rng, stream
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.base import attach
 from fedjax_peft.simulation.records import Evaluation
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 
@@ -39,6 +38,7 @@ PLACES = [f"{part}.{leaf}" for part in ("down", "up") for leaf in ("kernel", "bi
 GLOBAL = tuple(f"layer.global_adapter.{p}" for p in PLACES)
 PRIVATE = tuple(f"layer.private_adapter.{p}" for p in PLACES)
 HEADS = tuple(f"{h}.{x}" for h in ("classifier", "second_classifier") for x in ("kernel", "bias"))
+OWN = (*PRIVATE, *HEADS)
 KINDS = dict.fromkeys((*GLOBAL, *PRIVATE), "adapter") | dict.fromkeys(HEADS, "head")
 KEEP = 0.8
 
@@ -70,7 +70,7 @@ def apply_with(dropout):
     return apply
 
 
-def model(*, dropout=True, kinds=None):
+def model(*, dropout=True):
     rng = np.random.default_rng(0)
     shapes = {"down.kernel": (WIDTH, SIZE), "down.bias": (SIZE,)}
     shapes |= {"up.kernel": (SIZE, WIDTH), "up.bias": (WIDTH,)}
@@ -79,14 +79,15 @@ def model(*, dropout=True, kinds=None):
     def draw(shape):
         return jnp.asarray(rng.normal(0, 0.6, shape), jnp.float32)
 
-    leaves = {
-        n: draw(next(shape for end, shape in shapes.items() if n.endswith(end)))
-        for n in sorted(KINDS)
-    }
+    ends = {n: next(end for end in shapes if n.endswith(end)) for n in sorted(KINDS)}
+    leaves = {n: draw(shapes[end]) for n, end in ends.items()}
     frozen = {"layer.kernel": draw((FEATURES, WIDTH))}
     labels = tuple(f"class {i}" for i in range(CLASSES))
-    bound = Model(apply_with(dropout), frozen, leaves, kinds or KINDS, None)
+    bound = Model(apply_with(dropout), frozen, leaves, KINDS, None)
     return bound.replace(name="dual toy", labels=labels)
+
+
+MODEL = model()
 
 
 def task_data(examples, classes, seed):
@@ -188,41 +189,33 @@ def paper_gradient(options):
     return jax.jit(jax.grad(functools.partial(paper_loss, o=dict(options))))
 
 
-def paper(bound, federation, *, rounds, per_round, rate, epochs, weights, options, optimizers=None):
-    """Returns (global adapter, client states) after some rounds of SGD.
+def paper(options, per_round, weights="uniform", adams=None):
+    """Returns (global adapter, client states) after two rounds of SGD.
 
-    With ``optimizers``, an optimizer for each client makes its steps, over all rounds.
+    With ``adams``, an optimizer for each client makes its steps, over all rounds.
     """
     defaults = {"gamma": 0.5, "mu": 0.05, "similarity": "cka", "pooling": "mean"}
     o = {**defaults, "private_rep": "private_only", "stop": False, **options}
-    columns = federation.data.columns
-    frozen, start = reference.leaves64(bound.frozen), reference.leaves64(bound.trainable)
-    server = {n: start[n] for n in GLOBAL}
-    own = [{n: start[n] for n in (*PRIVATE, *HEADS)} for _ in federation.indices]
-    for number in range(1, rounds + 1):
-        members, sizes = reference.cohort_of(federation, number, per_round)
+    columns, start = FEDERATION.data.columns, reference.leaves64(MODEL.trainable)
+    frozen, server = reference.leaves64(MODEL.frozen), {n: start[n] for n in GLOBAL}
+    own = [{n: start[n] for n in OWN} for _ in COUNTS]
+    for number in (1, 2):
+        members, sizes = reference.cohort_of(FEDERATION, number, per_round)
         uploads = []
         for c in members:
-            p, step = {**server, **own[c]}, 0
-            key = client_key(stream(0, "clients"), number, c)
-            rng = host_rng(0, "order", number, c)
-            for _ in range(epochs):
-                order = rng.permutation(federation.indices[c])
-                for begin in range(0, len(order), BATCH):
-                    step += 1
-                    rows = order[begin : begin + BATCH]
-                    masks = masks_of(jax.random.fold_in(key, step), len(rows))
-                    x, tokens = columns["x"][rows], columns["attention_mask"][rows]
-                    arguments = (x.astype(float), tokens.astype(float), columns["labels"][rows])
-                    with jax.enable_x64(True):
-                        derive = paper_gradient(tuple(o.items()))
-                        gradient = derive(p, frozen, server, *arguments, COUNTS[c], masks)
-                        gradient = {n: np.asarray(g) for n, g in gradient.items()}
-                    if optimizers is None:
-                        p = {n: p[n] - rate * gradient[n] for n in p}
-                    else:
-                        optimizers[c].count += 1
-                        p = {n: p[n] + optimizers[c](n, gradient[n]) for n in p}
+            p, key = {**server, **own[c]}, client_key(stream(0, "clients"), number, c)
+            order = host_rng(0, "order", number, c).permutation(FEDERATION.indices[c])
+            for step, begin in enumerate(range(0, len(order), BATCH), 1):
+                rows = order[begin : begin + BATCH]
+                masks = masks_of(jax.random.fold_in(key, step), len(rows))
+                x, tokens = columns["x"][rows], columns["attention_mask"][rows]
+                arguments = (x.astype(float), tokens.astype(float), columns["labels"][rows])
+                with jax.enable_x64(True):
+                    derive = paper_gradient(tuple(o.items()))
+                    gradient = derive(p, frozen, server, *arguments, COUNTS[c], masks)
+                optimizer = adams[c] if adams else reference.Sgd(RATE)
+                optimizer.count += 1
+                p = {n: p[n] + optimizer(n, np.asarray(gradient[n])) for n in p}
             own[c] = {n: p[n] for n in own[c]}
             uploads.append(p)
         sizes = sizes if weights == "size" else None
@@ -236,43 +229,46 @@ def masks_of(key, rows):
     return {n: np.asarray(jax.random.bernoulli(k, KEEP, shape))[:rows] for n, k in keys.items()}
 
 
-RATE, EPOCHS = 0.3, 1
+RATE = 0.3
+STRONG = {"mu": 1.0, "gamma": 0.3}
 CASES = {
     "default": {},
-    "strong": {"mu": 1.0, "gamma": 0.3},
+    "strong": STRONG,
     "cosine": {"mu": 1.0, "similarity": "cosine", "pooling": "cls", "stop": True},
-    "debiased": {
-        "mu": 1.0,
-        "similarity": "cka_debiased",
-        "private_rep": "dual",
-        "gamma": 0.0,
-    },
+    "debiased": {"mu": 1.0, "similarity": "cka_debiased", "private_rep": "dual", "gamma": 0.0},
     "dual": {"mu": 1.0, "similarity": "cosine", "private_rep": "dual"},
     "no contrast": {"mu": 0.0},
+    "fedmatch": {"mu": 0.0, "gamma": 0.0},
 }
 
 
-def algorithm_of(options, **more):
-    renamed = {
-        ("stop_grad_global_in_private_term" if n == "stop" else n): v for n, v in options.items()
-    }
-    return fedmcp(optax.sgd(RATE), **renamed, **more)
+@functools.cache
+def algorithm_of(case, weights="uniform"):
+    if case == "fedmatch":  # plain training, and a uniform mean of the global adapter
+        return fedmatch(optax.sgd(RATE))
+    names = {"stop": "stop_grad_global_in_private_term"}
+    options = {names.get(n, n): x for n, x in CASES[case].items()}
+    return fedmcp(optax.sgd(RATE), weights=weights, **options)
 
 
-def two_rounds(algorithm, *, lanes, per_round=3, bound=None):
-    rig = toy.Engine(
-        algorithm,
-        FEDERATION,
-        per_round=per_round,
-        lanes=lanes,
-        epochs=EPOCHS,
-        bound=bound or model(),
-    )
-    state = rig.start()
-    for number in (1, 2):
-        result = rig.run(rig.schedule.cohort(number), number, state)
-        state = (result.server, result.client_state)
-    return result
+def engine(algorithm, *, lanes=3, per_round=3, bound=MODEL):
+    return toy.Engine(algorithm, FEDERATION, per_round=per_round, lanes=lanes, bound=bound)
+
+
+def two_rounds(algorithm, **options):
+    return engine(algorithm, **options).rounds()[-1]
+
+
+def compare(result, kept, expected):
+    """Asserts that a round ends as the paper's loop; ``kept`` are the leaves of the clients."""
+    server, own = expected
+    assert (set(result.server), set(kept)) == (set(GLOBAL), set(OWN))
+    for name in GLOBAL:
+        assert_close(result.server[name], server[name], rtol=0, atol=1e-5)
+        assert np.abs(server[name] - MODEL.trainable[name]).max() > 1e-2
+    for name in OWN:
+        assert_close(kept[name], [leaves[name] for leaves in own], rtol=0, atol=1e-5)
+    assert np.isfinite([total.sum() for total, _ in result.sums.values()]).all()
 
 
 @pytest.mark.parametrize(
@@ -285,57 +281,21 @@ def two_rounds(algorithm, *, lanes, per_round=3, bound=None):
         ("debiased", 1, 2, "uniform"),
         ("dual", 1, 2, "uniform"),
         ("no contrast", 3, 3, "uniform"),
+        ("fedmatch", 3, 2, "uniform"),
     ],
 )
-@pytest.mark.sample("default-*", "strong-3-2-size", "cosine-*", "debiased-*", "dual-*")
-def test_fedmcp_is_the_paper_s_loop(case, lanes, per_round, weights):
-    options = CASES[case]
-    result = two_rounds(algorithm_of(options, weights=weights), lanes=lanes, per_round=per_round)
-    server, own = paper(
-        model(),
-        FEDERATION,
-        rounds=2,
-        per_round=per_round,
-        rate=RATE,
-        epochs=EPOCHS,
-        weights=weights,
-        options=options,
-    )
-    start = model().trainable
-    assert set(result.server) == set(GLOBAL)
-    assert set(result.client_state) == {*PRIVATE, *HEADS}
-    for name in GLOBAL:
-        assert_close(result.server[name], server[name], rtol=0, atol=1e-5)
-        assert np.abs(server[name] - start[name]).max() > 1e-2
-    for name in (*PRIVATE, *HEADS):
-        expected = np.array([kept[name] for kept in own])
-        assert_close(result.client_state[name], expected, rtol=0, atol=1e-5)
-    assert np.isfinite([total.sum() for total, _ in result.sums.values()]).all()
+@pytest.mark.sample("default-*", "strong-3-2-size", "cosine-*", "debiased-*", "dual-*", "fedmatch*")
+def test_rounds_are_the_paper_s_loop(case, lanes, per_round, weights):
+    result = two_rounds(algorithm_of(case, weights), lanes=lanes, per_round=per_round)
+    compare(result, result.client_state, paper(CASES[case], per_round, weights))
 
 
 def test_kept_moments_continue_in_the_paper_s_loop():
     """Each client's Adam goes on over rounds, for both adapters and both heads."""
-    options = {"mu": 1.0, "gamma": 0.3}
-    algorithm = fedmcp(optax.adam(0.02), **options, keep_optimizer=True)
-    result = two_rounds(algorithm, lanes=3, per_round=2)
-    adams = [reference.Adam(0.02) for _ in COUNTS]
-    server, own = paper(
-        model(),
-        FEDERATION,
-        rounds=2,
-        per_round=2,
-        rate=None,
-        epochs=EPOCHS,
-        weights="uniform",
-        options=options,
-        optimizers=adams,
-    )
-    for name in GLOBAL:
-        assert_close(result.server[name], server[name], rtol=0, atol=1e-5)
-    kept, adam = result.client_state["model"], result.client_state["optimizer"][0]
-    for name in (*PRIVATE, *HEADS):
-        expected = np.array([leaves[name] for leaves in own])
-        assert_close(kept[name], expected, rtol=0, atol=1e-5)
+    algorithm = fedmcp(optax.adam(0.02), **STRONG, keep_optimizer=True)
+    result = two_rounds(algorithm, per_round=2)
+    adams, adam = [reference.Adam(0.02) for _ in COUNTS], result.client_state["optimizer"][0]
+    compare(result, result.client_state["model"], paper(STRONG, 2, adams=adams))
     assert adam.count.tolist() == [one.count for one in adams]
     for client, one in enumerate(adams):
         for name, moment in one.m.items():
@@ -343,26 +303,24 @@ def test_kept_moments_continue_in_the_paper_s_loop():
 
 
 def test_a_clients_state_does_not_depend_on_other_clients():
-    algorithm = fedmcp(optax.sgd(RATE))
-    rig = toy.Engine(algorithm, FEDERATION, per_round=3, lanes=3, bound=model())
-    rows = FEDERATION.indices
+    rig, rows = engine(algorithm_of("cosine")), FEDERATION.indices
 
     def run(*clients):
         work = [batches(rows[c], BATCH) for c in clients]
         return rig.run(Cohort(clients, [float(len(rows[c])) for c in clients], work))
 
     everyone, alone = run(0, 1, 2), run(1)
-    for name in (*PRIVATE, *HEADS):
+    for name in OWN:
         kept = everyone.client_state[name]
         assert_close(kept[1], alone.client_state[name][1], rtol=0, atol=1e-6)
-        np.testing.assert_array_equal(alone.client_state[name][0], model().trainable[name])
+        np.testing.assert_array_equal(alone.client_state[name][0], MODEL.trainable[name])
         assert np.abs(kept[0] - kept[1]).max() > 1e-3, "each has its own"
 
 
 # ----------------------------------------------------------------------------------- one step
 
 
-def one_step(algorithm, bound, *, client=1, trace_only=False):
+def one_step(algorithm, bound=MODEL, *, trace_only=False):
     """Returns a client's leaves after one step, and the step's metrics."""
     roles = assign_roles(bound.kinds, algorithm.roles)
     shared, private = (tree.select(bound.trainable, roles[r]) for r in ("shared", "private"))
@@ -371,7 +329,7 @@ def one_step(algorithm, bound, *, client=1, trace_only=False):
     def apply(p, batch, key, train):
         return bound.apply(bound.frozen, {**fixed, **p}, batch, key, train)
 
-    rows = FEDERATION.indices[client][:BATCH]
+    rows = FEDERATION.indices[1][:BATCH]
     batch = {n: jnp.asarray(x[rows]) for n, x in FEDERATION.data.columns.items()}
     batch["mask"] = jnp.ones(len(rows), bool)
 
@@ -387,23 +345,20 @@ def one_step(algorithm, bound, *, client=1, trace_only=False):
     return {**uploaded, **kept}, metrics
 
 
-def moved(leaves, bound, names):
-    return {n: np.asarray(leaves[n]) - np.asarray(bound.trainable[n]) for n in names}
+def moved(leaves, names):
+    return {n: np.asarray(leaves[n]) - np.asarray(MODEL.trainable[n]) for n in names}
 
 
 def test_the_leaves_that_each_loss_changes():
-    bound = model()
-    steps = {
-        gamma: one_step(fedmcp(optax.sgd(1.0), mu=0, gamma=gamma), bound)[0] for gamma in (0.2, 0.6)
-    }
-    first = [n for n in (*PRIVATE, *HEADS) if not n.startswith("second")]
+    steps = {g: one_step(fedmcp(optax.sgd(1.0), mu=0, gamma=g))[0] for g in (0.2, 0.6)}
+    first = [n for n in OWN if not n.startswith("second")]
     for names, weight in ((first, lambda g: 1 - g), (HEADS[2:], lambda g: g)):
-        some, other = (moved(steps[g], bound, names) for g in (0.2, 0.6))
+        some, other = (moved(steps[g], names) for g in (0.2, 0.6))
         for name in names:
             assert_close(some[name] / weight(0.2), other[name] / weight(0.6), rtol=1e-4, atol=1e-6)
             assert np.abs(some[name]).max() > 1e-3
     # The contrast moves both adapters, and no classifier.
-    without, with_ = steps[0.2], one_step(fedmcp(optax.sgd(1.0), mu=1, gamma=0.2), bound)[0]
+    without, with_ = steps[0.2], one_step(fedmcp(optax.sgd(1.0), mu=1, gamma=0.2))[0]
     for name in KINDS:
         if name in HEADS:
             assert_close(with_[name], without[name], rtol=0, atol=1e-6)
@@ -427,17 +382,16 @@ def test_the_first_step_without_dropout_is_finite():
 
 
 def test_with_the_private_adapter_off_it_is_fedavg_over_the_global_one():
-    off = {n: jnp.zeros_like(x) for n, x in model().trainable.items() if "private_adapter.up" in n}
-    bound = model()
-    bound = bound.replace(trainable={**bound.trainable, **off})
+    off = {n: jnp.zeros_like(x) for n, x in MODEL.trainable.items() if "private_adapter.up" in n}
+    bound = MODEL.replace(trainable={**MODEL.trainable, **off})
     still = optax.multi_transform(
         {"train": optax.adam(0.02), "rest": optax.set_to_zero()},
         lambda leaves: {n: "rest" if n in PRIVATE else "train" for n in leaves},
     )
-    result = two_rounds(fedmcp(still, mu=0, gamma=0), lanes=3, bound=bound)
+    result = two_rounds(fedmcp(still, mu=0, gamma=0), bound=bound)
     kinds = {n: "fixed" if n in PRIVATE else kind for n, kind in KINDS.items()}
     plain = fedavg(optax.adam(0.02), head="private", weights="uniform")
-    expected = two_rounds(plain, lanes=3, bound=bound.replace(kinds=kinds))
+    expected = two_rounds(plain, bound=bound.replace(kinds=kinds))
     for name in GLOBAL:
         assert_close(result.server[name], expected.server[name], rtol=0, atol=1e-6)
     for name in HEADS:
@@ -453,7 +407,7 @@ def test_unneeded_passes_are_not_computed():
         calls.append(train)
         return apply_with(True)(frozen, p, batch, key, train)
 
-    bound = model().replace(apply=counted)
+    bound = MODEL.replace(apply=counted)
     for options, expected in {
         (("mu", 0.0), ("gamma", 0.0)): [True],
         (("mu", 0.0),): [True],  # both in one batched call
@@ -476,50 +430,6 @@ def test_head_policies(head):
         assert algorithm.weights == "uniform"
 
 
-def test_refusals():
-    kinds = dict.fromkeys(KINDS, "adapter")
-    sgd = optax.sgd(1.0)
-    plain = {n: k for n, k in kinds.items() if "second" not in n}
-    with pytest.raises(InputError, match=r"two_classifiers.*gamma = 0"):
-        fedmcp(sgd).check(plain, 3)
-    fedmcp(sgd, gamma=0).check(plain, 3)
-    fedmcp(sgd).check(kinds, 3)
-    for algorithm in (fedmcp(sgd), fedmatch(sgd)):
-        with pytest.raises(InputError, match=r"attach peft\.dual\(\)"):
-            algorithm.check({n: k for n, k in kinds.items() if n not in PRIVATE}, 3)
-    for wrong, match in (
-        ({"gamma": 1.0}, "gamma"),
-        ({"mu": -1}, "mu"),
-        ({"similarity": "cca"}, "'cka'"),
-        ({"pooling": "max"}, "cls, mean"),
-        ({"private_rep": "both"}, "dual, private_only"),
-    ):
-        with pytest.raises(InputError, match=match):
-            fedmcp(sgd, **wrong)
-
-
-# ------------------------------------------------------------------------------------- FedMatch
-
-
-def test_fedmatch_is_plain_training_and_a_uniform_mean_of_the_global_adapter():
-    result = two_rounds(fedmatch(optax.sgd(RATE)), lanes=3, per_round=2)
-    server, own = paper(
-        model(),
-        FEDERATION,
-        rounds=2,
-        per_round=2,
-        rate=RATE,
-        epochs=EPOCHS,
-        weights="uniform",
-        options={"gamma": 0.0, "mu": 0.0},
-    )
-    for name in GLOBAL:
-        assert_close(result.server[name], server[name], rtol=0, atol=1e-5)
-    for name in (*PRIVATE, *HEADS):
-        expected = np.array([kept[name] for kept in own])
-        assert_close(result.client_state[name], expected, rtol=0, atol=1e-5)
-
-
 # --------------------------------------------------------------------------------- end to end
 
 
@@ -529,15 +439,9 @@ def test_tasks_of_unequal_classes_on_a_real_encoder():
     bound = attach(random_model(config, head=head), peft.dual(size=2))
     data = {n: tiny_dataset(20, classes=c, seed=c) for n, c in (("two", 2), ("three", 3))}
     federation = combine(data)
-    run = simulate(
-        bound,
-        fedmcp(optax.adam(1e-3)),
-        federation,
-        rounds=2,
-        clients_per_round=2,
-        batch_size=8,
-        evaluation=Evaluation(client_test=federation, every=2),
-    )
+    evaluation = Evaluation(client_test=federation, every=2)
+    options = {"rounds": 2, "batch_size": 8, "evaluation": evaluation}
+    run = simulate(bound, fedmcp(optax.adam(1e-3)), federation, **options)
     last = run.metrics[-1]
     sent = {n: x for n, x in bound.trainable.items() if ".global_adapter." in n}
     assert last["bytes_up"] == 2 * tree.nbytes(sent)
@@ -678,115 +582,14 @@ def test_classes_of_other_tasks_have_no_effect():
     assert here[0] > task.metrics(Outputs(logits, logits), batch)["accuracy"][0] == 0
 
 
-# ------------------------------------------------------------ a real encoder, one adapter at a time
-
-
-def encoder_batch():
-    """Returns the model with both adapters, the one with a single adapter, and a batch."""
-    config = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = {**TINY_BERT, **config, "num_hidden_layers": 1}
-    plain = random_model(config, head=heads.two_classifiers(3))
-    # Adapters of one size: what they add is as large as what they read.
-    both, one = (attach(plain, make(size=2)) for make in (peft.dual, peft.opendelta))
-    rng = np.random.default_rng(1)
-    leaves = {
-        n: x if "classifier" in n else jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype)
-        for n, x in both.trainable.items()
-    }
-    data = tiny_dataset(6, classes=3)
-    batch = {n: jnp.asarray(x) for n, x in data.columns.items()}
-    batch["mask"] = jnp.arange(6) < 5
-    return both.replace(trainable=leaves), one, batch
-
-
-def alone(leaves, which):
-    """Returns the leaves of a single-adapter model, with the values of one of the two adapters."""
-    other = {"global": "private", "private": "global"}[which]
-    return {
-        n.replace(f".{which}_adapter.", "."): x
-        for n, x in leaves.items()
-        if f".{other}_adapter." not in n
-    }
-
-
-def real_loss(leaves, received, both, one, batch, o):
-    """Returns the loss of Eq. 8; single-adapter models compute the passes with one adapter."""
-    real = np.flatnonzero(np.asarray(batch["mask"]))
-    labels = batch["labels"][real]
-
-    def of(model, leaves):
-        return model.apply(model.frozen, leaves, batch, None, False)
-
-    def entropy(logits):
-        return -jnp.mean(jax.nn.log_softmax(logits[real])[jnp.arange(len(real)), labels])
-
-    def rep(outputs):
-        if o["pooling"] == "cls":
-            return outputs.hidden[real, 0]
-        tokens = batch["attention_mask"][real].astype(jnp.float32)
-        total = jnp.sum(outputs.hidden[real] * tokens[..., None], axis=1)
-        return total / jnp.sum(tokens, axis=1, keepdims=True)
-
-    dual, ours = of(both, leaves), of(one, alone(leaves, "global"))
-    average = of(one, alone(received, "global"))
-    private = dual if o["private_rep"] == "dual" else of(one, alone(leaves, "private"))
-    similar = DEFINED[o["similarity"]]
-    contrast = similar(rep(ours), rep(private))
-    contrast -= similar(rep(ours), jax.lax.stop_gradient(rep(average)))
-    return 0.7 * entropy(dual.logits) + 0.3 * entropy(ours.second) + 2.0 * contrast
-
-
-@pytest.mark.parametrize(
-    ("private_rep", "pooling", "similarity"),
-    [("private_only", "mean", "cka"), ("dual", "cls", "cosine")],
-)
-@pytest.mark.sample("dual-*")
-def test_passes_of_a_real_encoder_are_those_of_models_with_one_adapter(
-    private_rep, pooling, similarity
-):
-    both, one, batch = encoder_batch()
-    o = {"private_rep": private_rep, "pooling": pooling, "similarity": similarity}
-    algorithm = fedmcp(optax.sgd(0.5), gamma=0.3, mu=2.0, **o)
-    roles = assign_roles(both.kinds, algorithm.roles)
-    shared, private = (tree.select(both.trainable, roles[r]) for r in ("shared", "private"))
-
-    def apply(leaves, batch, key, train):
-        return both.apply(both.frozen, leaves, batch, key, train)
-
-    @jax.jit
-    def two_steps(batch):
-        update = algorithm.client(ClientContext(apply, classification(), {}, jnp.int32(1)))
-        key = jax.random.key(0)
-        state = update.init(shared, private, key)
-        for _ in range(2):  # in the second the global adapter is no longer the received one
-            state, _ = update.step(state, batch, key)
-        return update.final(state)
-
-    uploaded, kept = two_steps(batch)
-    leaves = received = both.trainable
-    derive = jax.jit(jax.grad(lambda leaves: real_loss(leaves, received, both, one, batch, o)))
-    for _ in range(2):
-        leaves = jax.tree.map(lambda x, g: x - 0.5 * g, leaves, derive(leaves))
-    for n, x in {**uploaded, **kept}.items():
-        assert_close(x, leaves[n], rtol=0, atol=2e-5)
-        assert np.abs(leaves[n] - received[n]).max() > 1e-4, n
-
-
 # --------------------------------------------------------------------------------- causal models
 
 
 CAUSAL = {
     "gpt2": {
-        "model_type": "gpt2",
-        "vocab_size": 64,
-        "n_embd": 16,
-        "n_layer": 2,
-        "n_head": 2,
-        "n_positions": 32,
-        "initializer_range": 0.3,
-        "resid_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
+        **{"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2},
+        **{"n_positions": 32, "initializer_range": 0.3},
+        **dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0),
     },
     "rnn": {"model_type": "rnn", "vocab_size": 64, "embedding_size": 8, "hidden_size": 16},
 }
@@ -826,11 +629,3 @@ def test_prompts_do_not_shift_the_last_token():
     outputs = bound.apply(bound.frozen, bound.trainable, batch, None, False)
     assert outputs.hidden.shape[1] == batch["input_ids"].shape[1]
     np.testing.assert_array_equal(outputs.last, batch["attention_mask"].sum(axis=1) - 1)
-
-
-def test_an_unknown_pooling_is_refused():
-    from fedjax_peft.algorithms import moon
-
-    for make in (fedmcp, moon):
-        with pytest.raises(InputError, match=r"pooling = 'last'.*mean"):
-            make(optax.sgd(0.1), pooling="last")

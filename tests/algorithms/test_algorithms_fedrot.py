@@ -2,16 +2,14 @@
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import slow_lora
 import toy
 from closeness import approx, assert_close, assert_small
-from slow_lora import ADAM, MODEL, A, B, Slow
+from slow_lora import ADAM, A, B, Slow
 
 from fedjax_peft.algorithms import fedavg, fedrot
 from fedjax_peft.algorithms.fedrot import _aligned
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -162,21 +160,3 @@ def test_a_strength_of_zero_is_federated_averaging():
     ]
     for n in toy.SHARED:
         assert_close(results[0][-1].server[n], results[1][-1].server[n], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"strength": 1.5}, "strength = 1.5 must be a number from 0 to 1"),
-        ({"strength": -0.1}, "strength = -0.1 must be"),
-        ({"first": "C"}, "first = 'C' is not one of A, B"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        fedrot(optax.sgd(0.1), **options)
-
-
-def test_a_model_without_lora_is_refused():
-    with pytest.raises(InputError, match="'fedrot' is about LoRA's factors"):
-        fedrot(ADAM).check({n: k for n, k in MODEL.kinds.items() if "lora" not in n}, 4)

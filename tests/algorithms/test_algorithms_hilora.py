@@ -1,5 +1,6 @@
 """HiLoRA equals a loop over rounds and clients in NumPy float64, through all three stages."""
 
+import functools
 import itertools
 
 import jax
@@ -11,12 +12,12 @@ import reference
 import slow_lora
 import toy
 from closeness import approx, assert_close
-from options import run_options
 from shallow import shallow_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import hilora
 from fedjax_peft.engine.plan import Cohort
+from fedjax_peft.simulation.checks import check_method
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -45,22 +46,12 @@ def factors(tier):
 SHARED = (*toy.HEAD, *factors("root"), *factors("cluster"))
 
 
-def softmax(x):
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
-
-
 def gradients(kernel, leaves, x, labels):
     """Returns the gradient of the mean cross entropy by the head and by every factor."""
     products = [S * leaves[a] @ leaves[b] for a, b in map(factors, toy.TIERS)]
-    hidden = np.tanh(x @ (kernel + sum(products)))
-    chances = softmax(hidden @ leaves["head.kernel"] + leaves["head.bias"])
-    by_logits = (chances - np.eye(chances.shape[1])[labels]) / len(x)
-    by_inner = (by_logits @ leaves["head.kernel"].T) * (1 - hidden**2)
-    by = {"head.bias": by_logits.sum(axis=0), "head.kernel": hidden.T @ by_logits}
+    g, by = reference.by_kernel(kernel + sum(products), leaves, x, labels)
     for a, b in map(factors, toy.TIERS):
-        by[a] = S * x.T @ by_inner @ leaves[b].T
-        by[b] = S * leaves[a].T @ x.T @ by_inner
+        by |= {a: S * g @ leaves[b].T, b: S * leaves[a].T @ g}
     return by
 
 
@@ -125,10 +116,8 @@ class SlowHiLoRA:
         """Returns the best factors of the average product, A with the singular values."""
         a, b = factors(tier)
         product = np.average([S * u[a] @ u[b] for u in uploads], axis=0, weights=weights)
-        u, sigma, vt = np.linalg.svd(product)
-        u, sigma, vt = u[:, :RANK], sigma[:RANK], vt[:RANK]
-        sign = np.sign(u[np.abs(u).argmax(axis=0), range(RANK)])
-        return {a: u * sign * sigma / S, b: sign[:, None] * vt}
+        u, sigma, vt = reference.svd(product, RANK)
+        return {a: u * sigma / S, b: vt}
 
     def group(self):
         """Clusters the clients that have been met; others join the largest cluster."""
@@ -182,10 +171,16 @@ def groups(labels):
     return {frozenset(np.flatnonzero(np.asarray(labels) == j).tolist()) for j in set(labels)}
 
 
+@functools.cache
+def played(head):
+    """Returns the engine, and the results of all rounds."""
+    rig = slow_lora.engine(hilora(SGD, head=head, **OPTIONS), bound=MODEL)
+    return rig, slow_lora.rounds(rig, COHORTS)
+
+
 @pytest.mark.parametrize("head", ["shared", "private"])
 def test_rounds_equal_the_slow_reference_in_every_stage(head):
-    rig = slow_lora.engine(hilora(SGD, head=head, **OPTIONS), bound=MODEL)
-    results = slow_lora.rounds(rig, COHORTS)
+    rig, results = played(head)
     for last in (3, 5, 6):
         result, slow = results[last - 1], SlowHiLoRA(head).run(dict(list(COHORTS.items())[:last]))
         broadcast = rig.algorithm.server.broadcast(result.server)
@@ -201,8 +196,7 @@ def test_rounds_equal_the_slow_reference_in_every_stage(head):
 
 
 def test_the_average_of_a_stage_is_measured():
-    rig = slow_lora.engine(hilora(SGD, **OPTIONS), bound=MODEL)
-    results = slow_lora.rounds(rig, COHORTS)
+    _, results = played("shared")
     slow = SlowHiLoRA("shared").run({1: COHORTS[1]})
     uploads = [SlowHiLoRA("shared").train(c, 1) for c in COHORTS[1]]
     a, b = factors("root")
@@ -220,10 +214,16 @@ def test_the_average_of_a_stage_is_measured():
     assert [r.aggregation["client_clusters"] for r in results] == [0, 0, *[found] * 4]
 
 
-def test_a_stage_sends_and_trains_its_own_lora_and_waits_for_an_upload():
+@functools.cache
+def short():
+    """Returns an engine whose first two stages have one round."""
     algorithm = hilora(SGD, clients=5, root_rounds=1, cluster_rounds=1)
-    rig = slow_lora.engine(algorithm, bound=MODEL)
-    state, start = rig.start(), MODEL.trainable
+    return slow_lora.engine(algorithm, bound=MODEL)
+
+
+def test_a_stage_sends_and_trains_its_own_lora_and_waits_for_an_upload():
+    rig, start = short(), MODEL.trainable
+    state = rig.start()
     nobody = Cohort([], [], [])
     for stage, number in enumerate((1, 4, 7)):
         waited = rig.run(nobody, number, jax.tree.map(jnp.array, state))
@@ -246,9 +246,7 @@ def test_a_stage_sends_and_trains_its_own_lora_and_waits_for_an_upload():
 
 def after_root(members=(0, 1, 2, 3, 4)):
     """Returns the engine and its result after the first stage, of one round."""
-    options = {"clients": 5, "root_rounds": 1, "cluster_rounds": 1}
-    rig = slow_lora.engine(hilora(SGD, **options), bound=MODEL)
-    return rig, slow_lora.rounds(rig, {1: members})[0]
+    return short(), slow_lora.rounds(short(), {1: members})[0]
 
 
 def test_a_client_never_reads_the_lora_of_another_cluster():
@@ -257,8 +255,7 @@ def test_a_client_never_reads_the_lora_of_another_cluster():
     hidden = jax.tree.map(jnp.array, first.server)
     for n, x in hidden["clusters"].items():
         hidden["clusters"][n] = jnp.full_like(x, jnp.nan).at[own].set(x[own])
-    clients, weights, work = rig.schedule.cohort(2)
-    cohort = Cohort(clients[2:3], weights[2:3], work[2:3])
+    cohort = slow_lora.cohort(rig, 2, (2,))
     plain = rig.run(cohort, 2, jax.tree.map(jnp.array, first[:2]))
     got = rig.run(cohort, 2, (hidden, jax.tree.map(jnp.array, first.client_state)))
     assert got.finite[0]
@@ -272,9 +269,7 @@ def test_the_clusters_of_clients_that_rest_stay_as_they_are():
     rig, first = after_root()
     labels = first.server["assignment"]
     here = next(c for c in range(5) if labels[c] != labels[2])
-    clients, weights, work = rig.schedule.cohort(2)
-    cohort = Cohort(clients[here : here + 1], weights[here : here + 1], work[here : here + 1])
-    second = rig.run(cohort, 2, jax.tree.map(jnp.array, first[:2]))
+    second = rig.run(slow_lora.cohort(rig, 2, (here,)), 2, jax.tree.map(jnp.array, first[:2]))
     for n, x in first.server["clusters"].items():
         np.testing.assert_array_equal(second.server["clusters"][n][labels[2]], x[labels[2]])
         assert np.any(second.server["clusters"][n][labels[here]] != x[labels[here]])
@@ -363,23 +358,6 @@ def test_traffic_is_that_of_the_stage_and_of_one_cluster():
     assert run.client_params(0).keys() == model.trainable.keys()
 
 
-@pytest.mark.exhaustive  # test_simulation_resume.py has another state
-def test_an_interrupted_run_goes_on_to_the_same_numbers(tmp_path):
-    def run(name, **options):
-        algorithm = hilora(optax.adam(1e-2), clients=5, root_rounds=2, cluster_rounds=1)
-        options |= {"clients_per_round": 3, "batch_size": 4, "checkpoint_every": 1}
-        return fp.simulate(
-            MODEL, algorithm, slow_lora.FEDERATION, out=tmp_path / name, **run_options(**options)
-        )
-
-    straight = run("straight", rounds=5)
-    run("parts", rounds=2)
-    again = run("parts", rounds=5, resume=True)
-    states = [jax.tree.leaves((r.server, r.client_state)) for r in (straight, again)]
-    for a, b in zip(*states, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_paths_of_modules_may_have_the_names_of_the_loras():
     algorithm = hilora(SGD, **OPTIONS)
     shared = {n.replace("layer.", "tree.root.leaf."): MODEL.trainable[n] for n in SHARED}
@@ -391,27 +369,7 @@ def test_paths_of_modules_may_have_the_names_of_the_loras():
     assert not sent["tree.root.leaf.cluster.lora_a"]
 
 
-def test_what_does_not_fit_is_refused():
-    options = {"clients": 5, "root_rounds": 1, "cluster_rounds": 1}
-    algorithm = hilora(SGD, **options)
-    with pytest.raises(InputError, match=r"fp\.peft\.lora_sum\(\)"):
-        algorithm.check(toy.KINDS, 5)
-    with pytest.raises(InputError, match=r"which has 6: set clients = 6"):
-        algorithm.check(MODEL.kinds, 6)
-    for more, message in (
-        ({"clients": 0}, "clients = 0"),
-        ({"root_rounds": 0}, "root_rounds = 0"),
-        ({"cluster_rounds": 0}, "cluster_rounds = 0"),
-        ({"root_penalty": -1.0}, r"root_penalty = -1\.0"),
-        ({"cluster_penalty": -1.0}, r"cluster_penalty = -1\.0"),
-        ({"decay": 1.0}, r"decay = 1\.0"),
-        ({"fewest_clusters": 0}, "fewest_clusters = 0"),
-        ({"fewest_clusters": 3, "most_clusters": 2}, "at most most_clusters = 2"),
-        ({"fewest_clusters": 6}, "at most the number of clients, 5"),
-    ):
-        with pytest.raises(InputError, match=message):
-            hilora(SGD, **{**options, **more})
+def test_clients_of_different_ranks_are_refused():
+    algorithm = hilora(SGD, clients=5, root_rounds=1, cluster_rounds=1)
     with pytest.raises(InputError, match="clients of different LoRA ranks"):
-        fp.simulate(
-            MODEL, algorithm, slow_lora.FEDERATION, rounds=1, system=fp.System(client_ranks=[1, 2])
-        )
+        check_method(MODEL, algorithm, 5, [1, 2], ())

@@ -11,107 +11,52 @@ import numpy as np
 import optax
 import pytest
 import reference
+import slow_lora
 import toy
 from closeness import ROUNDOFF, approx, assert_close, assert_small, roughly
 from options import run_options
+from slow_lora import (
+    ADAM,
+    BATCH,
+    EPOCHS,
+    FEDERATION,
+    KERNEL,
+    MODEL,
+    RATE,
+    SCALE,
+    SIZES,
+    A,
+    B,
+    S,
+    Slow,
+    average,
+    engine,
+    mean,
+    product,
+)
 
 from fedjax_peft.aggregators import flexlora
 from fedjax_peft.algorithms import fedavg, fedex, fedsa, ffa, flora, fra_ffa, hetlora, local, rolora
 from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.algorithms.flora import _restarted
 from fedjax_peft.data import Clients
-from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.numerics.random import client_key, stream
 from fedjax_peft.peft.base import attach, merge
-from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.lora import lora
-from fedjax_peft.simulation.records import Placement, System
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_dataset, tiny_model
 
 pytestmark = pytest.mark.slow
 
-SIZES = (7, 4, 12, 1, 9)
-FEDERATION = toy.clients(SIZES)
-RATE, BATCH, EPOCHS = 0.02, 4, 2
-ADAM = optax.adam(RATE)
-COHORTS = {1: (0, 2, 3), 2: (0, 1, 2, 3, 4)}  # partial, then full
-A, B, SCALE, KERNEL = "layer.lora_a", "layer.lora_b", "layer.lora_scale", "layer.base.kernel"
-S = 1.5
-PENALTY = 0.1
+COHORTS = {n: slow_lora.COHORTS[n] for n in (1, 2)}  # partial, then full
 RATE_OF_BERT = optax.sgd(0.5)
 DECAY = optax.adamw(RATE, weight_decay=0.3)
 
 
-MODEL = toy.lora_model()
-
-
 # ------------------------------------------------------------------------------ the slow reference
-
-
-def trained(kernel, leaves, names, client, number):
-    """Returns a client's leaves after its local steps with Adam on the named ones."""
-    model = toy.model().replace(frozen={"layer.kernel": kernel})
-    settings = {"rate": RATE, "batch_size": BATCH, "epochs": EPOCHS}
-    return reference.train_client(model, leaves, names, FEDERATION, client, number, **settings)[0]
-
-
-def mean(uploads, weights, name):
-    return np.average([u[name] for u in uploads], axis=0, weights=weights)
-
-
-def product(leaves):
-    return S * leaves[A] @ leaves[B]
-
-
-def average(uploads, weights):
-    return np.average([product(u) for u in uploads], axis=0, weights=weights)
-
-
-def svd_factors(dense, split):
-    u, sigma, vt = np.linalg.svd(dense)
-    u, sigma, vt = u[:, : toy.RANK], sigma[: toy.RANK] / S, vt[: toy.RANK]
-    sign = np.sign(u[np.abs(u).argmax(axis=0), range(toy.RANK)])
-    u, vt = u * sign, vt * sign[:, None]
-    if split == "B":
-        return u, sigma[:, None] * vt
-    return u * np.sqrt(sigma), np.sqrt(sigma)[:, None] * vt
-
-
-class Slow:
-    """Plain averaging of all leaves; subclasses override the steps that differ."""
-
-    shared, private, size_weights = toy.SHARED, (), True
-
-    def __init__(self):
-        frozen = reference.leaves64(toy.model().frozen)
-        self.kernel = frozen["layer.kernel"]
-        self.leaves = reference.leaves64(toy.model().trainable)
-        self.own = [{n: self.leaves[n] for n in self.private} for _ in SIZES]
-
-    def names(self, number):
-        return [*self.shared, *self.private]
-
-    def start(self, client, number):
-        return {**self.leaves, **self.own[client]}
-
-    def aggregate(self, uploads, weights, number):
-        self.leaves |= {n: mean(uploads, weights, n) for n in self.shared}
-
-    def run(self):
-        for number, members in COHORTS.items():
-            uploads = [
-                trained(self.kernel, self.start(c, number), self.names(number), c, number)
-                for c in members
-            ]
-            for c, upload in zip(members, uploads, strict=True):
-                self.own[c] = {n: upload[n] for n in self.private}
-            weights = [SIZES[c] if self.size_weights else 1 for c in members]
-            self.aggregate(uploads, np.array(weights) / np.sum(weights), number)
-        return self
 
 
 class SlowFFA(Slow):
@@ -156,11 +101,10 @@ class SlowFedEx(Slow):
 
 
 class SlowFlexLoRA(Slow):
-    split = "B"
-
     def aggregate(self, uploads, weights, number):
         self.leaves |= {n: mean(uploads, weights, n) for n in toy.HEAD}
-        self.leaves[A], self.leaves[B] = svd_factors(average(uploads, weights), self.split)
+        u, sigma, vt = reference.svd(average(uploads, weights), toy.RANK)
+        self.leaves |= {A: u, B: sigma[:, None] / S * vt}
 
 
 class SlowSwitch(SlowFlexLoRA):
@@ -170,10 +114,7 @@ class SlowSwitch(SlowFlexLoRA):
         return self.shared if number == 1 else [*toy.HEAD, B]
 
     def aggregate(self, uploads, weights, number):
-        if number == 1:
-            super().aggregate(uploads, weights, number)
-        else:
-            Slow.aggregate(self, uploads, weights, number)
+        (super() if number == 1 else super(SlowFlexLoRA, self)).aggregate(uploads, weights, number)
 
 
 class SlowHetLoRA(Slow):
@@ -195,66 +136,27 @@ CASES = {
 }
 
 
-def engine(algorithm, lanes=3, epochs=EPOCHS):
-    return toy.Engine(
-        algorithm, FEDERATION, per_round=len(SIZES), lanes=lanes, epochs=epochs, bound=MODEL
-    )
-
-
-def cohort(rig, number, members=None):
-    """Returns the cohort of a round: of all clients, the given ones."""
-    clients, weights, work = rig.schedule.cohort(number)
-    rows = [i for i, c in enumerate(clients) if members is None or c in members]
-    return Cohort(*([part[i] for i in rows] for part in (clients, weights, work)))
-
-
-def rounds_of(rig, cohorts):
-    """Returns the results of rounds with the given members, one after the other."""
-    results, state = [], rig.start()
-    for number, members in cohorts.items():
-        state = jax.tree.map(jnp.array, state)  # what is given is donated
-        results.append(rig.run(cohort(rig, number, members), number, state))
-        state = (results[-1].server, results[-1].client_state)
-    return results
-
-
 @functools.cache
-def fast(method, lanes=3):
+def fast(method):
     """Returns the results of the rounds, and the engine."""
-    rig = engine(CASES[method][0], lanes)
-    return rounds_of(rig, COHORTS), rig
-
-
-@pytest.mark.parametrize(
-    ("method", "lanes"),
-    [*((method, 3) for method in CASES), ("fra_ffa", 1), ("flora", 1), ("rolora", 1)],
-)
-@pytest.mark.sample("*-3")
-def test_rounds_equal_the_slow_reference(method, lanes):
-    results, rig = fast(method, lanes)
-    expected = CASES[method][1]().run()
-    server = rig.algorithm.server
-    state, private = results[-1].server, results[-1].client_state
-    model = server.model(state)
-    assert set(model) == set(expected.shared)
-    for name, x in model.items():
-        assert_close(x, expected.leaves[name], rtol=0, atol=1e-5)
-    assert set(private) == set(expected.private)
-    for name in expected.private:
-        own = [v[name] for v in expected.own]
-        assert_close(private[name], own, rtol=0, atol=1e-5)
-    kernel = server.merge_into_frozen(state, MODEL.frozen)[KERNEL]
-    assert_close(kernel, expected.kernel, rtol=0, atol=1e-5)
-    assert np.array_equal(kernel, MODEL.frozen[KERNEL]) != (method in ("flora", "fedex"))
+    rig = engine(CASES[method][0])
+    return slow_lora.rounds(rig, COHORTS), rig
 
 
 @pytest.mark.parametrize("method", CASES)
-def test_a_round_without_uploads_changes_no_state(method):
-    _, rig = fast(method)
+def test_rounds_equal_the_slow_reference(method):
+    results, rig = fast(method)
+    expected = CASES[method][1]().run(COHORTS)
+    slow_lora.compare(rig, results[-1], expected)
+    assert set(results[-1].client_state) == set(expected.private)
+    kernel = rig.algorithm.server.merge_into_frozen(results[-1].server, MODEL.frozen)[KERNEL]
+    assert_close(kernel, expected.kernel, rtol=0, atol=1e-5)
+    assert np.array_equal(kernel, MODEL.frozen[KERNEL]) != (method in ("flora", "fedex"))
+    # A round without uploads changes no state.
     start = jax.device_get(rig.start()[0])
-    result = rig.run(cohort(rig, 1, ()))
-    jax.tree.map(np.testing.assert_array_equal, result.server, start)
-    assert all(np.isfinite(x) for x in result.aggregation.values())
+    nobody = rig.run(slow_lora.cohort(rig, 1, ()))
+    jax.tree.map(np.testing.assert_array_equal, nobody.server, start)
+    assert all(np.isfinite(x) for x in nobody.aggregation.values())
 
 
 # --------------------------------------------------------------------- what is exact, what is still
@@ -373,7 +275,7 @@ def test_a_round_without_a_finite_loss_neither_brings_the_switch_nor_is_the_best
 
 def test_the_loss_is_the_cohorts():
     rig = engine(fra_ffa(optax.sgd(0.1), trigger="plateau"), epochs=1)
-    (result,) = rounds_of(rig, {1: (0, 2)})
+    (result,) = slow_lora.rounds(rig, {1: (0, 2)})
     total, count = (part.sum() for part in result.sums["loss"])
     assert count == SIZES[0] + SIZES[2]
     assert float(result.server["best"]) == approx(total / count, rel=1e-5)
@@ -415,10 +317,10 @@ def pruned(leaves, client, penalty, rate=0.3):
 
 
 def test_clients_prune_tails_that_have_shrunk():
-    rig = engine(hetlora(optax.sgd(0.3), prune=0.5, penalty=PENALTY), epochs=1)
-    first, second = rounds_of(rig, {1: None, 2: None})
+    rig = engine(hetlora(optax.sgd(0.3), prune=0.5, penalty=0.1), epochs=1)
+    first, second = slow_lora.rounds(rig, {1: None, 2: None})
     start = reference.leaves64(MODEL.trainable)
-    outcomes = [pruned(start, c, PENALTY) for c in range(len(SIZES))]
+    outcomes = [pruned(start, c, 0.1) for c in range(len(SIZES))]
     ranks = [rank for _, rank in outcomes]
     assert set(ranks) == {1, 2}, "some do and some do not"
     assert first.client_state["ranks"]["layer"].tolist() == ranks
@@ -426,8 +328,7 @@ def test_clients_prune_tails_that_have_shrunk():
     norms = [np.linalg.norm(u[A] @ u[B]) for u in uploads]
     for name in toy.SHARED:
         weights = SIZES if name in toy.HEAD else norms
-        expected = mean(uploads, weights, name)
-        assert_close(first.server[name], expected, rtol=0, atol=1e-5)
+        assert_close(first.server[name], mean(uploads, weights, name), rtol=0, atol=1e-5)
     after = second.client_state["ranks"]["layer"].tolist()
     assert all(x <= y for x, y in zip(after, ranks, strict=True)), "what was pruned stays away"
     for name in (A, B):  # what is counted as traffic
@@ -442,19 +343,10 @@ def test_clients_prune_tails_that_have_shrunk():
 # --------------------------------------------------------------------------------- through simulate
 
 
-def run(model, algorithm, rounds=1, **options):
-    data = tiny_dataset(24)
-    rows = np.split(np.arange(24, dtype=np.int32), [5, 14])
-    clients = Clients(data, tuple(rows))
-    return simulate(
-        model,
-        algorithm,
-        clients,
-        rounds=rounds,
-        clients_per_round=3,
-        batch_size=4,
-        **run_options(**options),
-    )
+def run(model, algorithm):
+    clients = Clients(tiny_dataset(24), tuple(np.split(np.arange(24, dtype=np.int32), [5, 14])))
+    options = {"rounds": 1, "clients_per_round": 3, "batch_size": 4}
+    return simulate(model, algorithm, clients, **options)
 
 
 def logits(model, params):
@@ -503,16 +395,9 @@ def test_the_global_bert_is_the_exact_average(trained_alone, make):
 
 
 def test_a_fused_projection_in_parts_cannot_be_folded():
-    config = {
-        "model_type": "gpt2",
-        "vocab_size": 64,
-        "n_embd": 16,
-        "n_layer": 1,
-        "n_head": 2,
-        "n_positions": 32,
-        "eos_token_id": 1,
-    }
-    plain = random_model({**config, "pad_token_id": 0}, head=classification(4))
+    sizes = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    config = {"model_type": "gpt2", **sizes, "eos_token_id": 1, "pad_token_id": 0}
+    plain = random_model(config, head=classification(4))
     for make in (flora, fedex):
         with pytest.raises(InputError, match="without parts"):
             run(attach(plain, lora(2, parts=["q", "v"])), make(ADAM))
@@ -520,18 +405,6 @@ def test_a_fused_projection_in_parts_cannot_be_folded():
     server = flora(ADAM).server
     shared = {n: x for n, x in whole.trainable.items() if ".lora_" in n}
     assert server.merge_into_frozen(server.init(shared), whole.frozen).keys() == whole.frozen.keys()
-
-
-@pytest.mark.parametrize("make", [ffa, fra_ffa, flora, fedsa, fedex, rolora, hetlora])
-def test_models_without_lora_are_refused(make):
-    with pytest.raises(InputError, match="LoRA"):
-        run(tiny_model(4), make(ADAM))
-
-
-@pytest.mark.parametrize("make", [flora, fedex])
-def test_dora_cannot_be_folded(make):
-    with pytest.raises(InputError, match="lora_magnitude"):
-        run(attach(tiny_model(4), dora(2)), make(ADAM))
 
 
 RANKED = {
@@ -544,16 +417,9 @@ RANKED = {
 @pytest.mark.parametrize("method", RANKED)
 def test_clients_upload_zeros_in_masked_rows(method):
     def simulated(ranks):
-        return simulate(
-            toy.lora_model(dropout=0),
-            RANKED[method],
-            FEDERATION,
-            rounds=2,
-            clients_per_round=5,
-            batch_size=4,
-            system=System(client_ranks=ranks),
-            placement=Placement(lanes=3),
-        )
+        options = {"clients_per_round": 5, "batch_size": 4, "client_ranks": ranks, "lanes": 3}
+        model, algorithm = toy.lora_model(dropout=0), RANKED[method]
+        return simulate(model, algorithm, FEDERATION, rounds=2, **run_options(**options))
 
     low, mixed = simulated([1]), simulated([1, 2])
     assert low.metrics[1]["bytes_up"] < mixed.metrics[1]["bytes_up"]
@@ -584,41 +450,14 @@ def test_flora_restarts_as_the_adapter_started(init):
 
 
 def test_flora_sums_products_of_any_ranks():
-    ranks, start = [1, 2, 2, 1, 2], reference.leaves64(toy.model().trainable)
-    result = simulate(
-        MODEL,
-        flora(ADAM),
-        FEDERATION,
-        rounds=1,
-        clients_per_round=5,
-        batch_size=BATCH,
-        epochs=EPOCHS,
-        system=System(client_ranks=ranks),
-    )
-    frozen = reference.leaves64(toy.model().frozen)["layer.kernel"]
-    expected = frozen.copy()
+    ranks, slow = [1, 2, 2, 1, 2], Slow()
+    options = {"clients_per_round": 5, "batch_size": BATCH, "epochs": EPOCHS}
+    options["client_ranks"] = ranks
+    result = simulate(MODEL, flora(ADAM), FEDERATION, rounds=1, **run_options(**options))
+    leaves, expected = slow.leaves, slow.kernel
     for c, rank in enumerate(ranks):
-        own = {**start, A: start[A].copy(), B: start[B].copy()}
-        own[SCALE] = np.where(np.arange(toy.RANK) < rank, S, 0.0)
-        after = trained(frozen, own, toy.SHARED, c, 1)
-        expected += SIZES[c] / sum(SIZES) * S * after[A][:, :rank] @ after[B][:rank]
-    got = result.trained.frozen[KERNEL]
-    assert_close(got, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "message"),
-    [
-        (fra_ffa, {"trigger": "loss"}, "trigger = 'loss'"),
-        (fra_ffa, {"at": 0}, "at = 0"),
-        (fra_ffa, {"patience": 0}, "patience = 0"),
-        (fra_ffa, {"tolerance": -0.1}, "tolerance = -0.1"),
-        (fra_ffa, {"rank": 0}, "at least 1, not 0"),
-        (hetlora, {"prune": 1.5}, "prune = 1.5"),
-        (hetlora, {"prune": 0.5, "penalty": -1.0}, "penalty = -1.0"),
-        (hetlora, {"penalty": 1.0}, "set prune too"),
-    ],
-)
-def test_impossible_options(make, options, message):
-    with pytest.raises(InputError, match=message):
-        make(ADAM, **options)
+        slow.leaves = leaves | {SCALE: np.where(np.arange(toy.RANK) < rank, S, 0.0)}
+        after = slow.train(c, 1)
+        share = SIZES[c] / sum(SIZES) * S
+        expected = expected + share * after[A][:, :rank] @ after[B][:rank]
+    assert_close(result.trained.frozen[KERNEL], expected, rtol=0, atol=1e-5)

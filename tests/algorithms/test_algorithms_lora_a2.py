@@ -14,7 +14,6 @@ from slow_lora import ADAM, FEDERATION, MODEL, A, B, Slow
 from fedjax_peft import simulate
 from fedjax_peft.algorithms import lora_a2, rolora
 from fedjax_peft.algorithms.lora_a2 import _selected
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -100,25 +99,6 @@ def test_directions_of_all_matrices_compete(on_b, budget):
         name = f"{path}.{factor}"
         moved = np.any(new[name] != as_jax[1][name], axis=axis)
         np.testing.assert_array_equal(moved, [(path, i) in best for i in range(r)])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"budget": 0}, "budget = 0 must be a whole number from 1"),
-        ({"budget": [2, 1.5]}, "budget = 1.5 must be a whole number"),
-        ({"budget": []}, r"budget = \[\] has no entry"),
-        ({"rate_ratio": 0.0}, "rate_ratio = 0.0 must be a positive"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        lora_a2(SGD, **options)
-
-
-def test_a_model_without_lora_is_refused():
-    with pytest.raises(InputError, match="'lora_a2' is about LoRA's factors"):
-        lora_a2(SGD).check({n: k for n, k in MODEL.kinds.items() if "lora" not in n}, 4)
 
 
 @pytest.mark.parametrize("engine", ["compiled", "reference"])

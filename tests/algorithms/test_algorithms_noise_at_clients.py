@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import toy
-from test_algorithms_all import NAMES, clients_of, make, model_of
+from test_algorithms_all import NAMES, PRIVACY_REFUSED, clients_of, make, model_of
 
 from fedjax_peft import privacy
 from fedjax_peft.contracts import Federation
@@ -19,19 +19,6 @@ from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
 
-REFUSED = {
-    "fedavg_geometric_median_product": "one by one",
-    "fedavg_hetlora": "weights a client by what it sends",
-    "fedavg_median": "one by one",
-    "fedex": "passes the factors of every client on",
-    "fedavg_flora_na": "looks at the uploads one by one",
-    "hilora": "looks at the uploads one by one",
-    "fedmomentum": "passes the factors of every client on",
-    "flora": "passes the factors of every client on",
-    "fra_ffa_plateau": "training losses",
-    "hetlora": "weights a client by what it sends",
-    "hetlora_prunes": "weights a client by what it sends",
-}
 QUICK = ("fedavg", "fedavg_fra", "hetlora", "scaffold")
 
 
@@ -63,8 +50,8 @@ PAIRS = [pytest.param(m, n, marks=marks(i, n)) for i, m in enumerate(MECHANISMS)
 
 @pytest.mark.parametrize(("mechanism", "name"), PAIRS)
 def test_an_algorithm_fits_the_noise_of_a_mechanism_or_is_refused(mechanism, name):
-    if name in REFUSED:
-        with pytest.raises(InputError, match=REFUSED[name]):
+    if name in PRIVACY_REFUSED:
+        with pytest.raises(InputError, match=PRIVACY_REFUSED[name]):
             traced(mechanism, name)
         return
     state, result = traced(mechanism, name)

@@ -26,61 +26,42 @@ MODEL = toy.own_kernel_model()
 PRIVATE = (*toy.HEAD, KERNEL)
 
 
-def gradients(leaves, x, labels):
-    """Returns the gradient of the mean cross entropy by every leaf, by hand, without dropout."""
-    a, b, kernel, head = (leaves[n] for n in (A, B, KERNEL, "head.kernel"))
-    hidden = np.tanh(x @ kernel + S * x @ a @ b)
-    logits = hidden @ head + leaves["head.bias"]
-    chances = np.exp(logits - logits.max(axis=1, keepdims=True))
-    chances /= chances.sum(axis=1, keepdims=True)
-    by_logits = (chances - np.eye(head.shape[1])[labels]) / len(x)
-    by_inner = (by_logits @ head.T) * (1 - hidden**2)
-    return {
-        "head.bias": by_logits.sum(axis=0),
-        "head.kernel": hidden.T @ by_logits,
-        KERNEL: x.T @ by_inner,
-        A: S * x.T @ by_inner @ b.T,
-        B: S * (x @ a).T @ by_inner,
-    }
+class SlowPFedLoRA(slow_lora.Slow):
+    """A client's steps on its own weights and head come first, then those on the shared LoRA."""
+
+    shared, private = (A, B), PRIVATE
+
+    def __init__(self, model_epochs, adapter_epochs):
+        self.epochs, self.leaves = (
+            (model_epochs, adapter_epochs),
+            reference.leaves64(MODEL.trainable),
+        )
+        self.own = [{n: self.leaves[n] for n in PRIVATE} for _ in slow_lora.SIZES]
+
+    def train(self, client, number):
+        leaves = self.start(client, number)
+        options = {"batch_size": slow_lora.BATCH, "epochs": slow_lora.EPOCHS}
+        batches = [*reference.local_batches(slow_lora.FEDERATION, client, number, **options)]
+        share = -(-len(batches) * self.epochs[0] // sum(self.epochs))
+        first = min(max(share, 1), max(len(batches) - 1, 1))
+        for i, (x, labels, _) in enumerate(batches):
+            a, b = leaves[A], leaves[B]
+            g, by = reference.by_kernel(leaves[KERNEL] + S * a @ b, leaves, x, labels)
+            by |= {KERNEL: g, A: S * g @ b.T, B: S * a.T @ g}
+            names = PRIVATE if i < first else (A, B)
+            leaves = {**leaves, **{n: leaves[n] - RATE * by[n] for n in names}}
+        return leaves
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model_epochs", "adapter_epochs"), [(1, 1), (3, 1)])
 def test_rounds_equal_the_slow_reference(model_epochs, adapter_epochs):
     algorithm = pfedlora(SGD, model_epochs=model_epochs, adapter_epochs=adapter_epochs)
-    results = slow_lora.rounds(slow_lora.engine(algorithm, bound=MODEL))
-    server = reference.leaves64(MODEL.trainable)
-    own = [{n: server[n] for n in PRIVATE} for _ in slow_lora.SIZES]
-    for number, members in slow_lora.COHORTS.items():
-        uploads = []
-        for c in members:
-            leaves = {**server, **own[c]}
-            options = {"batch_size": slow_lora.BATCH, "epochs": slow_lora.EPOCHS}
-            batches = list(reference.local_batches(slow_lora.FEDERATION, c, number, **options))
-            share = -(-len(batches) * model_epochs // (model_epochs + adapter_epochs))
-            first = min(max(share, 1), max(len(batches) - 1, 1))
-            for i, (x, labels, _) in enumerate(batches):
-                names = PRIVATE if i < first else (A, B)
-                by = gradients(leaves, x, labels)
-                leaves = {**leaves, **{n: leaves[n] - RATE * by[n] for n in names}}
-            own[c] = {n: leaves[n] for n in PRIVATE}
-            uploads.append(leaves)
-        sizes = [slow_lora.SIZES[c] for c in members]
-        for n in (A, B):
-            server[n] = np.average([u[n] for u in uploads], axis=0, weights=sizes)
-    assert set(results[-1].server) == {A, B}
-    for n in (A, B):
-        assert_close(results[-1].server[n], server[n], rtol=0, atol=1e-5)
-    for n in PRIVATE:
-        kept = [leaves[n] for leaves in own]
-        assert_close(results[-1].client_state[n], kept, rtol=0, atol=1e-5)
+    slow = SlowPFedLoRA(model_epochs, adapter_epochs).run()
+    slow_lora.check(slow_lora.engine(algorithm, bound=MODEL), slow)
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(InputError, match=r"attach peft.lora_with_base\(\)"):
-        pfedlora(SGD).check(toy.KINDS, 4)
-    with pytest.raises(InputError, match="model_epochs = 0 must be a whole number"):
-        pfedlora(SGD, model_epochs=0)
+def test_a_quantised_model_is_refused():
     quantised = fp.quantize(fp.testing.tiny_model(classes=4), "int8")
     with pytest.raises(InputError, match="quantised, so they never change"):
         fp.attach(quantised, lora_with_base(rank=2))

@@ -11,20 +11,17 @@ import toy
 from closeness import assert_close
 from compiled import compilations
 from options import session_options
-from test_algorithms_all import OPTIONS, OTHERS, model_of
+from test_algorithms_all import NAMES, OPTIONS, OTHERS, clients_of, engine_of, model_of, only
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms
 from fedjax_peft.support.errors import InputError
 
-FEDERATION = toy.clients((7, 4, 12, 1, 9))
-POOLED = toy.clients([33])
-NAMES = sorted([*algorithms.__all__, *OTHERS])
-QUICK = ("fedavg", "fedprox", "fedadam", "fedmcp")
-CONSTANTS = ("apfl", "fedadam", "feddyn", "fedprox", "hilora", "pfedme", "scaffold")
+MODEL, FEDERATION = toy.lora_model(), toy.clients((7, 4, 12, 1, 9))
+CONSTANTS = ("fedadam", "hilora", "scaffold")
 """Algorithms that are also compared with a program that has their numbers as constants."""
-LIKE_OTHERS = ("fedadagrad", "fedavgm", "fedyogi", "feddpa_f", "ditto")
-"""Algorithms with the numbers, in the same places, of FedAdam, FedDPA-T and FedProx."""
+RUN = ("apfl", "fedavg", "fedmcp", "fedprox", "hetlora_prunes", "pfedme", *CONSTANTS)
+"""Algorithms that run with values; those of the others are traced."""
 
 
 def numbers(factory):
@@ -37,39 +34,24 @@ def numbers(factory):
     }
 
 
-def marks(name):
-    """Returns the marks of an algorithm: most have no number but the learning rate, like FedAvg."""
-    if name in QUICK:
-        return ()
-    options = {**numbers(OTHERS.get(name) or getattr(algorithms, name)), **OPTIONS.get(name, {})}
-    own = name not in OTHERS and any(isinstance(x, float) for x in options.values())
-    own = own and name not in LIKE_OTHERS
-    return (pytest.mark.slow,) if own or name == "hetlora_prunes" else (pytest.mark.exhaustive,)
-
-
 def case(name):
-    """Returns (function of the values, values, other values, model, clients)."""
+    """Returns (function of the values, values)."""
     factory = OTHERS.get(name) or getattr(algorithms, name)
     fixed = OPTIONS.get(name, {})
     given = {n: x for n, x in fixed.items() if isinstance(x, float)}
+    rest = {n: x for n, x in fixed.items() if n not in given}
     values = {"rate": 0.1, **numbers(factory), **given}
     if "prune" in getattr(factory, "keywords", {}):
         values["prune"] = 0.5
-    rest = {n: x for n, x in fixed.items() if n not in given}
 
     def make(p):
         options = {n: x for n, x in p.items() if n != "rate"}
         return factory(optax.sgd(p["rate"], momentum=0.5), **options, **rest)
 
-    if name == "scaffold":  # it warns of any other optimizer than plain SGD
+    def make_scaffold(p):  # it warns of any other optimizer than plain SGD
+        return factory(optax.sgd(p["rate"]), learning_rate=p["rate"])
 
-        def make(p):
-            return factory(optax.sgd(p["rate"]), learning_rate=p["rate"])
-
-        values = {"rate": 0.1}
-    others = {n: 0.9 * x for n, x in values.items()}
-    model = model_of(name)
-    return make, values, others, model, POOLED if name == "centralised" else FEDERATION
+    return (make_scaffold, {"rate": 0.1}) if name == "scaffold" else (make, values)
 
 
 def rounds(session, seed=0, values=None, *, number=2):
@@ -83,82 +65,83 @@ def leaves(state):
     return [np.asarray(x) for x in jax.tree.leaves((state.server, state.client_state))]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n)) for n in NAMES])
-def test_every_number_of_an_algorithm_can_be_a_run_time_value(name):
-    make, values, others, model, clients = case(name)
-    session = functools.partial(
-        fp.session, model, clients=clients, batch_size=4, placement=fp.Placement(lanes=1)
-    )
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in (*OTHERS, *RUN)])
+def test_no_number_of_an_algorithm_must_be_a_constant(name):
+    make, values = case(name)
+    engine = engine_of(name, make(values))
+    jax.eval_shape(lambda values: engine.traced(make(values)) and None, values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", only(*RUN))
+def test_every_number_of_an_algorithm_can_be_a_run_time_value(name, pytestconfig):
+    make, values = case(name)
+    others, options = {n: 0.9 * x for n, x in values.items()}, {"batch_size": 4}
+    options |= {"clients": clients_of(name), "placement": fp.Placement(lanes=1)}
+    session = functools.partial(fp.session, model_of(name), **options)
     tunable = session(make, values=values)
-    first, second = rounds(tunable), None
+    first = rounds(tunable)
     compilations.clear()
     second = rounds(tunable, values=others)
     again = rounds(session(make, values=others))
     assert not compilations, "other values compiled another program"
     for mine, its in zip(leaves(second), leaves(again), strict=True):
         np.testing.assert_array_equal(mine, its)
-    if name in CONSTANTS:
-        constants = rounds(session(make(others)))
-        for mine, its in zip(leaves(second), leaves(constants), strict=True):
-            assert_close(mine, its, rtol=1e-5, atol=1e-6)
+    if name in CONSTANTS or pytestconfig.getoption("exhaustive"):
+        same(second, rounds(session(make(others))))
     assert any(not np.array_equal(a, b) for a, b in zip(leaves(first), leaves(second), strict=True))
+
+
+def same(one, other):
+    """Asserts that two states are equal but for rounding."""
+    for mine, its in zip(leaves(one), leaves(other), strict=True):
+        assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
 def test_transforms_can_be_functions_of_the_values():
     def make(p):
         return algorithms.fedavg(optax.sgd(p["rate"]))
 
-    def clip(p):
-        return fp.transforms.clip_norm(p["norm"])
+    def session(transforms, **options):
+        options |= session_options(transforms=transforms, batch_size=4, lanes=1)
+        return fp.session(MODEL, clients=FEDERATION, **options)
 
-    given = {"transforms": clip, "batch_size": 4, "lanes": 1}
-    model = toy.lora_model()
-    tunable = fp.session(
-        model, make, FEDERATION, values={"rate": 0.1, "norm": 0.01}, **session_options(**given)
-    )
+    values = {"rate": 0.1, "norm": 0.01}
+    tunable = session(lambda p: fp.transforms.clip_norm(p["norm"]), algorithm=make, values=values)
     narrow = rounds(tunable)
     compilations.clear()
     wide = rounds(tunable, values={"norm": 100.0})
     assert not compilations
-    given["transforms"] = fp.transforms.clip_norm(0.01)
-    constants = rounds(
-        fp.session(model, make({"rate": 0.1}), FEDERATION, **session_options(**given))
-    )
-    for mine, its in zip(leaves(narrow), leaves(constants), strict=True):
-        assert_close(mine, its, rtol=1e-5, atol=1e-6)
+    same(narrow, rounds(session(fp.transforms.clip_norm(0.01), algorithm=make(values))))
     assert any(not np.array_equal(a, b) for a, b in zip(leaves(narrow), leaves(wide), strict=True))
 
 
-def test_the_reference_engine_takes_the_values_of_the_state():
-    def make(p):
-        return algorithms.fedprox(optax.sgd(p["rate"]), mu=p["mu"])
+def prox(p):
+    return algorithms.fedprox(optax.sgd(p["rate"]), mu=p["mu"])
 
-    given = {"values": {"rate": 0.1, "mu": 0.5}, "batch_size": 4, "lanes": 1}
-    states = [
-        rounds(
-            fp.session(
-                toy.lora_model(), make, FEDERATION, **session_options(engine=engine, **given)
-            )
-        )
-        for engine in ("compiled", "reference")
-    ]
-    for mine, its in zip(*map(leaves, states), strict=True):
-        assert_close(mine, its, rtol=1e-5, atol=1e-6)
+
+PROX = {"rate": 0.1, "mu": 0.5}
+
+
+def test_the_reference_engine_takes_the_values_of_the_state():
+    states = []
+    for engine in ("compiled", "reference"):
+        options = session_options(engine=engine, values=PROX, batch_size=4, lanes=1)
+        states.append(rounds(fp.session(MODEL, prox, FEDERATION, **options)))
+    same(*states)
 
 
 def test_wrong_values_are_refused_before_anything_is_compiled():
-    def make(p):
-        return algorithms.fedprox(optax.sgd(p["rate"]), mu=p["mu"])
-
-    model, values = toy.lora_model(), {"rate": 0.1, "mu": 0.5}
+    session = functools.partial(fp.session, MODEL, prox, FEDERATION)
     with pytest.raises(InputError, match="asks for 'mu', and values has 'rate'"):
-        fp.session(model, make, FEDERATION, values={"rate": 0.1})
+        session(values={"rate": 0.1})
     with pytest.raises(InputError, match="mu = -1"):
-        fp.session(model, make, FEDERATION, values={**values, "mu": -1.0})
-    session = fp.session(model, make, FEDERATION, values=values)
-    with pytest.raises(InputError, match="no run-time value 'nu'"):
-        session.init(values={"nu": 1.0})
-    with pytest.raises(InputError, match="mu = -1"):
-        session.init(values={"mu": -1.0})
-    with pytest.raises(InputError, match="'rate' must be a number, not 'x'"):
-        session.init(values={"rate": "x"})
+        session(values={**PROX, "mu": -1.0})
+    made = session(values=PROX)
+    for values, message in (
+        ({"nu": 1.0}, "no run-time value 'nu'"),
+        ({"mu": -1.0}, "mu = -1"),
+        ({"rate": "x"}, "'rate' must be a number, not 'x'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            made.init(values=values)

@@ -1,40 +1,39 @@
-"""Asynchronous runs: rows, resume, combinations, and what is refused."""
+"""Asynchronous runs: a slow reference from the papers' algorithm boxes, rows, and refusals."""
 
 import functools
-import json
+import math
 
 import jax
 import linear
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from closeness import approx, assert_close
-from options import run_options
 
 import fedjax_peft as fp
+from fedjax_peft.engine.plan import batches
+from fedjax_peft.numerics.random import host_rng
 
 pytestmark = pytest.mark.slow
 
 SIZES = [5, 9, 12, 7, 20, 3]
+CLIENTS = toy.clients(SIZES)
 TIME = fp.TimeModel(seconds_per_step=1.0, spread=1.0)
-FEDBUFF = fp.asynchronous.fedbuff(2, concurrency=4)
-SGD = optax.sgd(0.2)
+RATE, LAM, BATCH, SEED = 0.3, 0.5, 4, 3
+SGD = optax.sgd(RATE)
 FEDAVG = fp.algorithms.fedavg(SGD)
-small = functools.cache(linear.model)
+DITTO = fp.algorithms.ditto(SGD, lam=LAM)
+model = functools.cache(linear.model)
+FEDBUFF = fp.asynchronous.fedbuff(2, concurrency=4)
 STATEFUL = fp.transforms.clip_norm(1.0)._replace(init=lambda template: np.zeros(()))
 
 
-def simulated(algorithm=FEDAVG, asynchronous=FEDBUFF, rounds=5, model=None, **options):
-    given = {"time_model": TIME, "batch_size": 4, "progress": False, "eval_every": 100, "seed": 1}
-    return fp.simulate(
-        model or small(),
-        algorithm,
-        toy.clients(SIZES),
-        rounds=rounds,
-        asynchronous=asynchronous,
-        **run_options(**given | options),
-    )
+def simulated(asynchronous=FEDBUFF, algorithm=FEDAVG, rounds=5, **options):
+    given = {"model": model(), "clients": CLIENTS, "batch_size": BATCH, "seed": SEED}
+    given |= {"rounds": rounds, "eval_every": rounds, "time_model": TIME, **options}
+    return running.run(algorithm, asynchronous=asynchronous, **given)
 
 
 def same(one, other, **tolerance):
@@ -42,26 +41,12 @@ def same(one, other, **tolerance):
         assert_close(a, b, **tolerance)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
-    options = {"algorithm": fp.algorithms.ditto(SGD), "checkpoint_every": 1}
-    whole = simulated(rounds=9, **options)
-    simulated(rounds=4, out=tmp_path / "run", **options)
-    simulated(rounds=9, out=tmp_path / "run", resume=True, **options)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    parts = [json.loads(line) for line in lines]
-    for one, other in zip(parts, whole.metrics, strict=True):
-        assert {
-            k: v for k, v in one.items() if k not in ("time", "test_accuracy", "test_loss")
-        } == {k: v for k, v in other.items() if k not in ("time", "test_accuracy", "test_loss")}
-    assert max(row.get("versions", 0) for row in parts) > 2
-
-
 def test_a_session_grows_its_history_beyond_the_foreseen_rounds():
     made = [
         fp.session(
-            small(),
+            model(),
             FEDAVG,
-            toy.clients(SIZES),
+            CLIENTS,
             batch_size=4,
             asynchronous=FEDBUFF,
             system=fp.System(time=TIME),
@@ -80,48 +65,9 @@ def test_a_session_grows_its_history_beyond_the_foreseen_rounds():
     same(ends[0][1], ends[1][1], atol=1e-6)
 
 
-def alone(**options):
-    return pytest.param(options, marks=pytest.mark.exhaustive)
-
-
-TOP_K, SIGN_FLIP = fp.transforms.top_k(0.3), fp.attacks.sign_flip(0.3)
-PERIODS = fp.asynchronous.semi_synchronous(3.0)
-FEDADAM = fp.algorithms.fedadam(SGD, server_learning_rate=0.05)
-FEDPROX = fp.algorithms.fedprox(SGD, mu=0.1)
-MARKOV = fp.availability.markov(20.0, 10.0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"transforms": TOP_K, "asynchronous": PERIODS},
-        {"attack": SIGN_FLIP, "failure_rate": 0.3, "failure_exponent": 1.0},
-        {"algorithm": FEDADAM, "availability": MARKOV},
-        {"algorithm": FEDPROX, "client_ranks": [1, 2], "local_steps": (1, 4), "stragglers": 0.5},
-        alone(transforms=TOP_K),
-        alone(attack=SIGN_FLIP),
-        alone(algorithm=FEDADAM),
-        alone(algorithm=FEDPROX, client_ranks=[1, 2]),
-        alone(asynchronous=PERIODS),
-        alone(failure_rate=0.3, failure_exponent=1.0),
-        alone(availability=MARKOV),
-        alone(local_steps=(1, 4), stragglers=0.5),
-    ],
-    ids="-".join,
-)
-@pytest.mark.sample("transforms*", "attack*", "*stragglers")
-def test_combinations_equal_the_reference_engine(options):
-    model = toy.model(dropout=0.2) if "client_ranks" in options else small()
-    compiled = simulated(model=model, lanes=2, **options)
-    plain = simulated(model=model, engine="reference", **options)
-    same(compiled.params, plain.params, atol=1e-5)
-    moved = [np.abs(compiled.params[n] - model.trainable[n]).max() for n in compiled.params]
-    assert max(moved) > 1e-3
-
-
 def test_rows_tell_costs_and_staleness():
     rows = simulated(rounds=6, failure_rate=0.4).metrics[1:]
-    size = 4 * sum(x.size for x in small().trainable.values())
+    size = 4 * sum(x.size for x in model().trainable.values())
     assert all(row["bytes_up"] == 2 * size for row in rows)
     assert any(row["failed"] for row in rows)
     assert all(row["staleness_max"] >= row["staleness_mean"] for row in rows)
@@ -180,3 +126,169 @@ def test_privacy_is_refused():
 def test_wrong_numbers_are_refused(make, match):
     with pytest.raises(fp.InputError, match=match):
         make()
+
+
+# ------------------------------------------------------------------------- against a slow reference
+
+
+class Reference:
+    """One event at a time: a client trains at the moment at which it starts.
+
+    Its random choices are told: ``draw`` says which client starts next. It knows nothing of lanes,
+    plans, histories or buffers of jobs.
+    """
+
+    def __init__(self, server, clients, concurrency, draw, *, ditto=False):
+        self.server, self.clients, self.draw, self.ditto = server, clients, draw, ditto
+        self.concurrency = concurrency
+        self.x = {n: np.array(v, np.float64) for n, v in model().trainable.items()}
+        self.personal = [dict(self.x) for _ in clients.indices]
+        self.version, self.now = 0, 0.0
+        self.at_work, self.buffer, self.waiting = [], [], set()
+        self.rows = []
+
+    def train(self, client):
+        """Returns the client's model, and its personal model, after local SGD."""
+        rng = host_rng(SEED, "order", len(self.rows) + 1, client)
+        w, v, start = dict(self.x), dict(self.personal[client]), dict(self.x)
+        for rows in batches(self.clients.indices[client], BATCH, rng=rng):
+            rows = rows[rows >= 0]
+            data = self.clients.data.columns
+            x, y = data["x"][rows].astype(np.float64), data["labels"][rows]
+            g = linear.gradient(w, x, y)
+            if self.ditto:
+                h = linear.gradient(v, x, y)
+                v = {n: v[n] - RATE * (h[n] + LAM * (v[n] - start[n])) for n in v}
+            w = {n: w[n] - RATE * g[n] for n in w}
+        return w, v
+
+    def seconds(self, client):
+        steps = -(-len(self.clients.indices[client]) // BATCH)
+        slow = TIME.slowness(len(SIZES), SEED)[client]
+        size = 4 * sum(v.size for v in self.x.values())
+        return 8 * 2 * size / 25e6 + 2 * 0.4 + steps * slow
+
+    def run(self, aggregations):
+        while len(self.rows) < aggregations:
+            while len(self.at_work) < self.concurrency:
+                busy = {c for _, c, *_ in self.at_work} | self.waiting
+                client = self.draw([c for c in range(len(SIZES)) if c not in busy])
+                if client is None:
+                    break
+                result = self.train(client)
+                finish = self.now + self.seconds(client)
+                self.at_work.append((finish, client, result, dict(self.x), self.version))
+            self.at_work.sort(key=lambda one: one[0])
+            self.now, client, (w, v), fetched, version = self.at_work.pop(0)
+            self.personal[client] = v
+            self.waiting.add(client)
+            self.buffer.append((w, fetched, self.version - version, client))
+            new = self.server(self.x, self.buffer)
+            if new is not None:
+                self.rows.append((self.now, sorted(self.waiting), [one[2] for one in self.buffer]))
+                self.x, self.version = new, self.version + 1
+                self.buffer, self.waiting = [], set()
+        return self
+
+
+def fedbuff_server(size, rate=1.0):
+    def server(x, buffer):
+        if len(buffer) < size:
+            return None
+        total = {n: np.zeros_like(v) for n, v in x.items()}
+        for w, fetched, tau, _ in buffer:
+            for n in total:
+                total[n] += (w[n] - fetched[n]) / math.sqrt(1 + tau)
+        return {n: x[n] + rate * total[n] / size for n in x}
+
+    return server
+
+
+def fedasync_server(alpha):
+    def server(x, buffer):
+        ((w, _, tau, _),) = buffer
+        a = alpha * (1.0 if tau <= 1 else 1 / (2.0 * (tau - 1) + 1))  # hinge: slope 2, grace 1
+        return {n: (1 - a) * x[n] + a * w[n] for n in x}
+
+    return server
+
+
+def started(run, rounds, asynchronous):
+    """Returns a function that draws the clients that the queue of the run drew."""
+    session = fp.session(
+        model(),
+        FEDAVG,
+        CLIENTS,
+        batch_size=BATCH,
+        asynchronous=asynchronous,
+        system=fp.System(time=TIME),
+    )
+    schedule = session.schedule(SEED)
+    jobs = [j for r in range(1, rounds + 2) for j in schedule.aggregation(r).started]
+    order = iter([job.client for job in sorted(jobs, key=lambda job: job.number)])
+
+    def draw(idle):
+        if not idle:
+            return None
+        client = next(order)
+        assert client in idle
+        return client
+
+    return draw
+
+
+SERVERS = {
+    "fedbuff": (fp.asynchronous.fedbuff(3, concurrency=4), fedbuff_server(3), 4),
+    "all at work": (
+        fp.asynchronous.fedbuff(2, server_learning_rate=0.7),
+        fedbuff_server(2, 0.7),
+        6,
+    ),
+    "fedasync": (
+        fp.asynchronous.fedasync(0.6, concurrency=3, staleness="hinge", slope=2.0, grace=1),
+        fedasync_server(0.6),
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "ditto"),
+    [*((name, False) for name in SERVERS), ("fedbuff", True), ("fedasync", True)],
+)
+@pytest.mark.sample("fedbuff-False", "all at work*", "fedasync-True")
+def test_runs_equal_a_reference_of_single_events(name, ditto):
+    (asynchronous, server, concurrency), rounds = SERVERS[name], 9
+    run = simulated(asynchronous, DITTO if ditto else FEDAVG, rounds, lanes=2)
+    draw = started(run, rounds, asynchronous)
+    expected = Reference(server, CLIENTS, concurrency, draw, ditto=ditto).run(rounds)
+
+    clock = np.cumsum([row["simulated_seconds"] for row in run.metrics[1:]])
+    assert np.allclose(clock, [time for time, _, _ in expected.rows], rtol=1e-12)
+    assert [row["clients"] for row in run.metrics[1:]] == [who for _, who, _ in expected.rows]
+    staleness = [row["staleness_mean"] for row in run.metrics[1:]]
+    assert np.allclose(staleness, [np.mean(taus) for _, _, taus in expected.rows])
+    assert max(staleness) > 0.3, "the settings test stale uploads"
+    for leaf, value in run.params.items():
+        assert_close(value, expected.x[leaf], atol=1e-5)
+    if ditto:
+        for client in range(len(SIZES)):
+            own = run.client_params(client)
+            for leaf, value in own.items():
+                assert_close(value, expected.personal[client][leaf], atol=1e-5)
+
+
+def test_all_clients_at_equal_speed_are_synchronous_fedavg():
+    common = {"rounds": 4, "seed": 5, "time_model": fp.TimeModel(seconds_per_step=0.0)}
+    common |= {"model": toy.model(), "clients": CLIENTS}  # with dropout
+    asynchronous = fp.asynchronous.fedbuff(len(SIZES), staleness="constant", weights="size")
+    fedbuff = running.run(FEDAVG, asynchronous=asynchronous, **common)
+    fedavg = running.run(FEDAVG, **common)
+    for leaf, value in fedbuff.params.items():
+        assert_close(value, fedavg.params[leaf], atol=1e-6)
+    for one, other in zip(fedbuff.metrics, fedavg.metrics, strict=True):
+        assert one.get("clients") == other.get("clients")
+        assert one["simulated_seconds"] == approx(other["simulated_seconds"])
+        # Bytes of the next jobs belong to the next interval.
+        assert one["bytes_up"] == other["bytes_up"]
+        assert one["bytes_down"] == other["bytes_down"]

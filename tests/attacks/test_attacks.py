@@ -15,11 +15,24 @@ from options import run_options, session_options
 from scipy.stats import norm
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, attacks
+from fedjax_peft import InputError, aggregators, attacks
+from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms import fedavg, scaffold
-from fedjax_peft.contracts import Federation, Wrapped
+from fedjax_peft.contracts import (
+    Aggregated,
+    Algorithm,
+    ClientContext,
+    ClientUpdate,
+    Encoded,
+    Federation,
+    Stages,
+    Transform,
+    Tuning,
+    Upload,
+)
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.engine.work import at_work
+from fedjax_peft.numerics.random import attack_key
 
 pytestmark = pytest.mark.slow
 
@@ -29,66 +42,55 @@ COLUMNS = tuple((name, x.shape[1:]) for name, x in FEDERATION.data.columns.items
 FACTS = Federation(
     *(len(SIZES), len(SIZES), "all", 4, "shuffled", 3, 1, 1), columns=COLUMNS, classes=toy.CLASSES
 )
+UNLABELLED = FACTS._replace(columns=(("x", (5,)),), classes=0)
 SHARE = 0.3
 HOSTILE = attacks.sign_flip(SHARE).hostile(len(SIZES))
-SGD = optax.sgd(0.1)
+HONEST = [c for c in range(len(SIZES)) if c not in HOSTILE]
+FEDAVG, EQUAL = fedavg(optax.sgd(0.1)), fedavg(optax.sgd(0.1), weights="uniform")
+model, lora_model = functools.cache(linear.model), functools.cache(toy.model)
 
 
-FEDAVG, model = fedavg(SGD), functools.cache(toy.model)
+def session(attack=None, algorithm=FEDAVG, *, lanes=3, bound=model, clients=FEDERATION, **options):
+    """Returns a session; an attack by its name has the run-time value ``share``."""
+    if isinstance(attack, str):
+        make = CRAFTED[attack][0]
+        options |= {"attack": lambda p: make(p["share"]), "values": {"share": SHARE}}
+    elif attack is not None:
+        options["attack"] = attack
+    options = session_options(batch_size=4, lanes=lanes, **options)
+    return fp.session(bound(), algorithm, clients, **options)
 
 
-def engine(attack=None, *, lanes=3, algorithm=FEDAVG, kind="compiled", bound=None):
-    attacked, stages = Wrapped(algorithm) if attack is None else attack.apply(algorithm, FACTS)
-    options = {"per_round": len(SIZES), "lanes": lanes, "engine": kind, "bound": bound or model()}
-    return toy.Engine(attacked, FEDERATION, stages=stages, **options)
-
-
-def run(rig, cohort=None):
-    return rig.run(cohort or rig.schedule.cohort(1), 1)
-
-
-@functools.cache
-def plain():
-    """Returns rounds without an attack."""
-    return engine()
-
-
-@functools.cache
-def changes():
-    """Returns every client's honest change in round 1, from rounds in which it is alone."""
-    rig = plain()
-    cohort = rig.schedule.cohort(1)
-    start = rig.model_at_start()
-    found = []
-    for place in range(len(SIZES)):
-        sent = run(rig, Cohort(*([part[place]] for part in cohort))).server
-        found.append(flat({n: np.asarray(sent[n]) - np.asarray(start[n]) for n in start}))
-    return np.stack(found)
+def a_round(made, without=(), **values):
+    """Returns the server after round 1 without some clients, and the metrics of aggregation."""
+    state, info = made.step(made.init(0, values or None), made.plan(1, 0, without=without))
+    return jax.device_get((state.server, info.aggregation))
 
 
 def flat(leaves):
-    return np.concatenate([np.asarray(leaves[n], np.float64).ravel() for n in sorted(toy.SHARED)])
+    return np.concatenate([np.asarray(leaves[n], np.float64).ravel() for n in sorted(leaves)])
 
 
-def update(attack, **options):
-    """Returns the server's change in round 1 under an attack, and the metrics."""
-    rig = engine(attack, **options)
-    result = run(rig)
-    return flat(result.server) - flat(rig.model_at_start()), result.aggregation
+plain = functools.cache(session)
+
+
+@functools.cache
+def changes(bound=model):
+    """Returns every client's honest change in round 1, from rounds in which it is alone."""
+    made, everyone = plain(bound=bound), set(range(len(SIZES)))
+    alone = [flat(a_round(made, everyone - {c})[0]) for c in sorted(everyone)]
+    return np.stack(alone) - flat(made.init(0).server)
 
 
 def mean_of(rows):
     return np.average(rows, axis=0, weights=SIZES)
 
 
-def replaced(crafted):
+def replaced(crafted, rows):
     """Returns the honest changes with those of hostile clients replaced."""
-    rows = changes().copy()
+    rows = rows.copy()
     rows[list(HOSTILE)] = crafted
     return rows
-
-
-HONEST = [c for c in range(len(SIZES)) if c not in HOSTILE]
 
 
 # ----------------------------------------------------------------------------------- who is hostile
@@ -122,11 +124,8 @@ def alie_in_numpy(rows, z=None):
 def min_max_in_numpy(rows, direction):
     """The paper's search: the step is halved, the factor grows where the bound holds."""
     mean = rows.mean(axis=0)
-    towards = {
-        "unit": -mean / np.linalg.norm(mean),
-        "std": -rows.std(axis=0),
-        "sign": -np.sign(mean),
-    }[direction]
+    unit, std, sign = -mean / np.linalg.norm(mean), -rows.std(axis=0), -np.sign(mean)
+    towards = {"unit": unit, "std": std, "sign": sign}[direction]
     largest = max(np.linalg.norm(a - b) for a in rows for b in rows)
     factor, step, best = 50.0, 25.0, 0.0
     while step > 1e-9:
@@ -139,50 +138,68 @@ def min_max_in_numpy(rows, direction):
     return mean + best * towards
 
 
+STD = 3.0
 CRAFTED = {
-    "sign_flip": (attacks.sign_flip(SHARE, scale=2.0), lambda own, rows: -2 * own),
-    "scaled": (attacks.scaled(SHARE, 5.0), lambda own, rows: 5 * own),
-    "alie": (attacks.alie(SHARE), lambda own, rows: alie_in_numpy(rows)),
-    "alie_z": (attacks.alie(SHARE, z=1.5), lambda own, rows: alie_in_numpy(rows, 1.5)),
-    "ipm": (attacks.ipm(SHARE, epsilon=0.7), lambda own, rows: -0.7 * rows.mean(axis=0)),
+    "sign_flip": (functools.partial(attacks.sign_flip, scale=2.0), lambda own, rows: -2 * own),
+    "scaled": (functools.partial(attacks.scaled, factor=5.0), lambda own, rows: 5 * own),
+    "alie": (attacks.alie, lambda own, rows: alie_in_numpy(rows)),
+    "alie_z": (functools.partial(attacks.alie, z=1.5), lambda own, rows: alie_in_numpy(rows, 1.5)),
+    "ipm": (functools.partial(attacks.ipm, epsilon=0.7), lambda own, rows: -0.7 * rows.mean(0)),
+    "gaussian": (functools.partial(attacks.gaussian, std=STD), None),
+    "label_flip": (attacks.label_flip, None),
+    "relabel": (functools.partial(attacks.label_flip, source=0, target=2), None),
 } | {
     f"min_max_{way}": (
-        attacks.min_max(SHARE, direction=way),
+        functools.partial(attacks.min_max, direction=way),
         lambda own, rows, way=way: min_max_in_numpy(rows, way),
     )
     for way in ("unit", "std", "sign")
 }
+"""Name -> the attack with a share, and what hostile clients send, from their own changes and those
+of honest clients."""
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-@pytest.mark.sample("sign_flip", "scaled", "alie", "ipm", "min_max_std", "min_max_sign")
-def test_an_attack_equals_its_transcription(name):
-    attack, craft = CRAFTED[name]
-    expected = mean_of(replaced(craft(changes()[list(HOSTILE)], changes()[HONEST])))
-    assert np.abs(expected - mean_of(changes())).max() > 1e-3, "the attack changes something"
-    got, metrics = update(attack)
-    assert_close(got, expected, rtol=1e-4, atol=2e-6)
+@pytest.mark.sample("[!rm]*[!z]", "min_max_std", "min_max_sign")
+def test_an_attack_equals_its_transcription_and_concerns_hostile_clients_only(name):
+    made, (honest, _), craft = session(name), a_round(plain()), CRAFTED[name][1]
+    hit, metrics = a_round(made, share=SHARE)
     assert metrics["hostile"] == len(HOSTILE)
+    start = flat(made.init(0).server)
+    assert np.abs(flat(hit) - flat(honest)).max() > 1e-4, "the attack changes something"
+    if craft is not None:
+        own = craft(changes()[list(HOSTILE)], changes()[HONEST])
+        assert_close(flat(hit) - start, mean_of(replaced(own, changes())), rtol=1e-4, atol=2e-6)
+    # Neither without hostile clients, nor in a round of others, nor where there is nobody to study.
+    cases = [((), 0.0, 0), (HOSTILE, SHARE, 0)]
+    cases += [(HONEST, SHARE, len(HOSTILE))] if name == "ipm" else []
+    for without, share, there in cases:
+        found, metrics = a_round(made, without, share=share)
+        assert_close(flat(found), flat(a_round(plain(), without)[0]), atol=1e-6)
+        assert metrics["hostile"] == there
+    assert len(made._programs) == 1, "the share is a run-time value"
 
 
-@pytest.mark.parametrize("way", ["unit", "std", "sign"])
-def test_min_max_stays_within_the_largest_honest_distance(way):
-    rows = changes()[HONEST]
-    largest = max(np.linalg.norm(a - b) for a in rows for b in rows)
-    crafted = min_max_in_numpy(rows, way)
-    assert max(np.linalg.norm(crafted - r) for r in rows) == approx(largest, rel=1e-6)
+def test_every_attack_is_tested():
+    names = {"_".join(name.split("_")[:2]) for name in CRAFTED}
+    assert names - {"alie_z", "relabel"} | {"backdoor"} == set(attacks.__all__)
 
 
 def test_gaussian_noise_replaces_the_change_of_hostile_clients():
-    std = 3.0
-    got, _ = update(attacks.gaussian(SHARE, std))
-    honest = changes().copy()
-    honest[list(HOSTILE)] = 0
-    noise = (got - mean_of(honest)) * sum(SIZES)
-    expected = std * np.sqrt(sum(SIZES[c] ** 2 for c in HOSTILE))
-    assert abs(noise.std() / expected - 1) < 0.25  # of 43 entries
-    again, _ = update(attacks.gaussian(SHARE, std), lanes=1)
-    assert_close(got, again, atol=1e-5)
+    made = session("gaussian")
+    got, _ = a_round(made, share=SHARE)
+    noise = flat(got) - flat(made.init(0).server) - mean_of(replaced(0, changes()))
+    expected = STD * np.sqrt(sum(SIZES[c] ** 2 for c in HOSTILE))
+    assert abs((noise * sum(SIZES)).std() / expected - 1) < 0.4  # of 18 entries
+    again, _ = a_round(session(attacks.gaussian(SHARE, STD), lanes=1))
+    assert_close(flat(got), flat(again), atol=1e-5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["alie", "sign_flip"])
+def test_lanes_do_not_matter(name):
+    one, other = (a_round(session(name, lanes=lanes), share=SHARE)[0] for lanes in (1, 3))
+    assert_close(flat(one), flat(other), atol=1e-5)
 
 
 def test_the_largest_z_of_alie_is_that_of_the_paper():
@@ -197,91 +214,26 @@ def test_the_largest_z_of_alie_is_that_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("attack", "flipped"),
+    ("name", "flipped"),
     [
-        (attacks.label_flip(SHARE), lambda y: toy.CLASSES - 1 - y),
-        (attacks.label_flip(SHARE, source=0, target=2), lambda y: np.where(y == 0, 2, y)),
+        ("label_flip", lambda y: toy.CLASSES - 1 - y),
+        ("relabel", lambda y: np.where(y == 0, 2, y)),
     ],
 )
-def test_a_label_flip_is_training_on_flipped_labels(attack, flipped):
-    columns = {name: x.copy() for name, x in FEDERATION.data.columns.items()}
-    for client in HOSTILE:
-        rows = FEDERATION.indices[client]
-        columns["labels"][rows] = flipped(columns["labels"][rows])
-    honest = plain()
-    expected = honest.run(honest.schedule.cohort(1), 1, columns=columns)
-    result = run(engine(attack))
-    for name, x in result.server.items():
-        assert_close(x, expected.server[name], atol=1e-6)
-        assert np.abs(x - run(honest).server[name]).max() > 1e-4
-
-
-# --------------------------------------------------------------------------- what does not change
-
-
-ALL = {
-    "alie": attacks.alie,
-    "gaussian": functools.partial(attacks.gaussian, std=1.0),
-    "ipm": attacks.ipm,
-    "label_flip": attacks.label_flip,
-    "min_max": attacks.min_max,
-    "scaled": functools.partial(attacks.scaled, factor=4.0),
-    "sign_flip": attacks.sign_flip,
-}
-
-
-def test_every_attack_is_tested():
-    assert {*ALL, "backdoor"} == set(attacks.__all__)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_without_hostile_clients_nothing_changes(name):
-    got, expected = run(engine(ALL[name](0.0))), run(plain())
-    assert got.aggregation.pop("hostile") == 0
-    assert_trees_close(got, expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [
-        ("alie", {"lanes": 1}),
-        ("sign_flip", {"lanes": 1}),
-        ("alie", {"kind": "reference"}),
-        pytest.param("sign_flip", {"kind": "reference"}, marks=pytest.mark.exhaustive),
-    ],
-)
-@pytest.mark.sample("sign_flip*", "alie-other2")
-def test_lanes_and_the_plain_loop_attack_the_same_clients(name, other):
-    attack, small = ALL[name](SHARE), linear.model()
-    one, another = run(engine(attack, bound=small)), run(engine(attack, bound=small, **other))
-    assert_trees_close(one[:2], another[:2], atol=1e-5)
-    assert another.aggregation["hostile"] == one.aggregation["hostile"] == len(HOSTILE)
-
-
-@pytest.mark.parametrize("name", ["sign_flip", "ipm"])
-def test_a_round_of_honest_clients_is_not_attacked(name):
-    rig = engine(ALL[name](SHARE))
-    cohort = rig.schedule.cohort(1)
-    honest = Cohort(*([part[c] for c in HONEST] for part in cohort))
-    got, expected = run(rig, honest), run(plain(), honest)
-    assert got.aggregation["hostile"] == 0
-    for leaf, x in got.server.items():
-        assert_close(x, expected.server[leaf], atol=1e-6)
-
-
-def test_hostile_clients_alone_send_what_they_learned_where_there_is_nobody_to_study():
-    cohort = plain().schedule.cohort(1)
-    alone = Cohort(*([part[c] for c in HOSTILE] for part in cohort))
-    got, expected = run(engine(ALL["ipm"](SHARE)), alone), run(plain(), alone)
-    for leaf, x in got.server.items():
-        assert_close(x, expected.server[leaf], atol=1e-6)
+def test_a_label_flip_is_training_on_flipped_labels(name, flipped):
+    labels = FEDERATION.data.labels.copy()
+    rows = np.concatenate([FEDERATION.indices[client] for client in HOSTILE])
+    labels[rows] = flipped(labels[rows])
+    columns = {**FEDERATION.data.columns, "labels": labels}
+    data = fp.Dataset(columns, FEDERATION.data.label_names, "flipped")
+    expected, _ = a_round(session(clients=fp.Clients(data, FEDERATION.indices)))
+    assert_close(flat(a_round(session(name), share=SHARE)[0]), flat(expected), atol=1e-6)
 
 
 def test_other_fields_of_an_upload_are_sent_as_they_are():
     """SCAFFOLD's control variates: their sum over clients is that of the plain run."""
-    algorithm = scaffold(SGD, learning_rate=0.1)
-    got, expected = (run(engine(a, algorithm=algorithm)) for a in (ALL["ipm"](SHARE), None))
-    same, other = got.server, expected.server
+    algorithm = scaffold(optax.sgd(0.1), learning_rate=0.1)
+    (same, _), (other, _) = (a_round(session(a, algorithm)) for a in ("ipm", None))
     names = [n for n in same if n != "params"]
     assert any(
         np.allclose(x, y, atol=1e-6)
@@ -292,132 +244,61 @@ def test_other_fields_of_an_upload_are_sent_as_they_are():
 
 def test_an_attack_on_fra_replaces_rows_before_the_products_are_summed():
     """In the aggregator's own space: the truncated product of the replaced factors."""
-    algorithm = fedavg(SGD, aggregator=aggregators.fra())
-    got, _ = update(attacks.ipm(SHARE, epsilon=0.7), algorithm=algorithm)
-    rig = engine(algorithm=algorithm)
-    start = rig.model_at_start()
-    rows = replaced(-0.7 * changes()[HONEST].mean(axis=0))
-    sizes = [np.size(start[n]) for n in sorted(toy.SHARED)]
-    splits = np.cumsum(sizes)[:-1]
-    products = 0
-    for row, weight in zip(rows, SIZES, strict=True):
-        leaves = dict(zip(sorted(toy.SHARED), np.split(row, splits), strict=True))
-        a, b = (
-            np.asarray(start[f"layer.lora_{f}"])
-            + leaves[f"layer.lora_{f}"].reshape(start[f"layer.lora_{f}"].shape)
-            for f in "ab"
-        )
-        products = products + weight / sum(SIZES) * a @ b
+    algorithm = fedavg(optax.sgd(0.1), aggregator=aggregators.fra())
+    new, _ = a_round(session("ipm", algorithm, bound=lora_model))
+    own = changes(lora_model)
+    rows = flat(plain(bound=lora_model).init(0).server) + replaced(-0.7 * own[HONEST].mean(0), own)
+    a, b = rows[:, -22:-12].reshape(-1, 5, 2), rows[:, -12:].reshape(-1, 2, 6)  # the last leaves
+    products = np.average(a @ b, axis=0, weights=SIZES)
     u, s, vt = np.linalg.svd(products)
     best = u[:, : toy.RANK] * s[: toy.RANK] @ vt[: toy.RANK]
-    new = flat(start) + got
-    leaves = dict(zip(sorted(toy.SHARED), np.split(new, splits), strict=True))
-    a = leaves["layer.lora_a"].reshape(-1, toy.RANK)
-    assert_close(a @ leaves["layer.lora_b"].reshape(toy.RANK, -1), best, atol=1e-5)
+    assert_close(new["layer.lora_a"] @ new["layer.lora_b"], best, atol=1e-5)
 
 
 # --------------------------------------------------------------------------------- in simulate
-
-
-def federation(examples=160, clients=8):
-    data = fp.testing.tiny_dataset(examples, classes=2)
-    return fp.partition.iid(data, clients=clients), fp.testing.tiny_dataset(96, classes=2, seed=1)
-
-
-@functools.cache
-def tiny():
-    config = {**fp.testing.TINY_BERT, "num_hidden_layers": 1, "hidden_dropout_prob": 0.0}
-    return fp.attach(fp.random_model(config, head=fp.heads.classification(2)), fp.lora(rank=4))
-
-
-ADAM = fedavg(optax.adam(5e-3))
-backdoor = functools.partial(attacks.backdoor, target=0, token=7, positions=(1,))
 
 
 def last(run_):
     return run_.metrics[-1]
 
 
-def simulated(attack):
-    """Returns the last row of a run."""
-    train, test = federation()
-    options = {"rounds": 6, "local_steps": 4, "batch_size": 8, "lanes": 1, "eval_every": 6}
-    return last(
-        fp.simulate(tiny(), ADAM, train, test=test, attack=attack, **run_options(**options))
-    )
-
-
 @functools.cache
-def without_hostile_clients():
-    return simulated(backdoor(0.0))
+def attacked(share):
+    """Returns the last row of a run under a backdoor; the share is a run-time value."""
+    config = {**fp.testing.TINY_BERT, "num_hidden_layers": 1, "hidden_dropout_prob": 0.0}
+    bound = fp.attach(fp.random_model(config, head=fp.heads.classification(2)), fp.lora(rank=4))
+    data, test = (fp.testing.tiny_dataset(n, classes=2, seed=s) for n, s in ((160, 0), (96, 1)))
+    options = {"rounds": 6, "local_steps": 4, "batch_size": 8, "lanes": 1, "eval_every": 6}
+    run = fp.simulate(
+        bound,
+        fedavg(optax.adam(5e-3)),
+        fp.partition.iid(data, clients=8),
+        attack=lambda p: attacks.backdoor(p["share"], 0, token=7, positions=(1,), scale=2.0),
+        values={"share": share},
+        **run_options(test=test, **options),
+    )
+    return last(run)
 
 
 def test_a_backdoor_is_learned_and_the_task_too():
-    clean, hit = without_hostile_clients(), simulated(backdoor(0.5, scale=2.0))
+    clean, hit = attacked(0.0), attacked(0.5)
     assert clean["test_backdoor_success"] < 0.6
     assert hit["test_backdoor_success"] > clean["test_backdoor_success"] + 0.3
     assert hit["test_accuracy"] > 0.6
     assert hit["test_examples"] == 96
     assert hit["hostile"] == 4
+    assert "test_backdoor_loss" not in hit
 
 
 def test_flipped_labels_of_most_clients_ruin_the_mean():
-    clean, flipped = without_hostile_clients(), simulated(attacks.label_flip(0.8))
+    options = {"test": toy.dataset(90, seed=5), "rounds": 9, "epochs": 4, "eval_every": 9}
+    algorithm, clients = fedavg(optax.sgd(0.5)), toy.clients((20,) * 5)
+    clean, flipped = (
+        last(fp.simulate(model(), algorithm, clients, attack=attack, **run_options(**options)))
+        for attack in (None, attacks.label_flip(0.8))
+    )
     assert clean["test_accuracy"] > 0.7
     assert flipped["test_accuracy"] < 0.4
-
-
-def test_the_share_is_a_run_time_value_and_compiles_once():
-    options = {"local_steps": 1, "lanes": 1, "batch_size": 4}
-    session = fp.session(
-        *(model(), FEDAVG, FEDERATION),
-        attack=lambda p: attacks.alie(p["share"]),
-        values={"share": SHARE},
-        **session_options(**options),
-    )
-    found = []
-    for share in (SHARE, 0.5):
-        state, info = session.step(session.init(0, {"share": share}))
-        found.append(float(info.aggregation["hostile"]))
-    assert found == [2, 4]
-    assert len(session._programs) == 1
-    program = next(iter(session._programs.values()))
-    fixed = fp.session(
-        model(), FEDAVG, FEDERATION, attack=attacks.alie(0.5), **session_options(**options)
-    )
-    expected, _ = fixed.step(fixed.init(0))
-    for name, x in state.server.items():
-        assert_close(x, expected.server[name], atol=1e-6)
-    assert program._compiled is not None
-
-
-def test_a_resumed_run_has_the_same_hostile_clients(tmp_path):
-    attack = attacks.gaussian(SHARE, 0.01)
-    options = {"test": toy.dataset(20, seed=5), "eval_every": 2, "local_steps": 1}
-    simulate = functools.partial(
-        fp.simulate, model(), FEDAVG, FEDERATION, attack=attack, **run_options(**options)
-    )
-    whole = simulate(rounds=2)
-    simulate(rounds=1, out=tmp_path)
-    resumed = simulate(rounds=2, out=tmp_path, resume=True)
-    assert last(resumed)["test_loss"] == last(whole)["test_loss"]
-    assert last(resumed)["hostile"] == last(whole)["hostile"] == 2
-
-
-def test_personal_models_have_a_backdoor_of_their_own():
-    train, test = federation()
-    result = fp.simulate(
-        *(tiny(), fedavg(optax.adam(5e-3), head="private"), train),
-        attack=attacks.backdoor(0.25, 1, token=7),
-        **run_options(
-            **{"test": test, "rounds": 1, "local_steps": 1, "lanes": 1, "test_clients": 2},
-            progress=False,
-        ),
-    )
-    row = last(result)
-    assert {"test_backdoor_success", "test_backdoor_success_std"} <= set(row)
-    assert "test_backdoor_loss" not in row
-    assert row["test_examples"] == 96
 
 
 # -------------------------------------------------------------------------------------- backdoors
@@ -455,10 +336,10 @@ def test_a_share_of_the_real_examples_of_a_batch_is_poisoned():
 
         return fp.contracts.ClientUpdate(lambda b, s, k: b, step, lambda s: (s, {}))
 
-    plain = fedavg(SGD)._replace(client=client)
+    own = FEDAVG._replace(client=client)
     columns = (("input_ids", (6,)), ("attention_mask", (6,)), ("labels", ()))
     facts = FACTS._replace(columns=columns)
-    attacked = attacks.backdoor(1.0, 2, token=9, fraction=0.5).apply(plain, facts).algorithm
+    attacked = attacks.backdoor(1.0, 2, token=9, fraction=0.5).apply(own, facts).algorithm
     context = fp.contracts.ClientContext(None, None, {}, 1, client=jnp.int32(0))
     batch = {
         "input_ids": jnp.ones((8, 6), jnp.int32),
@@ -481,21 +362,22 @@ def test_a_share_of_the_real_examples_of_a_batch_is_poisoned():
         (lambda: attacks.backdoor(0.1, 0, patch=2, value=300), "value = 300"),
         (lambda: attacks.backdoor(0.1, 0, token=1, fraction=2), "fraction = 2 of backdoor"),
         (lambda: attacks.label_flip(0.1, source=1), "both source and target"),
-        (lambda: attacks.label_flip(0.1, source=1, target=9).apply(fedavg(SGD), FACTS), "from 0"),
+        (lambda: attacks.label_flip(0.1, source=1, target=9).apply(FEDAVG, FACTS), "from 0"),
         (lambda: attacks.min_max(0.1, direction="up"), "There is no direction 'up'"),
         (lambda: attacks.gaussian(0.1, -1), "std = -1 of gaussian"),
-        (lambda: attacks.sign_flip(0.1).apply(fp.algorithms.local(SGD), FACTS), "send nothing"),
-        (lambda: attacks.alie(0.1).apply(fp.algorithms.flora(SGD), FACTS), "random A of its own"),
         (
-            lambda: attacks.backdoor(0.1, 0, token=1).apply(fedavg(SGD), FACTS),
-            "the column 'input_ids', and these have x, labels",
+            lambda: attacks.sign_flip(0.1).apply(fp.algorithms.local(optax.sgd(0.1)), FACTS),
+            "send nothing",
         ),
         (
-            lambda: attacks.label_flip(0.1).apply(
-                fedavg(SGD), FACTS._replace(columns=(("x", (5,)),), classes=0)
-            ),
-            "no column 'labels'",
+            lambda: attacks.alie(0.1).apply(fp.algorithms.flora(optax.sgd(0.1)), FACTS),
+            "random A of its own",
         ),
+        (
+            lambda: attacks.backdoor(0.1, 0, token=1).apply(FEDAVG, FACTS),
+            "'input_ids', and .* x, lab",
+        ),
+        (lambda: attacks.label_flip(0.1).apply(FEDAVG, UNLABELLED), "no column 'labels'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_reason(make, match):
@@ -503,35 +385,114 @@ def test_what_makes_no_sense_is_refused_with_the_reason(make, match):
         make()
 
 
-def test_colluding_clients_are_refused_where_noise_is_added_to_a_sum():
-    with pytest.raises(InputError, match="'mean under alie' looks at the uploads one by one"):
-        fp.session(
-            *(model(), fedavg(SGD, weights="uniform"), FEDERATION),
-            attack=attacks.alie(0.25),
-            privacy=fp.privacy.central(1.0, 1.0),
-            **session_options(**{"sampling": "poisson", "clients_per_round": 4}),
-        )
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"privacy": fp.privacy.central(1.0, 1.0), "sampling": "poisson"},
+            "'mean under alie' looks at the uploads one by one",
+        ),
+        ({"client_ranks": [1, 2], "bound": lora_model}, "clients of different LoRA ranks"),
+    ],
+)
+def test_colluding_clients_are_refused_where_they_cannot_be(options, match):
+    with pytest.raises(InputError, match=match):
+        session(attacks.alie(0.25), EQUAL, clients_per_round=4, **options)
 
 
 def test_a_private_run_does_not_say_who_took_part():
-    session = fp.session(
-        *(model(), fedavg(SGD, weights="uniform"), FEDERATION),
-        attack=attacks.sign_flip(0.5),
-        privacy=fp.privacy.central(1.0, 1.0),
-        **session_options(
-            **{"sampling": "poisson", "clients_per_round": 7, "local_steps": 1, "lanes": 1}
-        ),
+    options = {"sampling": "poisson", "clients_per_round": 7}
+    private = fp.privacy.central(1.0, 1.0)
+    _, metrics = a_round(session(attacks.sign_flip(0.5), EQUAL, privacy=private, **options))
+    assert np.isnan(metrics["hostile"])
+
+
+# ------------------------------------------------------------------ what the engine tells an attack
+
+
+def spying() -> Algorithm:
+    """Returns an algorithm without training whose uploads hold the client's number."""
+    plain = fedavg(optax.sgd(0.1))
+
+    def client(context: ClientContext) -> ClientUpdate:
+        def step(state, batch, key):
+            return state, {"client": (1.0 * context.client, jnp.ones(()))}
+
+        def final(state):
+            return jax.tree.map(lambda x: x * 0 + context.client, state), {}
+
+        return ClientUpdate(lambda broadcast, own, key: broadcast, step, final)
+
+    def finish(total, template, context, state):
+        value = mean().finish(total, template, context, state).update
+        clients = {f"slot_{i}": context.clients[i] for i in range(context.clients.shape[0])}
+        return Aggregated(value, clients, state)
+
+    return plain._replace(
+        client=client, aggregator=mean()._replace(finish=finish), weights="uniform"
     )
-    _, info = session.step(session.init(0))
-    assert np.isnan(info.aggregation["hostile"])
 
 
-def test_colluding_clients_have_all_directions():
-    with pytest.raises(InputError, match="clients of different LoRA ranks"):
-        fp.session(
-            model(),
-            FEDAVG,
-            FEDERATION,
-            attack=attacks.alie(0.25),
-            system=fp.System(client_ranks=[1, 2]),
+def tamper(upload: Upload) -> Upload:
+    """Adds ten times the client's number, and a random number of its own, to an upload."""
+    client = upload.client
+    key = attack_key(client.key, client.source.round_index, client.number)
+    more = 10 * client.number + jax.random.uniform(key)
+    return upload._replace(value=jax.tree.map(lambda x: x + more, upload.value))
+
+
+TAMPERING = Stages(sent=(tamper,))
+
+
+@functools.cache
+def round_of(lanes, engine):
+    options = {"per_round": 4, "bound": linear.model(), "stages": TAMPERING}
+    rig = toy.Engine(spying(), FEDERATION, lanes=lanes, engine=engine, **options)
+    return rig, rig.run(rig.schedule.cohort(1))
+
+
+@pytest.mark.parametrize(("lanes", "engine"), [(1, "compiled"), (3, "compiled"), (1, "reference")])
+def test_the_engine_names_the_clients(lanes, engine):
+    rig, result = round_of(lanes, engine)
+    members = [int(client) for client in rig.schedule.members(1)]
+    slots = [int(result.aggregation[f"slot_{i}"]) for i in range(4)]
+    assert sorted(slots[: len(members)]) == sorted(members)
+    for client in members:
+        total, count = (x[slots.index(client)] for x in result.sums["client"])
+        assert total == client * count > 0 or client == 0
+    sent = np.asarray(result.server["head.bias"])[0] - 11 * np.mean(members)
+    assert 0 < sent < 1, "every client has its own key"
+    other = round_of(1, "compiled")[1].server["head.bias"]
+    assert_close(other, result.server["head.bias"], atol=1e-5)
+    if lanes > 1:  # a slot without a client has the number after the last
+        half = rig.run(Cohort(*(part[:2] for part in rig.schedule.cohort(1))))
+        assert [int(half.aggregation[f"slot_{i}"]) for i in (2, 3)] == [len(SIZES)] * 2
+
+
+def test_nobody_tampers_outside_of_training():
+    setup = toy.Engine(spying(), FEDERATION, per_round=4, lanes=2, stages=TAMPERING).setup
+    setup = setup._replace(algorithm=spying()._replace(tuning=Tuning(spying().client, 1)))
+    assert at_work(setup, "training").stages == TAMPERING
+    for work in ("tuning", "uploads", "personal", "global", "local"):
+        assert at_work(setup, work).stages == Stages()
+
+
+@pytest.mark.parametrize("engine", ["compiled", "reference"])
+def test_stages_come_before_and_after_the_upload_transform(engine):
+    """The transform removes what a client learned and what comes before it, not what follows."""
+
+    def add(number):
+        return lambda upload: upload._replace(
+            value=jax.tree.map(lambda x: x + number, upload.value)
         )
+
+    def nothing(update, memory, received, key):
+        return Encoded(jax.tree.map(jnp.zeros_like, update))
+
+    options = {"per_round": 4, "lanes": 2, "bound": linear.model(), "engine": engine}
+    stages = Stages(sent=(add(1.0),), received=(add(2.0), add(3.0)))
+    transform = Transform("nothing", nothing)
+    algorithm = fedavg(optax.sgd(0.1))
+    rig = toy.Engine(algorithm, FEDERATION, transform=transform, stages=stages, **options)
+    server = rig.run(rig.schedule.cohort(1)).server
+    assert_trees_close(server, {name: x + 5 for name, x in rig.shared.items()})

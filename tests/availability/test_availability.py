@@ -1,13 +1,12 @@
 """When clients are available: each model by its definition, and the contract of all."""
 
 import numpy as np
-import optax
 import pytest
+import running
 import toy
 from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.availability.draws import uniforms
@@ -40,6 +39,9 @@ def models(lines):
 def test_the_next_change_is_the_next_change(models, name, time, seed):
     at = models[name].at
     there, until = at(seed, CLIENTS, time)
+    some, ends = at(seed, CLIENTS[::7], time)  # a client does not depend on the others
+    assert np.array_equal(there[::7], some)
+    assert np.array_equal(until[::7], ends)
     assert there.dtype == bool
     assert np.all(until > time)
     for share in (0.3, 0.9):  # nothing changes in between
@@ -54,15 +56,6 @@ def test_the_next_change_is_the_next_change(models, name, time, seed):
         changed, _ = at(seed, CLIENTS[[client]], after)
         # Two intervals of a repeated trace may touch where it begins again.
         assert changed[0] != there[client] or name == "repeated trace"
-
-
-@pytest.mark.parametrize("name", ["diurnal", "markov", "trace"])
-def test_a_client_does_not_depend_on_the_others(models, name):
-    at = models[name].at
-    all_, until = at(1, CLIENTS, 60.0)
-    some, ends = at(1, CLIENTS[::7], 60.0)
-    assert np.array_equal(all_[::7], some)
-    assert np.array_equal(until[::7], ends)
 
 
 def test_diurnal_by_hand():
@@ -169,21 +162,13 @@ def test_uniforms_are_uniform_and_depend_on_every_index():
 # ---------------------------------------------------------------- synchronous rounds
 
 
-def simulated(availability, rounds=4, **options):
-    settings = {
-        "batch_size": 4,
-        "clients_per_round": 3,
-        "progress": False,
-        "eval_every": 100,
-        "time_model": fp.TimeModel(seconds_per_step=3.0, spread=1.0),
-    }
-    return fp.simulate(
-        toy.model(),
-        fp.algorithms.fedavg(optax.sgd(0.2)),
-        toy.clients([5, 9, 12, 7, 20, 3]),
-        rounds=rounds,
-        **run_options(availability=availability, **settings | options),
-    )
+CLIENTS_OF_RUN = toy.clients([5, 9, 12, 7, 20, 3])
+
+
+def simulated(availability, **options):
+    time = fp.TimeModel(seconds_per_step=3.0, spread=1.0)
+    given = {"clients": CLIENTS_OF_RUN, "clients_per_round": 3, "time_model": time, "rounds": 4}
+    return running.run(**{**given, "eval_every": 100, "availability": availability, **options})
 
 
 @pytest.fixture
@@ -211,16 +196,6 @@ def test_rounds_draw_from_the_available_clients_and_wait(short):
     assert rows[0]["available"] == 3
     assert any(row["waited"] > 0 for row in rows), "nobody is there between 15 and 30 s"
     assert any(row["failed"] for row in rows), "somebody leaves too early"
-
-
-def test_a_run_with_availability_resumes_exactly(tmp_path, short):
-    whole = simulated(short, rounds=5)
-    simulated(short, rounds=2, out=tmp_path / "run", checkpoint_every=1)
-    resumed = simulated(short, rounds=5, out=tmp_path / "run", checkpoint_every=1, resume=True)
-    for one, other in zip(resumed.metrics, whole.metrics, strict=True):
-        assert {k: v for k, v in one.items() if k != "time"} == {
-            k: v for k, v in other.items() if k != "time"
-        }
 
 
 @pytest.mark.parametrize("sampling", ["size", "poisson", "round_robin", "all"])

@@ -7,7 +7,6 @@ import pytest
 import toy
 from options import run_options
 
-from fedjax_peft import testing
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.cli import console
 from fedjax_peft.cli import main as cli
@@ -140,25 +139,15 @@ def test_bytes_include_the_rounds_before_a_resume(tmp_path, capsys):
     assert capsys.readouterr().out == "mine  round 2/3  4.5 MB\nmine  round 3/3  6.0 MB\n"
 
 
-CONFIG = """
-rounds = 2
-model = "model"
-data = { name = "data", max_length = 12 }
-partition = { name = "iid", clients = 4 }
-optimizer.learning_rate = 3e-3
-"""
-
-
-def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
+def test_a_dry_run_writes_nothing(project, tmp_path, capsys, monkeypatch):
     """It prints the complete config and the banner, and compiles no program."""
-    testing.write_tiny_checkpoint(tmp_path / "model")
-    testing.write_tiny_texts(tmp_path / "data", train=40, test=20)
-    (tmp_path / "c.toml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["run", "c.toml", "--dry-run", "seed=7"]) == 0
+    before = {path.name for path in project.iterdir()}
+    assert cli.main(["run", str(project / "config.toml"), "--dry-run", "seed=7"]) == 0
     printed = capsys.readouterr().out
     assert "\nseed = 7\n" in printed
     assert "\n[optimizer]\n" in printed
-    assert "c: fedavg over lora on model, data by iid, 2 rounds" in printed
+    assert "config: fedavg over lora on model, data by dirichlet, 2 rounds" in printed
     assert "compiling" not in printed
-    assert {path.name for path in tmp_path.iterdir()} == {"model", "data", "c.toml"}
+    assert not any(tmp_path.iterdir())
+    assert {path.name for path in project.iterdir()} == before

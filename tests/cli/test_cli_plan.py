@@ -5,25 +5,19 @@ import re
 import pytest
 import tomli_w
 from closeness import approx
+from small_config import small
 
 from fedjax_peft import testing
 from fedjax_peft.cli.main import main
 
-CONFIG = {
-    "batch_size": 2,
-    "rounds": 1,
-    "data": {"name": "missing/texts", "max_length": 16},
-    "partition": {"name": "iid", "clients": 5},
-    "optimizer": {"learning_rate": 1e-3},
-}
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "image_size": [16, 24],
-    "patch_size": 8,
-}
+CONFIG = small(
+    batch_size=2,
+    data={"name": "missing/texts", "max_length": 16},
+    partition={"name": "iid", "clients": 5},
+    optimizer={"learning_rate": 1e-3},
+)
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "image_size": [16, 24], "patch_size": 8}
+SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 2}
 LINE = r"together: ([\d.]+) MB \+ 2 x ([\d.]+) MB ([\d.]+) MB"
 LLAMA = {"name": "tiny", "head": "causal_lm", "config": testing.TINY_LLAMA}
 

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny_project import rows
 
-from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
 from fedjax_peft.simulation import record
@@ -14,23 +14,6 @@ from fedjax_peft.simulation.interrupts import Terminated
 
 pytestmark = pytest.mark.slow
 
-CONFIG = """
-rounds = 3
-clients_per_round = 2
-[model]
-name = "{root}/model"
-[data]
-name = "{root}/data"
-max_length = 16
-[partition]
-name = "iid"
-clients = 4
-[peft]
-name = "lora"
-rank = 2
-[optimizer]
-learning_rate = 3e-3
-"""
 METHODS = """
 [methods.one]
 [methods.two]
@@ -39,14 +22,16 @@ peft.rank = 3
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """A folder with a tiny model, tiny texts and two configs."""
-    root = tmp_path_factory.mktemp("project")
-    testing.write_tiny_checkpoint(root / "model")
-    testing.write_tiny_texts(root / "data", train=24, test=8)
-    (root / "single.toml").write_text(CONFIG.format(root=root))
-    (root / "several.toml").write_text(CONFIG.format(root=root) + METHODS)
-    return root
+def several(project):
+    """The config of two methods."""
+    path = project / "several.toml"
+    path.write_text((project / "config.toml").read_text() + METHODS)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def single(project):
+    return str(project / "config.toml")
 
 
 @pytest.fixture
@@ -73,10 +58,10 @@ def runs(monkeypatch):
     return run
 
 
-def test_an_interrupt_prints_the_command_to_continue(project, tmp_path, runs, capsys):
+def test_an_interrupt_prints_the_command_to_continue(single, tmp_path, runs, capsys):
     out = tmp_path / "my run"
     runs.interrupted.add("my run")
-    arguments = ["run", str(project / "single.toml"), "peft.rank=5", "seed=7", "--out", str(out)]
+    arguments = ["run", single, "peft.rank=5", "seed=7", "--out", str(out)]
     assert cli.main(arguments) == 130
     error = capsys.readouterr().err
     assert error.endswith(f"interrupted. Continue with: fedjax-peft resume '{out}'\n")
@@ -87,18 +72,17 @@ def test_an_interrupt_prints_the_command_to_continue(project, tmp_path, runs, ca
     assert (again["peft"]["rank"], again["seed"]) == (5, 7)
 
 
-def test_sigterm_prints_it_too(project, tmp_path, runs, capsys):
+def test_sigterm_prints_it_too(single, tmp_path, runs, capsys):
     runs.interrupted.add("run")
     runs.ends = Terminated
-    assert cli.main(["run", str(project / "single.toml"), "--out", str(tmp_path / "run")]) == 143
+    assert cli.main(["run", single, "--out", str(tmp_path / "run")]) == 143
     advice = f"ended by SIGTERM. Continue with: fedjax-peft resume {tmp_path / 'run'}\n"
     assert capsys.readouterr().err.endswith(advice)
 
 
-def test_methods_without_a_run_yet_are_resumed_too(project, tmp_path, runs, capsys):
+def test_methods_without_a_run_yet_are_resumed_too(several, tmp_path, runs, capsys):
     out = tmp_path / "runs"
     runs.interrupted.add("one")
-    several = str(project / "several.toml")
     assert cli.main(["run", several, "peft.rank=4", "--out", str(out)]) == 130
     assert not (out / "two").exists()
     assert cli.main(["resume", str(out)]) == 0
@@ -115,71 +99,61 @@ def test_methods_without_a_run_yet_are_resumed_too(project, tmp_path, runs, caps
     assert [c["rounds"] for c, _, _ in runs.calls[-2:]] == [5, 5]
 
 
-def test_the_recorded_config_is_resumed_in_its_directory(project, tmp_path, runs, monkeypatch):
+def test_the_recorded_config_is_resumed_in_its_directory(single, tmp_path, runs, monkeypatch):
     out = tmp_path / "elsewhere"
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["run", str(project / "single.toml"), "--out", str(out)]) == 0
+    assert cli.main(["run", single, "--out", str(out)]) == 0
     assert cli.main(["run", str(out / "config.toml"), "rounds=9", "--resume"]) == 0
     assert [o for _, o, _ in runs.calls] == [out, out]
     assert not (tmp_path / "runs").exists()
 
 
-def test_errors_when_there_is_nothing_to_resume(project, tmp_path, runs, capsys, monkeypatch):
+def test_errors_when_there_is_nothing_to_resume(single, tmp_path, runs, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for arguments in (
-        ["resume", str(tmp_path / "none")],
-        ["resume", str(project)],
-    ):
-        assert cli.main(arguments) == 2
+    (tmp_path / "empty").mkdir()
+    for name in ("none", "empty"):
+        assert cli.main(["resume", str(tmp_path / name)]) == 2
         assert "There is nothing to resume: " in capsys.readouterr().err
     out = tmp_path / "run"
-    cli.main(["run", str(project / "single.toml"), "--out", str(out)])
+    cli.main(["run", single, "--out", str(out)])
     assert cli.main(["resume", str(tmp_path / "runn")]) == 2
     assert "Did you mean 'run'?" in capsys.readouterr().err
     assert cli.main(["resume", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "has finished all 3 rounds" in text
-    assert f"fedjax-peft resume {out} rounds=6" in text
+    assert "has finished all 2 rounds" in text
+    assert f"fedjax-peft resume {out} rounds=4" in text
     assert len(runs.calls) == 1
 
 
-def test_resume_begins_what_has_not_begun_and_says_so(project, tmp_path, runs, capsys):
+def test_resume_begins_what_has_not_begun_and_says_so(several, single, tmp_path, runs, capsys):
     """A job that a scheduler starts again does not know whether it was killed before it began."""
-    several, out = ["run", str(project / "several.toml"), "--resume", "--out"], tmp_path / "x"
+    command, out = ["run", several, "--resume", "--out"], tmp_path / "x"
     runs.interrupted.add("two")
-    assert cli.main([*several, str(out)]) == 130
+    assert cli.main([*command, str(out)]) == 130
     text = capsys.readouterr().err
     assert f"one: there is nothing to continue in {out / 'one'}, so the run begins\n" in text
     assert f"two: there is nothing to continue in {out / 'two'}, so the run begins\n" in text
-    assert cli.main([*several, str(out)]) == 0
+    assert cli.main([*command, str(out)]) == 0
     assert "nothing to continue" not in capsys.readouterr().err
-    single = tmp_path / "y"
-    single.mkdir()
-    (single / "environment.json").write_text("{}")  # killed before the config was written
-    assert cli.main(["run", str(project / "single.toml"), "--resume", "--out", str(single)]) == 0
+    begun = tmp_path / "y"
+    begun.mkdir()
+    (begun / "environment.json").write_text("{}")  # killed before the config was written
+    assert cli.main(["run", single, "--resume", "--out", str(begun)]) == 0
     assert "nothing to continue" in capsys.readouterr().err
     assert [resume for _, _, resume in runs.calls] == [True] * 5
 
 
-def test_the_config_of_a_run_without_rows_continues_it(project, tmp_path, runs, monkeypatch):
+def test_the_config_of_a_run_without_rows_continues_it(single, tmp_path, runs, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["run", str(project / "single.toml"), "--out", "here"]) == 0
+    assert cli.main(["run", single, "--out", "here"]) == 0
     (tmp_path / "here" / "metrics.jsonl").unlink()
     assert cli.main(["run", "here/config.toml", "--resume"]) == 0
     assert runs.calls[-1][1] == Path("here")
 
 
-def test_a_run_is_resumed_from_its_directory_alone(project, tmp_path):
-    def rows(out):
-        lines = (out / "metrics.jsonl").read_text().splitlines()
-        return [{**json.loads(line), "time": 0} for line in lines]
-
-    straight, out = tmp_path / "straight", tmp_path / "run"
-    config = str(project / "single.toml")
-    assert cli.main(["run", config, "local_steps=1", "--out", str(straight), "-q"]) == 0
-    shorter = [config, "local_steps=1", "rounds=2", "--out", str(out), "-q"]
-    assert cli.main(["run", *shorter]) == 0
-    moved = tmp_path / "moved"
+def test_a_run_is_resumed_from_its_directory_alone(finished, single, tmp_path):
+    out, moved = tmp_path / "run", tmp_path / "moved"
+    assert cli.main(["run", single, "rounds=1", "--out", str(out), "-q"]) == 0
     shutil.move(out, moved)
-    assert cli.main(["resume", str(moved), "rounds=3", "-q"]) == 0
-    assert rows(moved) == rows(straight)
+    assert cli.main(["resume", str(moved), "rounds=2", "-q"]) == 0
+    assert rows(moved) == rows(finished)

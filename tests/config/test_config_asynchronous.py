@@ -1,6 +1,7 @@
 """``[asynchronous]`` and ``[availability]`` in a config."""
 
 import pytest
+from small_config import small
 
 from fedjax_peft import testing
 from fedjax_peft.config import config as configs
@@ -16,17 +17,11 @@ def resolved(tmp_path):
     texts = testing.write_tiny_texts(tmp_path / "news", train=60, test=20)
 
     def make(**keys):
-        raw = {
-            **{"rounds": 3, "local_steps": 1, "clients_per_round": 3},
-            **{"evaluation": {"every": 5}, "placement": {"lanes": 1}},
-            "model": {"name": str(checkpoint)},
-            "peft": "head_only",
-            "optimizer": {"learning_rate": 0.1},
-            "partition": {"name": "iid", "clients": 6},
-            "data": {"name": "20newsgroups", "source": str(texts), "max_length": 8},
-            "time": {"spread": 1.0},
-        }
-        return configs.resolve(raw | keys)
+        tables = {"rounds": 3, "local_steps": 1, "clients_per_round": 3, "time": {"spread": 1.0}}
+        tables |= {"evaluation": {"every": 5}, "placement": {"lanes": 1}, "peft": "head_only"}
+        tables |= {"model": {"name": str(checkpoint)}, "partition": {"name": "iid", "clients": 6}}
+        tables["data"] = {"name": "20newsgroups", "source": str(texts), "max_length": 8}
+        return configs.resolve(small(**tables | keys))
 
     return make
 

@@ -4,6 +4,7 @@ import csv
 import json
 
 import pytest
+from small_config import small
 
 from fedjax_peft import tasks, testing
 from fedjax_peft.config import config as configs
@@ -33,13 +34,8 @@ def folder(tmp_path_factory):
 
 
 def resolved(folder, *overrides, file="rows.csv"):
-    config = {
-        "rounds": 1,
-        "model": {"name": str(folder / "model")},
-        "data": {"name": str(folder / file)},
-        "partition": {"name": "iid", "clients": 2},
-        "optimizer": {"learning_rate": 0.1},
-    }
+    config = small(model={"name": str(folder / "model")}, data={"name": str(folder / file)})
+    config = configs.override(config, "partition.clients=2")
     for override in overrides:
         config = configs.override(config, override)
     return configs.resolve(config)

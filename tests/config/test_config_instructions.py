@@ -4,11 +4,14 @@ import json
 import tomllib
 
 import pytest
+from small_config import small
 
 from fedjax_peft import tasks
 from fedjax_peft.config import config as configs
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_language_model
+
+SGD = {"name": "sgd", "learning_rate": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +29,9 @@ def files(tmp_path_factory):
 
 
 def config(files, data, **more):
-    return {
-        "rounds": 1,
-        "batch_size": 4,
-        "model": str(files / "lm"),
-        "data": data,
-        "optimizer": {"name": "sgd", "learning_rate": 0.1},
-        "peft": {"name": "lora", "rank": 2},
-        "partition": {"name": "natural", "by": "category"},
-        **more,
-    }
+    tables = {"batch_size": 4, "model": str(files / "lm"), "data": data}
+    tables |= {"peft": {"name": "lora", "rank": 2}, "optimizer": SGD}
+    return small(**tables | {"partition": {"name": "natural", "by": "category"}, **more})
 
 
 def test_a_run_records_the_task_of_its_rows(files, tmp_path):

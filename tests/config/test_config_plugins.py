@@ -1,6 +1,8 @@
 """Functions of a user in a config, by module or file name; errors name the cause."""
 
 import pytest
+import tomli_w
+from small_config import small
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.support.errors import InputError
@@ -22,25 +24,12 @@ def halves(data, clients: int, seed: int = 0):
 
 NUMBER = 1
 '''
-CONFIG = """
-rounds = 2
-algorithm = {name="my_functions:my_fedavg", mu=0.25}
-[model]
-name = "x"
-[data]
-name = "y"
-[partition]
-name = "my_functions:halves"
-clients = 3
-[aggregator]
-name = "my_functions.py:median"
-trim = 0.2
-[optimizer]
-learning_rate = 0.1
-[stop]
-target = 0.9
-patience = 3
-"""
+CONFIG = small(
+    algorithm={"name": "my_functions:my_fedavg", "mu": 0.25},
+    partition={"name": "my_functions:halves", "clients": 3},
+    aggregator={"name": "my_functions.py:median", "trim": 0.2},
+    stop={"target": 0.9, "patience": 3},
+)
 
 
 @pytest.fixture
@@ -49,7 +38,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "my_functions.py").write_text(OWN)
     (tmp_path / "configs" / "beside.py").write_text("WORD = 'here'")
-    (tmp_path / "configs" / "own.toml").write_text(CONFIG)
+    (tmp_path / "configs" / "own.toml").write_text(tomli_w.dumps(CONFIG))
     (tmp_path / "broken.py").write_text("import no_such_module_anywhere")
     (tmp_path / "wrong.py").write_text("def f(:")
     monkeypatch.chdir(tmp_path)

@@ -11,6 +11,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
+from small_config import small
 
 from fedjax_peft import algorithms, heads, peft, testing
 from fedjax_peft.cli import main as cli
@@ -24,15 +26,6 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten
 
 pytestmark = pytest.mark.slow
-
-REST = {
-    "rounds": 1,
-    "clients_per_round": 2,
-    "model": {"name": "tiny"},
-    "data": {"name": "here"},
-    "partition": {"name": "iid", "clients": 4},
-    "optimizer": {"learning_rate": 0.1},
-}
 
 # -------------------------------------------------------------------------- the papers' settings
 
@@ -230,12 +223,8 @@ def test_every_number_of_the_file_has_its_source_beside_it():
             assert len(comment.strip()) >= len("Table 1"), f"line {number}: {line}"
 
 
-ROBERTA = {
-    "model_type": "roberta",
-    "vocab_size": 50265,
-    "max_position_embeddings": 514,
-    "type_vocab_size": 1,
-}
+ROBERTA = {"model_type": "roberta", "vocab_size": 50265}
+ROBERTA |= {"max_position_embeddings": 514, "type_vocab_size": 1}
 
 
 @pytest.mark.parametrize(
@@ -270,12 +259,9 @@ def test_trainable_parameters_on_roberta_base(name, adapter):
 @pytest.mark.parametrize("name", presets.presets())
 def test_every_preset_is_complete(name):
     preset = presets.presets()[name]
-    rest = {key: value for key, value in REST.items() if key != "clients_per_round"}
-    if name.endswith("centralised"):
-        del rest["partition"]
-    if name.endswith(("rnn", "lstm", "cnn")):
-        del rest["model"]
-    config = configs.resolve({**rest, "preset": name})
+    own = {"partition": "centralised", "model": ("rnn", "lstm", "cnn")}
+    without = [table for table, ends in own.items() if name.endswith(ends)]
+    config = configs.resolve(small(*without, preset=name))
     for table in configs.NAMESPACES:
         if "name" in preset.settings.get(table, {}):
             assert config[table]["name"] == preset.settings[table]["name"]
@@ -288,17 +274,17 @@ def test_every_preset_is_complete(name):
 
 
 def test_the_configs_own_keys_replace_those_of_the_preset():
-    config = configs.resolve({**REST, "preset": "federa", "peft": {"rank": 4}})
+    config = configs.resolve(small(preset="federa", peft={"rank": 4}))
     assert (config["peft"]["rank"], config["peft"]["init"]) == (4, "svd")
     assert config["optimizer"]["learning_rate"] == 0.1
     assert config["batch_size"] == 16
     assert config["preset_changes"] == {"peft.rank": "32 -> 4"}
-    assert configs.resolve({**REST, "preset": "federa"})["preset_changes"] is None
-    assert configs.resolve(REST)["preset_changes"] is None
+    assert configs.resolve(small(preset="federa"))["preset_changes"] is None
+    assert configs.resolve(small())["preset_changes"] is None
 
 
 def test_another_function_does_not_get_the_options_of_the_presets_function():
-    config = configs.resolve({**REST, "preset": "federa", "peft": {"name": "opendelta"}})
+    config = configs.resolve(small(preset="federa", peft={"name": "opendelta"}))
     assert config["peft"]["name"] == "opendelta"
     assert config["peft"]["init"] != "svd"
     assert config["preset_changes"]["peft.name"] == "lora -> opendelta"
@@ -313,11 +299,12 @@ def test_another_function_does_not_get_the_options_of_the_presets_function():
         ("ffa_lora", r"The preset 'ffa_lora' is now called 'fra_lora/ffa'"),
         ("fedmatch", r"The preset 'fedmatch' is now called 'fedmcp/fedmatch'"),
         ("fedadapters_lora", r"'fedadapters_lora' is now called 'fedadapters/text/lora'"),
+        *((wrong, "There is no preset") for wrong in (["federa"], 3, {"name": "federa"})),
     ],
 )
 def test_unknown_presets_get_the_nearest_names(name, message):
     with pytest.raises(InputError, match=message):
-        configs.resolve({**REST, "preset": name})
+        configs.resolve(small(preset=name))
 
 
 def test_renamed_presets_are_presets():
@@ -327,16 +314,16 @@ def test_renamed_presets_are_presets():
 
 
 def test_missing_keys_get_the_presets_advice():
-    rest = {k: v for k, v in REST.items() if k != "rounds"}
-    with pytest.raises(InputError, match=r"'rounds' is missing.*'federa' you choose.*Table 1"):
-        configs.resolve({**rest, "preset": "federa"})
-    rest = {k: v for k, v in REST.items() if k != "optimizer"}
-    with pytest.raises(InputError, match=r"you choose optimizer.learning_rate: chosen by"):
-        configs.resolve({**rest, "preset": "federa"})
+    for key, message in (
+        ("rounds", r"'rounds' is missing.*'federa' you choose.*Table 1"),
+        ("optimizer", "you choose optimizer.learning_rate: chosen by"),
+    ):
+        with pytest.raises(InputError, match=message):
+            configs.resolve(small(key, preset="federa"))
 
 
 def test_overrides_without_a_value_remove_keys():
-    raw = {**REST, "preset": "federa", "peft": {"rank": 4, "dropout": 0.1}, "batch_size": 8}
+    raw = small(preset="federa", peft={"rank": 4, "dropout": 0.1}, batch_size=8)
     resolved = configs.resolve(configs.methods(raw, ["peft.rank=", "batch_size ="])[""])
     assert (resolved["peft"]["rank"], resolved["peft"]["dropout"]) == (32, 0.1)
     assert resolved["batch_size"] == 16
@@ -353,37 +340,16 @@ def test_overrides_without_a_value_remove_keys():
             configs.methods(raw, [text])
 
 
-CONFIG = """
-preset = "fra_lora/fedavg"
-rounds = 1
-local_steps = 1
-evaluation.global_test = false
-partition = { name = "iid", clients = 2 }
-peft.rank = 2
-
-[data]
-name = "sst2"
-source = "tiny"
-max_length = 8
-tokenizer = "TOKENIZER"
-
-[model]
-name = "bert"
-
-[model.config]
-model_type = "bert"
-vocab_size = 64
-hidden_size = 8
-num_hidden_layers = 1
-num_attention_heads = 1
-intermediate_size = 8
-"""
-
-
 def test_a_run_prints_and_records_the_settings_that_it_replaced(tmp_path, capsys):
     testing.write_tiny_checkpoint(tmp_path / "model")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    shape = {"model_type": "bert", "vocab_size": 64, "intermediate_size": 8, **sizes}
+    data = {"name": "sst2", "source": "tiny", "max_length": 8, "tokenizer": f"{tmp_path}/model"}
+    tables = {"data": data, "model": {"name": "bert", "config": shape}, "local_steps": 1}
+    tables |= {"preset": "fra_lora/fedavg", "peft": {"rank": 2}}
+    tables |= {"evaluation": {"global_test": False}, "partition": {"name": "iid", "clients": 2}}
     file = tmp_path / "config.toml"
-    file.write_text(CONFIG.replace("TOKENIZER", str(tmp_path / "model")))
+    file.write_text(tomli_w.dumps(small("optimizer", **tables)))
     assert cli.main(["run", str(file), "--out", str(tmp_path / "run")]) == 0
     err = capsys.readouterr().err
     assert "preset 'fra_lora/fedavg': this run's own settings replace the preset's" in err
@@ -440,8 +406,7 @@ def test_partitions_are_those_of_the_papers():
 
 @pytest.mark.parametrize("name", [n for n, one in DATASETS.items() if one.settings.partition])
 def test_a_config_takes_the_papers_partition(name):
-    rest = {k: v for k, v in REST.items() if k not in ("rounds", "clients_per_round")}
-    raw = {**rest, "data": {"name": name}, "partition": "paper"}
+    raw = small("rounds", data={"name": name}, partition="paper")
     config = configs.resolve(raw)
     settings = DATASETS[name].settings
     assert config["rounds"] == settings.rounds
@@ -456,7 +421,7 @@ def test_a_config_takes_the_papers_partition(name):
 
 
 def test_the_command_line_takes_the_papers_partition():
-    raw = {**REST, "data": {"name": "wnut17"}}
+    raw = small(data={"name": "wnut17"}, clients_per_round=2)
     (config,) = configs.methods(raw, ["partition=paper", "rounds=", "clients_per_round="]).values()
     config = configs.resolve({**config, "preset": "federa"})
     assert (config["rounds"], config["clients_per_round"]) == (500, 5)
@@ -464,8 +429,7 @@ def test_the_command_line_takes_the_papers_partition():
 
 
 def test_a_presets_rounds_replace_those_of_the_data_sets_paper():
-    raw = {k: v for k, v in REST.items() if k not in ("rounds", "clients_per_round")}
-    raw |= {"preset": "fedsa", "data": {"name": "mnli"}, "partition": "paper"}
+    raw = small("rounds", preset="fedsa", data={"name": "mnli"}, partition="paper")
     config = configs.resolve(raw)
     assert (config["rounds"], config["clients_per_round"]) == (1000, 2)
     assert set(config["preset_changes"]) == {"optimizer.learning_rate"}
@@ -494,15 +458,9 @@ GRID = {
 def test_the_committed_results_have_the_settings_of_their_configs():
     methods = configs.methods(configs.load(EXPERIMENTS / "algorithms" / "20news.toml"))
     everywhere = {
-        "rounds": 4,
-        "clients_per_round": 8,
-        "batch_size": 16,
-        "local_steps": 4,
-        "sampling": "uniform",
-        "partition.clients": 20,
-        "optimizer.name": "adamw",
-        "optimizer.learning_rate": 8e-3,
-        "time.preset": "default",
+        **{"rounds": 4, "clients_per_round": 8, "batch_size": 16, "local_steps": 4},
+        **{"sampling": "uniform", "partition.clients": 20, "time.preset": "default"},
+        **{"optimizer.name": "adamw", "optimizer.learning_rate": 8e-3},
     }
     for name, expected in GRID.items():
         config = configs.resolve(methods[name])
@@ -519,29 +477,20 @@ def test_the_grid_of_algorithms_has_them_all():
     assert names == {*algorithms.__all__}
 
 
-@pytest.mark.parametrize("preset", [["federa"], 3, {"name": "federa"}])
-def test_presets_must_be_names(preset):
-    with pytest.raises(InputError, match="There is no preset"):
-        configs.resolve({**REST, "preset": preset})
-
-
 @pytest.mark.parametrize("name", ["mrpc", "wnut", "a/folder", None])
 def test_data_sets_without_a_papers_partition(name):
-    raw = {**REST, "data": {} if name is None else {"name": name}, "partition": "paper"}
+    raw = small(data={} if name is None else {"name": name}, partition="paper")
     with pytest.raises(InputError, match=rf"there is none for {name!r}\. (Known|Did you mean)"):
         configs.resolve(raw)
 
 
-def test_list_shows_the_settings_and_choices_of_a_preset(capsys):
+def test_list_shows_settings_choices_and_partitions(capsys):
     assert cli.main(["list", "preset", "federa/fedlr"]) == 0
     shown = capsys.readouterr().out
     assert "peft.rank = 32" in shown
     assert "  optimizer.learning_rate: chosen by model and data set" in shown
     assert "arXiv:2404.18848" in shown
     assert "fedmcp" not in shown
-
-
-def test_list_shows_presets_user_choices_and_partitions(capsys):
     assert cli.main(["list", "presets"]) == 0
     shown = capsys.readouterr().out
     for name, preset in presets.presets().items():

@@ -6,6 +6,7 @@ import optax
 import pytest
 import toy
 from closeness import assert_close
+from small_config import small
 
 from fedjax_peft import testing
 from fedjax_peft.config import config as configs
@@ -14,13 +15,7 @@ from fedjax_peft.config.federation import explicit
 from fedjax_peft.contracts import Feature
 from fedjax_peft.support.errors import InputError
 
-BASE = {
-    "rounds": 8,
-    "model": {"name": "tiny"},
-    "data": {"name": "tiny"},
-    "partition": {"name": "iid", "clients": 3},
-    "optimizer": {"name": "sgd", "learning_rate": 0.1},
-}
+BASE = small(rounds=8, optimizer={"name": "sgd", "learning_rate": 0.1})
 
 
 def made(**changes):
@@ -92,7 +87,7 @@ def test_an_override_names_a_schedule():
 
 
 def test_the_numbers_of_a_schedule_are_run_time_values_of_a_sweep():
-    raw = {**BASE, "schedule": "linear", "partition": {"name": "iid", "clients": 2}}
+    raw = {**BASE, "schedule": "linear"}
     points = sweeps.plan(raw, ["schedule.final_factor=0.2,0.4"]).points
     assert [point.config["runtime"] for point in points] == [["schedule.final_factor"]] * 2
     one, other = (running.made_from_values(point.config) for point in points)

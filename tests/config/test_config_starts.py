@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from closeness import assert_close
+from small_config import small
 
 from fedjax_peft import load_run, testing
 from fedjax_peft.config import config as configs
@@ -22,18 +23,11 @@ def base(tmp_path_factory):
     testing.write_tiny_checkpoint(folder / "model")
     rows = "".join(f"w{i} w{i % 7},{i % 3}\n" for i in range(24))
     (folder / "own.csv").write_text(f"text,label\n{rows}")
-    return {
-        "rounds": 1,
-        "batch_size": 8,
-        "local_steps": 1,
-        "evaluation": {"global_test": False},
-        "model": {"name": str(folder / "model")},
-        "data": {"name": str(folder / "own.csv"), "max_length": 8},
-        "partition": {"name": "iid", "clients": 2},
-        "optimizer": {"name": "sgd", "learning_rate": 0.0},
-        "algorithm": "fedsb",
-        "peft": {"name": "lora_sb", "rank": 2},
-    }
+    tables = {"batch_size": 8, "local_steps": 1, "evaluation": {"global_test": False}}
+    tables |= {"model": {"name": str(folder / "model")}, "algorithm": "fedsb"}
+    tables |= {"data": {"name": str(folder / "own.csv"), "max_length": 8}}
+    tables |= {"partition": {"name": "iid", "clients": 2}, "peft": {"name": "lora_sb", "rank": 2}}
+    return small(**tables, optimizer={"name": "sgd", "learning_rate": 0.0})
 
 
 def with_start(base, **changes):

@@ -1,6 +1,7 @@
 """The keys of a config that say what is evaluated to choose settings by."""
 
 import pytest
+from small_config import small
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.federation import explicit
@@ -10,6 +11,7 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_checkpoint
 
 TASKS = DATASETS["glue_silo"].parts
+QUARTER = {"name": "sst2", "validation_share": 0.25}
 
 
 @pytest.fixture(scope="module")
@@ -22,18 +24,10 @@ def resolved(checkpoint):
     """Returns a function that resolves a config of a tiny model and a stand-in."""
 
     def make(data, evaluation=(), **keys):
-        table = {"source": "tiny", **data}
-        raw = {
-            **{"rounds": 1, "local_steps": 1, "clients_per_round": 2, "placement": {"lanes": 1}},
-            "evaluation": {"every": 5, **dict(evaluation)},
-            **{
-                "model": {"name": checkpoint},
-                "peft": "head_only",
-                "optimizer": {"learning_rate": 0.1},
-            },
-            **{"partition": {"name": "iid", "clients": 4}, "data": table},
-        }
-        return configs.resolve(raw | keys)
+        tables = {"data": {"source": "tiny", **data}, "model": {"name": checkpoint}}
+        tables |= {"local_steps": 1, "clients_per_round": 2, "placement": {"lanes": 1}}
+        tables |= {"evaluation": {"every": 5, **dict(evaluation)}, "peft": "head_only"}
+        return configs.resolve(small(**tables | keys))
 
     return make
 
@@ -65,14 +59,9 @@ def test_a_validation_split_is_evaluated_and_recorded(resolved, tmp_path):
         ({"name": "sst2"}, {}, {"test"}, None),
         ({"name": "wnut17"}, {}, {"test", "validation"}, "official"),
         ({"name": "wnut17"}, {"global_validation": False}, {"test"}, "official"),
+        (QUARTER, {"global_test": False}, set(), "25 % of train"),
         (
-            {"name": "sst2", "validation_share": 0.25},
-            {"global_test": False},
-            set(),
-            "25 % of train",
-        ),
-        (
-            {"name": "sst2", "validation_share": 0.25},
+            QUARTER,
             {"global_test": False, "global_validation": True, "client_holdout": 0.2},
             {"validation", "client_test"},
             "25 % of train",

@@ -472,10 +472,7 @@ def test_semeval(tmp_path):
     put(tmp_path, testing_in_TEST_FILE__TXT='1\t"unlabelled"\n')
     found = tables("semeval2010_task8", tmp_path)
     assert len(found["train"]) == 2
-    assert columns(found["test"]) == {
-        "text": [SAID],
-        "label": ["Message-Topic(e1,e2)"],
-    }
+    assert columns(found["test"]) == {"text": [SAID], "label": ["Message-Topic(e1,e2)"]}
 
 
 @pytest.mark.parametrize(

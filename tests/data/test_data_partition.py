@@ -54,12 +54,7 @@ def test_iid_covers_in_equal_sizes(problem, seed):
 
 
 @quick
-@given(
-    problems(),
-    st.floats(1e-6, 1e6),
-    st.sampled_from(MODES),
-    st.integers(0, 2**31),
-)
+@given(problems(), st.floats(1e-6, 1e6), st.sampled_from(MODES), st.integers(0, 2**31))
 def test_dirichlet_covers_without_empty_clients(problem, alpha, mode, seed):
     labels, k = problem
     clients = partition.dirichlet(labels, k, alpha, mode=mode, seed=seed)
@@ -99,26 +94,6 @@ def test_label_share_rounds_to_one_example(data):
 def test_any_positive_alpha_ends(mode, alpha):
     labels = np.repeat(np.arange(20), 50)
     assert_partition(partition.dirichlet(labels, 100, alpha, mode=mode), 1000)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda y, seed: partition.iid(y, 10, seed=seed),
-        lambda y, seed: partition.dirichlet(y, 10, 1.0, seed=seed),
-        lambda y, seed: partition.dirichlet(y, 10, 1.0, mode="class_wise", seed=seed),
-        lambda y, seed: partition.label_share(y, [[0.5, 0.5]] * 4, seed=seed),
-        lambda y, seed: partition.pathological(y, 10, seed=seed),
-        lambda y, seed: partition.quantity(y, 10, 1.0, seed=seed),
-        lambda y, seed: partition.natural(y, clients=2, seed=seed),
-        lambda y, seed: partition.grouped(np.arange(200) % 50, 10, seed=seed),
-    ],
-)
-def test_seeds_differ(make):
-    labels = np.arange(200) % 4
-    assert_same(make(labels, 1), make(labels, 1))
-    with pytest.raises(AssertionError):
-        assert_same(make(labels, 1), make(labels, 2))
 
 
 def test_large_alpha_gives_every_client_the_prior():
@@ -314,32 +289,6 @@ def keyed():
     }
     columns = {"labels": np.zeros((90, 8), np.int32), "x": np.arange(90)}
     return Dataset(columns, ("O",), "toy", "tagging", meta)
-
-
-UNITS = {
-    "iid": lambda d: partition.iid(d, 7),
-    "pooled": partition.pooled,
-    "client_prior": lambda d: partition.dirichlet(d, 7, 0.3, by="cluster"),
-    "class_wise": lambda d: partition.dirichlet(d, 7, 0.3, by="cluster", mode="class_wise"),
-    "label_share": lambda d: partition.label_share(d, [[0.3, 0.7]] * 4, by="cluster"),
-    "pathological": lambda d: partition.pathological(d, 7, 2, by="cluster"),
-    "quantity": lambda d: partition.quantity(d, 7, 0.5),
-    "natural": partition.natural,
-    "grouped": lambda d: partition.grouped(d, 2),
-}
-
-
-@pytest.mark.parametrize("name", UNITS)
-def test_units_stay_together(keyed, name):
-    clients = UNITS[name](keyed)
-    assert_partition(clients, 90)
-    units = [set(keyed.meta["unit"][rows].tolist()) for rows in clients.indices]
-    assert sum(map(len, units)) == 30, "no unit has two owners"
-    # Units are dealt out just as examples are where there are no units.
-    _, first = np.unique(keyed.meta["unit"], return_index=True)
-    meta = {key: x[first] for key, x in keyed.meta.items() if key != "unit"}
-    alone = UNITS[name](Dataset({"x": np.arange(30)}, name="units", meta=meta))
-    assert units == [{7 * row for row in rows.tolist()} for rows in alone.indices]
 
 
 def test_any_key_can_take_the_place_of_labels(keyed):

@@ -19,8 +19,15 @@ FITTING = {
     "shares": [[0.3, 0.2, 0.1, 0.1, 0.2, 0.1], [0.1, 0.1, 0.2, 0.3, 0.1, 0.2]] * 2,
 }
 """Argument name -> a value that fits the data, for every required argument of any partition."""
-OPTIONS = {"natural": {"clients": CLIENTS}}
-"""Partition -> optional arguments, so that it draws at random and makes ``CLIENTS`` clients."""
+OPTIONS = {
+    "natural": {"clients": CLIENTS},
+    "dirichlet by cluster": {"by": "cluster"},
+    "dirichlet class_wise": {"by": "cluster", "mode": "class_wise"},
+    "label_share by cluster": {"by": "cluster"},
+    "pathological by cluster": {"by": "cluster"},
+}
+"""Partition, and words that tell its cases apart -> optional arguments. The partition ``natural``
+then draws at random and makes ``CLIENTS`` clients."""
 ONE_CLIENT = ("pooled",)
 LEAVES_OUT = {"natural": 24 - CLIENTS, "grouped": 0}
 """Partition -> how many of the 24 users it leaves out. Every other one deals out all examples."""
@@ -46,12 +53,13 @@ def make_data(units=False):
     rng = np.random.default_rng(7)
     rows = np.repeat(np.arange(EXAMPLES), 2) if units else np.arange(EXAMPLES)
     labels = rng.permutation(np.arange(EXAMPLES) % 4).astype(np.int32)
-    users = rng.permutation(np.arange(EXAMPLES) % 24)
+    users, clusters = rng.permutation(np.arange(EXAMPLES) % 24), rng.permutation(labels)
     columns = {
         "pixel_values": rng.integers(0, 255, (len(rows), 1, 2, 2)).astype(np.uint8),
         "labels": labels[rows],
     }
     meta = {"client": np.array([f"user {i}" for i in users])[rows]}
+    meta["cluster"] = clusters[rows]
     meta |= {"unit": rows} if units else {}
     return Dataset(columns, tuple("abcd"), "x", meta=meta)
 
@@ -59,9 +67,13 @@ def make_data(units=False):
 DATA = make_data()
 
 
+def function_of(name):
+    return getattr(partition, name.split()[0])
+
+
 def call(name, data=DATA, **options):
     """Returns a partition's clients, with an argument for every parameter that has no default."""
-    function = getattr(partition, name)
+    function = function_of(name)
     _, *parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty]
     missing = [key for key in required if key not in FITTING]
@@ -71,16 +83,16 @@ def call(name, data=DATA, **options):
 
 
 def takes(name, argument):
-    return argument in inspect.signature(getattr(partition, name)).parameters
+    return argument in inspect.signature(function_of(name)).parameters
 
 
 def rows(clients):
     return [own.tolist() for own in clients.indices]
 
 
-@pytest.fixture(params=partition.__all__)
+@pytest.fixture(params=dict.fromkeys([*partition.__all__, *OPTIONS]))
 def name(request):
-    """Of the partition."""
+    """Of the partition, or of a case of it."""
     return request.param
 
 
@@ -149,7 +161,7 @@ def test_rows_of_a_unit_stay_together_and_count_once(name):
 
 def test_impossible_arguments_are_refused_in_one_sentence_or_two(name):
     """By InputError, whose message is not empty, and before any warning."""
-    _, *parameters = inspect.signature(getattr(partition, name)).parameters.values()
+    _, *parameters = inspect.signature(function_of(name)).parameters.values()
     unknown = {p.name for p in parameters} - WRONG.keys() - {"seed", "fednlp_exact"}
     assert not unknown, f"add values of {unknown} that are refused to WRONG"
     for parameter in parameters:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft.data import partition
+from fedjax_peft.engine.lanes import SMALL_MODEL, best_lanes, cpu_lanes
 from fedjax_peft.engine.plan import Cohort, batches, make_plan, most_slots, pack, steps_of, window
 from fedjax_peft.engine.schedule import Schedule
 
@@ -97,27 +98,6 @@ def test_a_client_without_examples_takes_no_steps():
     assert (int(nobody.steps), nobody.client.tolist(), nobody.slot_utilisation) == (0, [-1], 0)
 
 
-def test_a_round_is_a_function_of_seed_and_number():
-    sizes = [5, 9, 2, 7, 4, 6]
-
-    def plans(seed):
-        schedule = Schedule(owners(sizes), 3, 2, 1, None, seed)
-        return [schedule.plan(number, 2, 12) for number in (1, 2, 3)]
-
-    for one, again in zip(plans(0), plans(0), strict=True):
-        for a, b in zip(one, again, strict=True):
-            np.testing.assert_array_equal(a, b)
-    assert [p.examples.tolist() for p in plans(0)] != [p.examples.tolist() for p in plans(1)]
-    assert len({tuple(p.client) for p in plans(0)}) > 1
-    # Without replacement, over all clients, and nobody left out for ever.
-    schedule = Schedule(owners(sizes), 3, 2, 1, None, 0)
-    rounds = [schedule.members(number) for number in range(1, 60)]
-    assert all(len(set(members)) == 3 for members in rounds)
-    counts = Counter(c for members in rounds for c in members)
-    assert sorted(counts) == list(range(6))
-    assert max(counts.values()) < 2 * min(counts.values())
-
-
 def test_plans_keep_their_shape_from_round_to_round():
     schedule = Schedule(owners([40, 1, 0, 17, 3, 25, 8]), 4, 4, 2, None, 0)
     capacity = schedule.time_steps(20, 3)
@@ -201,3 +181,41 @@ def test_packing_is_within_five_percent_for_a_skewed_federation():
             longest = max(sum(lengths[j] for j in queue) for queue in pack(lengths, lanes))
             ratios.append(longest / max(max(lengths), -(-sum(lengths) // lanes)))
         assert np.mean(ratios) <= 1.05, f"{lanes} lanes"
+
+
+# -------------------------------------------------------------------- the automatic number of lanes
+
+
+def test_a_cpu_runs_one_lane_but_for_tiny_models():
+    assert cpu_lanes(SMALL_MODEL, 10) == 1
+    assert cpu_lanes(SMALL_MODEL - 1, 10) == 4
+    assert cpu_lanes(1000, 2) == 2
+
+
+def test_a_cpu_has_no_more_lanes_than_shorten_a_round():
+    assert [cpu_lanes(1000, n) for n in range(1, 11)] == [1, 2, 3, 4, 3, 3, 4, 4, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "needed", "devices", "chosen", "measured"),
+    [
+        # Doubling pays up to 8, and 10 clients cannot fill more than 10 lanes.
+        ({1: 10, 2: 19, 4: 35, 8: 60, 10: 90}, 0, 1, 10, [1, 2, 4, 8, 10]),
+        ({1: 10, 2: 19, 4: 35, 8: 36}, 0, 1, 4, [1, 2, 4, 8]),
+        ({1: 10, 2: 10.4}, 0, 1, 1, [1, 2]),
+        # Out of memory, as the compiler sees it.
+        ({1: 10, 2: 20, 4: 40, 8: 80}, 30, 1, 2, [1, 2, 4]),
+        # Lanes are a multiple of the devices, even beyond the cohort.
+        ({4: 10, 8: 20, 12: 30}, 0, 4, 12, [4, 8, 12]),
+        ({16: 10}, 0, 16, 16, [16]),
+    ],
+)
+def test_doubling_stops_where_it_no_longer_pays(speeds, needed, devices, chosen, measured):
+    asked = []
+
+    def measure(lanes):
+        asked.append(lanes)
+        return speeds[lanes], needed * lanes
+
+    assert best_lanes(measure, 10, memory_limit=100, devices=devices) == chosen
+    assert asked == measured

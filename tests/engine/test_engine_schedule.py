@@ -41,7 +41,12 @@ def test_a_round_depends_on_seed_and_number_only(sampling):
         assert members == sorted(set(members))
         assert set(members) <= set(range(8))
     if sampling != "all":
-        assert rounds(one, 20) != rounds(schedule(sampling, seed=1), 20)
+        other = schedule(sampling, seed=1)
+        assert rounds(one, 20) != rounds(other, 20)
+        plans = [x.for_rounds(3).plan(3, 2, 40) for x in (one, again, other)]
+        for a, b in zip(*plans[:2], strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert plans[0].examples.tolist() != plans[2].examples.tolist()
 
 
 def test_uniform_samples_equal_those_of_earlier_versions():

@@ -6,15 +6,18 @@ import linear
 import numpy as np
 import optax
 import pytest
+import running
 import toy
-from closeness import approx, assert_close
-from options import run_options, session_options
+from closeness import approx
+from options import session_options
+from running import CLIENTS as FEDERATION
 
 import fedjax_peft as fp
+from fedjax_peft import InputError, Placement, simulate
+from fedjax_peft.algorithms import fedavg
+from fedjax_peft.contracts import ClientUpdate
 from fedjax_peft.simulation.round_rows import round_row
-from fedjax_peft.support.errors import InputError
 
-FEDERATION = toy.clients((7, 4, 12, 1, 9))
 TEST = toy.dataset(26, seed=7)
 MODEL = toy.model()
 OPTIONS = {"clients_per_round": 3, "batch_size": 4}
@@ -39,15 +42,8 @@ def equal(one, other):
 
 @pytest.mark.parametrize("algorithm", [SHARED, PRIVATE])
 def test_a_loop_over_a_session_gives_the_numbers_of_simulate(algorithm):
-    run = fp.simulate(
-        MODEL,
-        algorithm,
-        FEDERATION,
-        test=TEST,
-        rounds=3,
-        seed=5,
-        **run_options(test_clients=5, **OPTIONS),
-    )
+    options = {"model": MODEL, "test": TEST, "test_clients": 5, **OPTIONS}
+    run = running.run(algorithm, rounds=3, seed=5, **options)
     session, state, infos = loop(algorithm, 3, seed=5)
     equal(state[:2], (run.server, run.client_state))
     assert (state.round_index, state.seed) == (3, 5)
@@ -133,28 +129,6 @@ def test_an_unknown_engine_is_refused_with_the_nearest_one():
         fp.session(MODEL, SHARED, FEDERATION, placement=fp.Placement(engine="refrence"))
 
 
-@pytest.mark.slow
-def test_the_reference_engine_gives_the_run_of_the_compiled_one():
-    """To float32 rounding, evaluation, failures and ranks included."""
-    algorithm = fp.algorithms.fedbabu(optax.sgd(0.1))  # it tunes the clients' models at the end
-    options = OPTIONS | {"rounds": 2, "test": TEST, "failure_rate": 0.3, "client_ranks": [1, 2]}
-    one, other = (
-        fp.simulate(
-            MODEL, algorithm, FEDERATION, **run_options(engine=engine, progress=False, **options)
-        )
-        for engine in ("compiled", "reference")
-    )
-    for a, b in zip(one.metrics, other.metrics, strict=True):
-        assert a.keys() == b.keys()
-        for name in a.keys() - {"time"}:
-            (xs, structure), (ys, same) = jax.tree.flatten(a[name]), jax.tree.flatten(b[name])
-            assert structure == same, name
-            for x, y in zip(xs, ys, strict=True):
-                assert x == (approx(y, abs=1e-5) if isinstance(y, float) else y), name
-    for x, y in zip(jax.tree.leaves(one.server), jax.tree.leaves(other.server), strict=True):
-        assert_close(x, y, rtol=0, atol=1e-5)
-
-
 def test_the_reference_engine_keeps_the_values_of_a_state():
     """A rate of 0 in both rounds, although the session was made with another one."""
     inputs = (linear.model(), lambda p: fp.algorithms.fedavg(optax.sgd(p["rate"])))
@@ -165,3 +139,47 @@ def test_the_reference_engine_keeps_the_values_of_a_state():
         state, _ = session.step(state)
     for name, x in linear.model().trainable.items():
         np.testing.assert_array_equal(state.server[name], x)
+
+
+# --------------------------------- algorithms that keep a client state and do not say how it begins
+
+
+PLAIN = fedavg(optax.sgd(0.1))
+
+
+def forgetful(*, reads, keeps, **changes):
+    def client(context):
+        inner = PLAIN.client(context)
+
+        def init(broadcast, client_state, key):
+            if reads:
+                client_state = {n: client_state[n] for n in ("previous",)}
+            return inner.init(broadcast, {}, key)
+
+        def final(state):
+            upload, _ = inner.final(state)
+            return upload, {"previous": upload} if keeps else {}
+
+        return ClientUpdate(init, inner.step, final)
+
+    return PLAIN._replace(name="mine", client=client, **changes)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "reference"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reads": True, "keeps": True}, r"'mine' reads 'previous'.*init_client_state=lambda"),
+        ({"reads": False, "keeps": True}, r"keeps another client state \(previous\) than it began"),
+        (
+            {"reads": True, "keeps": False, "init_client_state": lambda s, p: {"previous": s}},
+            r"\(no entries\) than it began with \(previous\).*init_client_state",
+        ),
+    ],
+    ids=["read", "kept", "lost"],
+)
+def test_a_forgotten_start_of_the_client_state_is_one_clear_error(options, message, engine):
+    model, clients = toy.model(), toy.clients([4, 3])
+    place = Placement(lanes=1, engine=engine)
+    with pytest.raises(InputError, match=message):
+        simulate(model, forgetful(**options), clients, rounds=1, batch_size=4, placement=place)

@@ -1,15 +1,14 @@
 """Examples that stay on the host: the same rounds, with few examples on the device."""
 
-import functools
-
 import jax
-import linear
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from closeness import assert_trees_close
-from options import run_options, session_options
+from options import session_options
+from running import FEDAVG, model, rows
 
 import fedjax_peft as fp
 from fedjax_peft.engine.plan import Plan
@@ -51,26 +50,20 @@ def clients(tmp_path=None):
     return fp.Clients(fp.Dataset(columns, made.data.label_names), made.indices)
 
 
-DITTO, FEDAVG = fp.algorithms.ditto(optax.sgd(0.1)), fp.algorithms.fedavg(optax.sgd(0.1))
-model, small = functools.cache(toy.model), functools.cache(linear.model)
+DITTO = fp.algorithms.ditto(optax.sgd(0.1))
 
 
 def run(data, examples, *, algorithm=DITTO, **options):
     settings = {"rounds": 4, "clients_per_round": 3, "batch_size": 4, "eval_every": 2}
     settings |= {"test": toy.dataset(16, seed=7), "test_clients": 4, "examples": examples}
-    bound = small() if "engine" in options else model()
-    return fp.simulate(bound, algorithm, data, **run_options(**settings | options))
+    return running.run(algorithm, clients=data, **settings | options)
 
 
 def numbers(result):
-    return [
-        {n: x for n, x in row.items() if n not in ("time", "headline", "headline_better")}
-        for row in result.metrics
-    ]
+    return rows(result, "headline", "headline_better")
 
 
 TOP_K = fp.transforms.top_k(0.3, error_feedback=True)
-FEDBUFF = {"asynchronous": fp.asynchronous.fedbuff(2), "time_model": fp.TimeModel(spread=1.0)}
 
 
 @pytest.mark.parametrize(
@@ -78,15 +71,11 @@ FEDBUFF = {"asynchronous": fp.asynchronous.fedbuff(2), "time_model": fp.TimeMode
     [
         {"client_state": "disk", "transforms": TOP_K, "diagnostics": ["local"]},
         {"algorithm": fp.algorithms.fedrep(optax.sgd(0.1), tune_epochs=1)},
-        FEDBUFF,
-        {"engine": "reference", "algorithm": FEDAVG, "rounds": 2},
-        pytest.param({}, marks=pytest.mark.exhaustive),
-        pytest.param({"client_state": "disk", "transforms": TOP_K}, marks=pytest.mark.exhaustive),
-        pytest.param({"diagnostics": ["local"]}, marks=pytest.mark.exhaustive),
+        {},
     ],
     ids="-".join,
 )
-@pytest.mark.sample("client_state-transforms-diagnostics", "asynchronous*", "engine*")
+@pytest.mark.sample("client_state-transforms-diagnostics")
 def test_same_run_with_examples_in_files(options, tmp_path):
     """The files are memory-mapped columns, which the device never has whole."""
     usual, mapped = run(clients(), "device", **options), run(clients(tmp_path), "host", **options)

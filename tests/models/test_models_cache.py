@@ -2,11 +2,11 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
+from parity import forward, one_at_a_time
 
 from fedjax_peft.models import heads
 from fedjax_peft.models.cache import Cache, empty, view, window
@@ -53,16 +53,12 @@ def tiny(method="none"):
     return model if METHODS[method] is None else randomised(attach(model, METHODS[method]))
 
 
-def apply(model, batch):
-    return jax.jit(model.apply, static_argnums=4)(model.frozen, model.trainable, batch, None, False)
-
-
 def alone(model, rows):
     """Returns the logits of each text of its own; no token sees the padding after a text."""
     mask = np.arange(max(map(len, rows)))[None] < np.array([[len(row)] for row in rows])
     ids = np.zeros(mask.shape, np.int32)
     ids[mask] = np.concatenate(rows)
-    logits = np.asarray(apply(model, {"input_ids": ids, "attention_mask": mask}).logits)
+    logits = np.asarray(forward(model, {"input_ids": ids, "attention_mask": mask}).logits)
     return [x[: len(row)] for x, row in zip(logits, rows, strict=True)]
 
 
@@ -82,31 +78,19 @@ def test_tokens_one_at_a_time_give_the_logits_of_the_whole_text(method):
     """Left padding takes no position: each row equals the text alone, without a cache."""
     model, (ids, mask) = tiny(method), texts((9, 4))
 
-    @jax.jit
-    def cached(ids, mask):
-        out = apply(
-            model, {"input_ids": ids[:, :7], "attention_mask": mask[:, :7], "cache": empty(2, 12)}
-        )
-        logits = [out.logits]
-        for i in range(7, 9):
-            batch = {"input_ids": ids[:, i : i + 1], "attention_mask": mask[:, i : i + 1]}
-            out = apply(model, batch | {"cache": out.cache})
-            logits.append(out.logits)
-        return jnp.concatenate(logits, axis=1)
-
-    got = np.asarray(cached(ids, mask))
+    got = one_at_a_time(model, ids, mask, 7)
     for row, expected in zip(got, alone(model, [ids[0], ids[1, -4:]]), strict=True):
         assert_close(row[-len(expected) :], expected, rtol=0, atol=1e-5)
 
 
 def test_a_batch_without_a_cache_returns_none():
     ids, mask = texts((4,))
-    assert apply(tiny(), {"input_ids": ids, "attention_mask": mask}).cache is None
+    assert forward(tiny(), {"input_ids": ids, "attention_mask": mask}).cache is None
 
 
 def test_readout_gives_the_logits():
     ids, mask = texts((5, 3))
-    out = apply(tiny("prompt"), {"input_ids": ids, "attention_mask": mask})
+    out = forward(tiny("prompt"), {"input_ids": ids, "attention_mask": mask})
     assert_close(out.readout(out.hidden), out.logits, rtol=0, atol=1e-5)
 
 
@@ -122,7 +106,7 @@ def test_a_packed_row_equals_its_texts_apart(method):
         "segment_ids": segments,
         "position_ids": places,
     }
-    got = np.asarray(apply(model, packed).logits[0])
+    got = np.asarray(forward(model, packed).logits[0])
     rows = np.split(ids[0], np.cumsum(lengths))[:3]
     assert_close(got[: sum(lengths)], np.concatenate(alone(model, rows)), rtol=0, atol=1e-5)
 
@@ -134,7 +118,7 @@ def test_packed_rows_refuse_a_prompt_and_a_cache(extra, named):
     if extra == "cache":
         batch["cache"] = empty(1, 8)
     with pytest.raises(InputError, match=named):
-        apply(tiny("prompt" if extra == "prompt" else "none"), batch)
+        forward(tiny("prompt" if extra == "prompt" else "none"), batch)
 
 
 def test_positions_that_are_given_are_used():
@@ -142,7 +126,7 @@ def test_positions_that_are_given_are_used():
     batch = {"input_ids": ids, "attention_mask": mask}
     same = batch | {"position_ids": np.arange(4, dtype=np.int32)[None]}
     moved = batch | {"position_ids": np.arange(4, dtype=np.int32)[None] + 1}
-    a, b, c = (np.asarray(apply(tiny("prompt"), x).logits) for x in (batch, same, moved))
+    a, b, c = (np.asarray(forward(tiny("prompt"), x).logits) for x in (batch, same, moved))
     np.testing.assert_array_equal(a, b)
     assert np.abs(a - c).max() > 1e-3
 
@@ -151,7 +135,7 @@ def test_a_cache_beyond_the_positions_of_the_model_is_refused():
     ids, mask = texts((4,))
     batch = {"input_ids": ids, "attention_mask": mask, "cache": empty(1, 25)}
     with pytest.raises(InputError, match="25 positions, and the model has 24"):
-        apply(tiny(), batch)
+        forward(tiny(), batch)
 
 
 def test_window_counts_the_token_itself():

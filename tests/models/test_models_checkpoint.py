@@ -5,13 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from closeness import assert_close
 from safetensors.torch import load_file, save_file
-from torch_reference import padded_batch, saved, tiny_model, torch_outputs
-from transformers import AutoModelForSequenceClassification
+from torch_reference import saved, tiny_model
 
 from fedjax_peft.models import registry
-from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.support.errors import InputError
@@ -236,23 +233,6 @@ def test_fresh_head_follows_from_the_seed(checkpoint):
 
     np.testing.assert_array_equal(kernel(0), kernel(0))
     assert not np.array_equal(kernel(0), kernel(1))
-
-
-# ------------------------------------------------------------------------------------ round trip
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_saved_checkpoint_is_read_by_transformers(family, tmp_path):
-    model = load_model(saved(tiny_model(family), tmp_path / "in"))
-    labels = ("bad", "so-so", "good")
-    save_checkpoint({**model.frozen, **model.trainable}, model.config, tmp_path / "out", labels)
-    reference = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
-    assert reference.config.id2label == dict(enumerate(labels))
-    batch = padded_batch(reference.config)
-    outputs = model.apply(model.frozen, model.trainable, batch, None, False)
-    expected, _ = torch_outputs(reference, batch)
-    assert_close(outputs.logits, expected, rtol=0, atol=1e-5)
-    assert load_model(tmp_path / "out").labels == labels
 
 
 def test_a_model_that_the_hub_does_not_give(monkeypatch):

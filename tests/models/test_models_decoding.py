@@ -127,14 +127,8 @@ def leaves_of(model, adapted, method):
 
 ADAPTERS = {
     "lora": (lora(rank=4, alpha=8), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM")),
-    "prompt": (
-        prompt_tuning(3),
-        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
-    ),
-    "prefix": (
-        prefix_tuning(3),
-        PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
-    ),
+    "prompt": (prompt_tuning(3), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
+    "prefix": (prefix_tuning(3), PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
 }
 
 

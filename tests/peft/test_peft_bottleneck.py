@@ -20,7 +20,7 @@ from fedjax_peft.models.heads import causal_lm, classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
 from fedjax_peft.peft import bottleneck, houlsby, lora, opendelta, pfeiffer
-from fedjax_peft.peft.base import attach, attach_module, count, merge
+from fedjax_peft.peft.base import attach, attach_module, count
 from fedjax_peft.peft.bottleneck import bottleneck_size, reduction_factor
 from fedjax_peft.support.errors import InputError
 
@@ -217,12 +217,6 @@ def test_every_size_has_a_reduction_factor(width):
     assert reduction_factor(768, 48) == 16
 
 
-def test_merging_is_refused():
-    for method in (houlsby(4), opendelta()):
-        with pytest.raises(InputError, match="cannot be merged"):
-            merge(attach(tiny(), method))
-
-
 # ------------------------------------------------------------------------ a user's own module
 
 
@@ -331,13 +325,6 @@ def test_slots_of_other_places_are_named():
     module = Block(nnx.Rngs(0), post_norm=True, place="attention")
     with pytest.raises(InputError, match=r"\(feed_forward\) and this model has attention"):
         attach_module(module, pfeiffer(2))
-
-
-@pytest.mark.parametrize("method", [houlsby(4), opendelta()], ids=["slot", "linear"])
-def test_attaching_twice(method):
-    module = attach_module(tiny().module(), method, {"opendelta": ["output.dense"]})
-    with pytest.raises(InputError, match=r"'bert.encoder.* already has a method"):
-        attach_module(module, method, {"opendelta": ["output.dense"]})
 
 
 def test_beside_lora():

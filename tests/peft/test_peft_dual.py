@@ -19,7 +19,7 @@ from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft import bottleneck, dual, opendelta
-from fedjax_peft.peft.base import attach, attach_module, merge
+from fedjax_peft.peft.base import attach, attach_module
 from fedjax_peft.peft.bottleneck import PLACEMENTS
 from fedjax_peft.support.errors import InputError
 
@@ -252,8 +252,3 @@ def test_leaves_without_a_pair():
     model = attach(base("bert"), opendelta())
     with pytest.raises(InputError, match=r"attach dual\(\)"):
         mode(model.trainable, "global")
-
-
-def test_merging_is_refused():
-    with pytest.raises(InputError, match="cannot be merged"):
-        merge(tiny()[0])

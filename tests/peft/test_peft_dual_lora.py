@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 GPT2 = {
     **{"model_type": "gpt2", "vocab_size": 64, "n_positions": 16, "n_embd": 32},
-    **{"n_layer": 2, "n_head": 2, "pad_token_id": 0},
+    **{"n_layer": 1, "n_head": 2, "pad_token_id": 0},
 }
 
 
@@ -53,9 +53,8 @@ def test_output_is_the_formula_for_one_weight_and_for_one_of_each_example(weight
         assert_close(layer(x)[i], x[i] @ kernel, rtol=1e-5, atol=1e-5)
 
 
-def test_the_start_has_no_effect_and_either_adapter_alone_is_a_lora():
+def test_either_adapter_alone_is_a_lora():
     model = attach(tiny(), dual_lora(2))
-    np.testing.assert_array_equal(logits(model), logits(tiny()))
     params, plain = changed(model), attach(tiny(), lora(2))
     assert model.counts()["adapter"] == 2 * plain.counts()["adapter"] + 32
     for weight, own in ((0.0, "global"), (1.0, "private")):

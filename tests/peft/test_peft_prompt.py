@@ -16,7 +16,7 @@ from fedjax_peft.models.heads import token_classification
 from fedjax_peft.models.layers import Dropout, PrefixSlot, TokenEmbed
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft import prefix_tuning, prompt_tuning
-from fedjax_peft.peft.base import attach, attach_module, merge
+from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.prefix import Prefix
 from fedjax_peft.peft.prompt import PromptEmbed
 from fedjax_peft.support.errors import InputError
@@ -224,15 +224,3 @@ def test_models_without_a_place():
     with pytest.raises(InputError, match=r"layers\.PrefixSlot"):
         attach(bind(Tables(1)), prefix_tuning())
     assert set(adapters(attach(bind(Tables(1)), prompt_tuning(3)))) == {"tables.0.prompt"}
-
-
-@pytest.mark.parametrize("method", [prompt_tuning(2), prefix_tuning(2)], ids=lambda m: m.name)
-def test_attaching_twice_and_merging(method):
-    model = attach(tiny(), method)
-    with pytest.raises(InputError, match=f"already has '{method.name}'"):
-        attach(model, method)
-    module = attach_module(tiny().module(), method)
-    with pytest.raises(InputError, match=r"embeddings' is already|prefix' is already"):
-        attach_module(module, method)
-    with pytest.raises(InputError, match="cannot be merged"):
-        merge(model)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from flax import nnx
-from tiny import logits, tiny, trained
+from tiny import logits, tiny
 
 from fedjax_peft import peft
 from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import causal_lm, classification
-from fedjax_peft.peft.base import attach, attach_module, count, merge
+from fedjax_peft.peft.base import attach, count
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,6 @@ def test_marked_leaves_are_trained_beside_the_head_and_no_others(method):
     assert adapters(model) == expected(method)
     assert set(model.trainable) == expected(method) | set(plain.trainable)
     assert set(model.frozen) == set(plain.frozen) - expected(method)
-    np.testing.assert_array_equal(logits(model), logits(plain))
     values = {**model.frozen, **model.trainable}
     for name, x in {**plain.frozen, **plain.trainable}.items():
         np.testing.assert_array_equal(values[name], x)
@@ -71,18 +70,6 @@ def test_all_trained_leaves_have_a_gradient(method):
         # A bias of the keys adds a constant to a query's scores.
         least = 0 if name.endswith("key.bias") else 1e-5
         assert jnp.max(jnp.abs(gradient)) >= least, name
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_merged_model_is_plain_and_gives_the_same_logits(method):
-    model = attach(tiny(), METHODS[method])
-    params = trained(model)
-    merged = merge(model, params)
-    assert np.abs(logits(model, params) - logits(model)).max() > 0.01
-    np.testing.assert_array_equal(logits(merged), logits(model, params))
-    assert merged.method is None
-    assert merged.kinds == tiny().kinds
-    assert merged.frozen.keys() == tiny().frozen.keys()
 
 
 def test_layer_norms_of_roberta_base():
@@ -162,15 +149,6 @@ def test_targets_that_have_no_bias():
         attach(tiny(), peft.bitfit(["classifier"]))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_adapted_already(method):
-    with pytest.raises(InputError, match="already has 'lora'"):
-        attach(attach(tiny(), peft.lora(2)), METHODS[method])
-    module = attach_module(tiny().module(), peft.lora(2, targets=["query"]))
-    with pytest.raises(InputError, match=r"already adapted: '.*lora_a'"):
-        attach_module(module, METHODS[method])
-
-
 def test_models_without_trainable_leaves_are_errors():
     with pytest.raises(InputError, match="no head"):
         attach(bind(MLP(nnx.Rngs(0))), peft.head_only())
@@ -178,12 +156,3 @@ def test_models_without_trainable_leaves_are_errors():
         attach(bind(MLP(nnx.Rngs(0)), head=("hidden", "out")), peft.full())
     with pytest.raises(InputError, match="no bias"):
         attach(bind(Tied(nnx.Rngs(0))), peft.bitfit())
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["bitfit", "dora", "full", "head_only", "ia3", "layer_norm", "prefix_tuning", "prompt_tuning"],
-)
-def test_config_files_find_the_method_by_its_name(name):
-    assert name in peft.__all__
-    assert getattr(peft, name)().name == name

@@ -10,13 +10,7 @@ import optax
 import pytest
 import torch
 from closeness import assert_close, assert_small
-from peft import (
-    IA3Config,
-    LoraConfig,
-    PrefixTuningConfig,
-    PromptTuningConfig,
-    get_peft_model,
-)
+from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch_reference import FAMILIES, SHAPE, layers, padded_batch, saved, tensors, tiny_model
 
 from fedjax_peft import peft, tasks
@@ -132,24 +126,13 @@ PREFIX = {"num_virtual_tokens": TOKENS}
 PROJECTION = {"prefix_projection": True, "encoder_hidden_size": HIDDEN}
 CASES = {
     "lora": Case(peft.lora(RANK, alpha=ALPHA), with_peft(LoraConfig, **LORA)),
-    "lora-svd": Case(
-        peft.lora(RANK, alpha=ALPHA, init="svd"),
-        with_peft(LoraConfig, **LORA),
-    ),
+    "lora-svd": Case(peft.lora(RANK, alpha=ALPHA, init="svd"), with_peft(LoraConfig, **LORA)),
     "lora-patterns": Case(
-        peft.lora(RANK, alpha=ALPHA, **PATTERNS),
-        with_peft(LoraConfig, **LORA, **PATTERNS),
+        peft.lora(RANK, alpha=ALPHA, **PATTERNS), with_peft(LoraConfig, **LORA, **PATTERNS)
     ),
-    "dora": Case(
-        peft.dora(RANK, alpha=ALPHA),
-        with_peft(LoraConfig, use_dora=True, **LORA),
-    ),
+    "dora": Case(peft.dora(RANK, alpha=ALPHA), with_peft(LoraConfig, use_dora=True, **LORA)),
     "ia3": Case(peft.ia3(), with_peft(IA3Config)),
-    "prompt": Case(
-        peft.prompt_tuning(TOKENS),
-        with_peft(PromptTuningConfig, **PREFIX),
-        as_prompt,
-    ),
+    "prompt": Case(peft.prompt_tuning(TOKENS), with_peft(PromptTuningConfig, **PREFIX), as_prompt),
     "prefix": Case(
         peft.prefix_tuning(TOKENS),
         with_peft(PrefixTuningConfig, **PREFIX),

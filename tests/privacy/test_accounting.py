@@ -4,12 +4,13 @@ import math
 import sys
 
 import dp_accounting as dp
+import protection
 import pytest
 from closeness import approx
 from scipy import optimize, stats
 
 import fedjax_peft as fp
-from fedjax_peft.contracts import Federation, Guarantee
+from fedjax_peft.contracts import Guarantee
 from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.support.errors import InputError
 
@@ -24,17 +25,8 @@ SETTINGS = [
 ]
 
 
-def federation(sampling: str, clients: int = 100, per_round: int = 10) -> Federation:
-    return Federation(
-        clients=clients,
-        per_round=per_round,
-        sampling=sampling,
-        batch_size=8,
-        batch_sampling="shuffled",
-        most_steps=4,
-        most_passes=1,
-        fewest_examples=20,
-    )
+def federation(sampling, clients=100, per_round=10):
+    return protection.federation(sampling, clients, per_round)
 
 
 def poisson(z: float, q: float | None) -> dp.DpEvent:

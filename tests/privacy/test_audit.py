@@ -7,9 +7,8 @@ import toy
 from closeness import assert_close
 
 import fedjax_peft as fp
-from fedjax_peft.data import Clients
+from fedjax_peft import Clients, InputError
 from fedjax_peft.privacy import audit
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -4,14 +4,14 @@ import math
 import shutil
 import warnings
 
-import optax
 import pytest
+import running
 import toy
 import toy_transforms
 from closeness import approx
-from options import run_options
 
 import fedjax_peft as fp
+from fedjax_peft import InputError, early_stop
 from fedjax_peft.contracts import Privacy
 from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.report.page import write_report
@@ -19,14 +19,12 @@ from fedjax_peft.report.records import load_run
 from fedjax_peft.simulation.fields import field_names, find
 from fedjax_peft.simulation.guarantee import Accounted, watched
 from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.simulation.stopping import early_stop
 from fedjax_peft.simulation.summaries import privacy_in_words
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
 DELTA = 1e-5
-MODEL, ALGORITHM = toy.model(), fp.algorithms.fedavg(optax.sgd(0.1))
+MODEL = toy.model()
 
 
 def fake(noise_multiplier=2.0) -> Privacy:
@@ -43,21 +41,8 @@ def fake(noise_multiplier=2.0) -> Privacy:
 
 
 def simulate(privacy, **options):
-    return fp.simulate(
-        MODEL,
-        ALGORITHM,
-        toy.clients((7, 4, 12, 1, 9)),
-        privacy=privacy,
-        **run_options(
-            **{
-                "rounds": 2,
-                "batch_size": 4,
-                "sampling": "poisson",
-                "clients_per_round": 2,
-                **options,
-            }
-        ),
-    )
+    given = {"model": MODEL, "sampling": "poisson", "clients_per_round": 2}
+    return running.run(**{**given, "privacy": privacy, **options})
 
 
 @pytest.fixture(scope="module")
@@ -72,18 +57,12 @@ def test_each_row_has_the_guarantee_so_far(run):
     rows = read_metrics(run.out / "metrics.jsonl")
     assert [row["epsilon"] for row in rows] == approx([0, epsilon(1), epsilon(2)])
     assert [row["delta"] for row in rows] == [DELTA] * 3
-
-
-def test_row_0_has_the_statement(run):
     described = run.metrics[0]["privacy"]
     assert (described["name"], described["unit"]) == ("fake", "client")
     assert "add or remove one" in described["statement"]
     assert "privacy" not in run.metrics[1]
-
-
-def test_all_fields_are_documented(run):
     names = {name for row in run.metrics for name in field_names(row)}
-    assert {name for name in names if find(name) is None} == set()
+    assert {name for name in names if find(name) is None} == set(), "all fields are documented"
 
 
 def test_a_run_says_its_guarantee(run):
@@ -200,20 +179,11 @@ def test_a_stop_rule_is_warned_of_all_that_the_guarantee_does_not_cover(unit, pe
 
 
 def test_personal_models_under_client_privacy_have_no_public_test_score():
-    examples, private = toy.clients((6,)).data, ALGORITHM._replace(personal=True)
-    options = {"test": examples, "rounds": 2}
-    inputs = (MODEL, private, toy.clients((7, 4, 12, 1, 9)))
+    personal = running.FEDAVG._replace(personal=True)
+    options = {"model": MODEL, "test": toy.clients((6,)).data, "privacy": fake()}
     with pytest.warns(UserWarning, match=r"reads \['test_loss'\].*global_test_"):
-        fp.simulate(
-            *inputs,
-            privacy=fake(),
-            **run_options(stop=early_stop(metric="test_loss", patience=9), **options),
-        )
-    fp.simulate(
-        *inputs,
-        privacy=fake(),
-        **run_options(stop=early_stop(metric="global_test_loss", patience=9), **options),
-    )
+        running.run(personal, stop=early_stop(metric="test_loss", patience=9), **options)
+    running.run(personal, stop=early_stop(metric="global_test_loss", patience=9), **options)
 
 
 def test_a_stop_rule_on_a_public_test_set_is_fine():

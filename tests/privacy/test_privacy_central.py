@@ -5,9 +5,9 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import linear
 import numpy as np
 import optax
+import protection
 import pytest
 import toy
 from closeness import assert_close
@@ -16,36 +16,33 @@ from compiled import compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from options import run_options, session_options
+from protection import (
+    CLIENTS,
+    FIXED,
+    QN,
+    RANK,
+    SHAPES,
+    draw,
+    empty_rounds,
+    federation,
+    in_space,
+    run,
+    showing,
+)
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, algorithms
+from fedjax_peft import InputError, aggregators, algorithms
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.aggregators.products import product_changes
-from fedjax_peft.contracts import Aggregated, Federation
 from fedjax_peft.numerics import summation
 from fedjax_peft.privacy import central
+from fedjax_peft.privacy.guarantees import client_guarantee
 from fedjax_peft.privacy.lifted import product_norm
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
-CLIENTS, RANK, N_IN, N_OUT = 4, 3, 24, 20
-SHAPES = {"x.lora_a": (N_IN, RANK), "x.lora_b": (RANK, N_OUT), "head.kernel": (N_IN, 3)}
-FIXED = {"x.lora_scale": np.full(RANK, 1.5, np.float32)}
 
-
-def federation(clients, sampling):
-    """Returns the facts of a run that draws 5 clients in a round."""
-    work = {"batch_size": 4, "most_steps": 3, "most_passes": 1, "fewest_examples": 2}
-    return Federation(clients, 5, sampling, batch_sampling="shuffled", **work)
-
-
-FEDERATION = federation(10, "poisson")
-QN = 5
-"""``toy.context()`` says that 5 clients take part."""
-BASES = {
-    "mean": aggregators.mean,
-    "fra": aggregators.fra,
+BASES = protection.BASES | {
     "product changes": lambda: product_changes(aggregators.fra()),
     "two fields": lambda: by_field(model=aggregators.mean(), control=aggregators.mean()),
 }
@@ -54,46 +51,10 @@ SGD = optax.sgd(0.1)
 
 def private(base, clip, noise_multiplier=0.0):
     """Returns a private aggregator."""
-    algorithm = algorithms.fedavg(SGD)._replace(aggregator=base)
-    return central(clip, noise_multiplier).protect(algorithm, FEDERATION).aggregator
-
-
-def showing(base):
-    """Returns an aggregator whose update is the noisy average in its own space."""
-
-    def finish(total, template, context, state):
-        return Aggregated(jax.tree.map(lambda x: x / total.weight, total.value), {}, state)
-
-    base = base.unmeasured or base
-    return base._replace(finish=finish, unmeasured=None)
-
-
-def draw(seed, size=1.0):
-    """Returns (uploads of all clients, template)."""
-    rng = np.random.default_rng(seed)
-    template = {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()}
-    uploads = {
-        n: (x + size * rng.normal(size=(CLIENTS, *x.shape))).astype(np.float32)
-        for n, x in template.items()
-    }
-    return uploads, template
-
-
-def run(aggregator, uploads, template, lanes=CLIENTS):
-    weights = np.ones(CLIENTS, np.float32)
-    return aggregate(aggregator, uploads, weights, template, FIXED, chunk=lanes)
+    return protection.private(central(clip, noise_multiplier), base)
 
 
 # ------------------------------------------------------------------------ equality with plain NumPy
-
-
-def in_space(name, leaves):
-    """Returns what an aggregator sums of one client's leaves, with dense products, in float64."""
-    leaves = {n: np.asarray(x, np.float64) for n, x in leaves.items()}
-    if name == "mean":
-        return leaves
-    product = leaves["x.lora_a"] @ leaves["x.lora_b"]
-    return {"head.kernel": leaves["head.kernel"], "product": product}
 
 
 def loop(name, uploads, template, clip):
@@ -123,7 +84,7 @@ def test_the_aggregate_equals_that_of_a_loop_with_dense_products(name, clip):
         assert_close(new["x.lora_a"], expected["x.lora_a"], atol=2e-5)
         assert_close(new["x.lora_b"], expected["x.lora_b"], atol=2e-5)
     else:
-        u, sigma, vt = np.linalg.svd(expected["product"])
+        u, sigma, vt = np.linalg.svd(expected["x"])
         kept = (u[:, :RANK] * sigma[:RANK]) @ vt[:RANK]
         assert_close(new["x.lora_a"] @ new["x.lora_b"], kept, atol=2e-4)
     share = np.mean(np.array(norms) > clip)
@@ -140,6 +101,7 @@ def test_the_split_of_clients_over_lanes_does_not_matter(name):
         uploads, template = ({"model": x, "control": x} for x in (uploads, template))
     aggregator = private(BASES[name](), 5.0, 0.5)
     one, three = (run(aggregator, uploads, template, lanes) for lanes in (1, 3))
+    assert ("snr" in one.metrics) == (name == "fra")
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(three), strict=True):
         assert_close(a, b, rtol=0, atol=1e-4)
 
@@ -172,18 +134,10 @@ def test_the_noise_has_the_standard_deviation_that_is_claimed(name):
     clip, noise_multiplier = 3.0, 0.7
     _, template = draw(3)
     template = {"model": template, "control": template} if name == "two fields" else template
-    aggregator = private(showing(BASES[name]()), clip, noise_multiplier)
-
-    def average(key):
-        context = toy.context()._replace(key=key, fixed=FIXED)
-        nothing = summation.empty(aggregator, template, FIXED, CLIENTS)
-        done = aggregator.finish(
-            summation.summed(nothing), template, context, aggregator.init(template)
-        )
-        return done.update, done.metrics["privacy_noise_std"]
-
-    keys = jax.random.split(jax.random.key(0), 1000)
-    averages, claimed = jax.device_get(jax.jit(jax.vmap(average))(keys))
+    averages, metrics = empty_rounds(
+        private(showing(BASES[name]()), clip, noise_multiplier), template
+    )
+    claimed = metrics["privacy_noise_std"]
     assert_close(claimed, clip * noise_multiplier / QN, rtol=1e-6)
     leaves = jax.tree.leaves(averages)
     assert len(leaves) == {"mean": 3, "fra": 2, "product changes": 2, "two fields": 6}[name]
@@ -299,7 +253,7 @@ def test_the_norm_of_a_product_that_cancels_is_not_underestimated(seed, change, 
 
 def protected(factory, clip=0.2, noise_multiplier=0.5, **options):
     algorithm = factory(optax.sgd(0.5), **options)
-    return central(clip, noise_multiplier).protect(algorithm, federation(5, "all"))
+    return central(clip, noise_multiplier).protect(algorithm, federation("all", 5))
 
 
 @functools.lru_cache(maxsize=4)
@@ -312,36 +266,6 @@ def rig(factory=algorithms.fedavg, lanes=3, engine="compiled", model=toy.lora_mo
 
 def fra(optimizer):
     return algorithms.fedavg(optimizer, aggregator=aggregators.fra())
-
-
-def meaning(server):
-    """Returns products in the place of factors, which are not unique."""
-    if "layer.lora_a" not in server:
-        return server
-    product = server["layer.lora_a"] @ server["layer.lora_b"]
-    return {"product": product, **{n: server[n] for n in toy.HEAD}}
-
-
-@pytest.mark.parametrize(
-    ("factory", "model", "other"),
-    [
-        (fra, toy.lora_model, (1, "compiled")),
-        (algorithms.fedavg, linear.model, (3, "reference")),
-        pytest.param(fra, toy.lora_model, (3, "reference"), marks=pytest.mark.exhaustive),
-    ],
-)
-@pytest.mark.sample("fra-*")
-def test_lanes_and_engines_give_the_same_round(factory, model, other):
-    one, another = rig(factory, model=model), rig(factory, *other, model=model)
-    cohort = one.schedule.cohort(1)
-    one, another = one.run(cohort), another.run(cohort)
-    for n, x in meaning(one.server).items():
-        assert_close(meaning(another.server)[n], x, rtol=0, atol=1e-5)
-    assert another.aggregation.keys() == one.aggregation.keys()
-    for n, x in one.aggregation.items():
-        assert_close(another.aggregation[n], x, rtol=1e-4)
-    assert ("snr" in one.aggregation) == (factory is fra)
-    assert "aggregation_error" not in one.aggregation or factory is fra
 
 
 def test_a_client_that_is_not_finite_is_one_that_learned_nothing():
@@ -375,16 +299,15 @@ def test_leaves_that_rest_and_directions_that_nobody_owns_keep_every_bit():
 
 def test_a_round_without_clients_releases_noise_and_is_a_round_like_any_other():
     clients, model = toy.clients([4, 4, 4]), toy.lora_model()
-    momentum = functools.partial(algorithms.fedavgm, SGD)
     options = {"clients_per_round": 1, "sampling": "poisson", "rounds": 8}
-    make = {"privacy": central(1.0, 0.5), **options}
-    run = fp.simulate(model, momentum(), clients, **run_options(**make))
-    empty = [row["round"] for row in run.metrics[1:] if not row["clients"]]
+    make, algorithm = {"privacy": central(1.0, 0.5), **options}, algorithms.fedavgm(SGD)
+    made = fp.simulate(model, algorithm, clients, **run_options(**make))
+    empty = [row["round"] for row in made.metrics[1:] if not row["clients"]]
     assert empty, "the seed draws no empty round"
-    for row in run.metrics[1:]:
+    for row in made.metrics[1:]:
         assert_close(row["privacy_noise_std"], 0.5)
         assert (row["privacy_clip_share"] is None) == (row["round"] in empty)
-    session = fp.session(model, momentum(), clients, **session_options(**make))
+    session = fp.session(model, algorithm, clients, **session_options(**make))
     state = session.init(0)
     for _ in range(empty[0]):
         before = jax.device_get(state.server)
@@ -420,6 +343,7 @@ def test_weights_by_size_become_equal():
 REFUSED = {
     "flora": (algorithms.flora, "passes the factors of every client on"),
     "fedex": (algorithms.fedex, "passes the factors of every client on"),
+    "hetlora": (algorithms.hetlora, "weights a client by what it sends"),
     "plateau": (
         functools.partial(algorithms.fra_ffa, trigger="plateau"),
         "Set trigger = 'round' or 'subspace'",
@@ -431,14 +355,7 @@ REFUSED = {
 def test_what_noise_on_the_sum_cannot_protect_is_refused(name):
     factory, reason = REFUSED[name]
     with pytest.raises(InputError, match=reason):
-        protected(factory)
-
-
-def test_aggregators_that_do_not_sum_with_equal_weights_are_refused_before_a_round():
-    with pytest.raises(InputError, match="weights a client by what it sends"):
-        fp.session(
-            toy.lora_model(), algorithms.hetlora(SGD), toy.clients([4]), privacy=central(1.0, 1.0)
-        )
+        fp.session(toy.lora_model(), factory(SGD), toy.clients([4]), privacy=central(1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -449,10 +366,11 @@ def test_numbers_out_of_range_are_refused(options):
         central(**{"clip": 1.0, "noise_multiplier": 1.0, **options})
 
 
-def test_the_guarantee_is_that_of_the_accountant():
-    from fedjax_peft.privacy.guarantees import client_guarantee
-
-    privacy = central(1.0, 1.3, delta=1e-6)
-    assert privacy.guarantee(FEDERATION, 20) == client_guarantee(1.3, 1e-6, FEDERATION, 20)
-    assert "Poisson" in privacy.statement(FEDERATION)
-    assert (privacy.unit, privacy.name) == ("client", "central")
+@pytest.mark.parametrize("make", [central, fp.privacy.adaptive])
+def test_the_guarantee_is_that_of_the_accountant(make):
+    """That of adaptive clipping with its total noise."""
+    privacy = make(1.0, 1.3, delta=1e-6)
+    assert privacy.guarantee(federation(), 20) == client_guarantee(1.3, 1e-6, federation(), 20)
+    assert "Poisson" in privacy.statement(federation())
+    assert privacy.unit == "client"
+    assert privacy.name in ("central", "adaptive")

@@ -8,7 +8,7 @@ from compiled import compilations
 from one_layer import write_checkpoint
 
 import fedjax_peft as fp
-from fedjax_peft import testing
+from fedjax_peft import InputError, testing
 from fedjax_peft.cli.explain import explain
 from fedjax_peft.cli.main import main
 from fedjax_peft.config import config as configs
@@ -19,7 +19,6 @@ from fedjax_peft.config.parts import Parts
 from fedjax_peft.contracts import Federation
 from fedjax_peft.privacy import accounting
 from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.toml import read_toml
 
 pytestmark = pytest.mark.slow

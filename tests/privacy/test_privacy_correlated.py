@@ -10,24 +10,18 @@ import optax
 import pytest
 import toy
 from closeness import assert_close
-from options import run_options, session_options
+from protection import federation
 
 import fedjax_peft as fp
-from fedjax_peft import algorithms
-from fedjax_peft.contracts import Federation
+from fedjax_peft import InputError, algorithms
 from fedjax_peft.privacy import correlated
 from fedjax_peft.privacy.correlated import correlated_noise, strategy
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("jax_privacy")
 ROUNDS = 6
-
-
-def federation(clients=12, per_round=4, sampling="round_robin"):
-    work = {"batch_size": 4, "most_steps": 3, "most_passes": 1, "fewest_examples": 2}
-    return Federation(clients, per_round, sampling, batch_sampling="shuffled", **work)
+TURNS = federation("round_robin", 12, 4)
 
 
 def matrix(bands, rounds=ROUNDS):
@@ -82,28 +76,24 @@ def test_the_whole_run_is_one_gaussian_mechanism():
 
     privacy = correlated(1.0, 2.0, rounds=20)
     expected = epsilon(gaussian_event(2.0, 1), 1e-5, "rdp", "replace_special")
-    assert privacy.guarantee(federation(), 20).epsilon == expected
-    assert privacy.guarantee(federation(), 1).epsilon == expected
-    assert privacy.guarantee(federation(), 0).epsilon == 0
-    assert privacy.guarantee(federation(), 21).epsilon == np.inf
-    assert "one of 3 rounds" in privacy.statement(federation())
+    assert privacy.guarantee(TURNS, 20).epsilon == expected
+    assert privacy.guarantee(TURNS, 1).epsilon == expected
+    assert privacy.guarantee(TURNS, 0).epsilon == 0
+    assert privacy.guarantee(TURNS, 21).epsilon == np.inf
+    assert "one of 3 rounds" in privacy.statement(TURNS)
 
 
-def test_the_noise_of_a_run_is_correlated_and_resumes_exactly(tmp_path):
+def test_the_noise_of_a_run_is_correlated():
     """With a learning rate of 0 the model moves by the noise alone."""
     clients, model = toy.clients([4] * 6), toy.lora_model(width=40)  # many numbers to correlate
     options = {
         "privacy": correlated(1.0, 1.0, rounds=4),
         "sampling": "round_robin",
         "clients_per_round": 2,
-        "checkpoint_every": 2,
     }
     arguments = (model, algorithms.fedavg(optax.sgd(0.0)), clients)
     made = strategy(4, 3, 3)
-    session = fp.session(
-        *arguments,
-        **session_options(**{k: v for k, v in options.items() if k != "checkpoint_every"}),
-    )
+    session = fp.session(*arguments, **options)
     state, moved = session.init(0), []
     for _ in range(4):
         before = jax.device_get(state.server)
@@ -117,19 +107,14 @@ def test_the_noise_of_a_run_is_correlated_and_resumes_exactly(tmp_path):
     assert_close(whitened.std(axis=1), 1, atol=0.3)
     assert np.abs(np.corrcoef(whitened) - np.eye(4)).max() < 0.45
     assert np.corrcoef(moved[0], moved[1])[0, 1] < -0.2
-    whole = fp.simulate(*arguments, rounds=4, **run_options(**options))
-    fp.simulate(*arguments, rounds=2, out=tmp_path, **run_options(**options))
-    again = fp.simulate(*arguments, rounds=4, out=tmp_path, resume=True, **run_options(**options))
-    for n, x in whole.params.items():
-        np.testing.assert_array_equal(again.params[n], x)
 
 
 @pytest.mark.parametrize(
     ("facts", "bands", "reason"),
     [
-        (federation(sampling="poisson"), None, "sampling='round_robin'"),
-        (federation(12, 5), None, "evenly"),
-        (federation(), 4, "at most 3"),
+        (federation("poisson", 12, 4), None, "sampling='round_robin'"),
+        (federation("round_robin", 12, 5), None, "evenly"),
+        (TURNS, 4, "at most 3"),
     ],
 )
 def test_what_does_not_bound_the_turns_of_a_client_is_refused(facts, bands, reason):
@@ -142,7 +127,7 @@ def test_clients_that_always_take_part_pay_for_it_in_the_sensitivity():
     independent, banded = strategy(ROUNDS, 1, 1), strategy(ROUNDS, 2, 1)
     assert_close(independent.sensitivity, np.sqrt(ROUNDS), rtol=1e-6)
     assert banded.sensitivity > independent.sensitivity
-    facts = federation(4, 4, "all")
+    facts = federation("all", 4, 4)
     correlated(1.0, 1.0, rounds=ROUNDS, bands=2).protect(algorithms.fedavg(optax.sgd(0.1)), facts)
 
 

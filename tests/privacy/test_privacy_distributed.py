@@ -9,17 +9,18 @@ import jax
 import jax.numpy as jnp
 import linear
 import numpy as np
-import optax
 import pytest
+import running
 import scipy.linalg
 import scipy.stats
 import toy
 from closeness import approx, assert_close
-from options import run_options, session_options
+from options import session_options
+from protection import BASES, FEDAVG, federation, showing
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, algorithms
-from fedjax_peft.contracts import Aggregated, Attack, Federation, Stages, Wrapped
+from fedjax_peft import InputError, aggregators
+from fedjax_peft.contracts import Attack, Stages, Wrapped
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy.distributed import (
@@ -30,39 +31,17 @@ from fedjax_peft.privacy.distributed import (
     rounded,
 )
 from fedjax_peft.privacy.local import local
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
 CLIENTS = 5
 SIZES = (7, 4, 12, 1, 9)
-FACTS = Federation(
-    clients=20,
-    per_round=CLIENTS,
-    sampling="uniform",
-    batch_size=4,
-    batch_sampling="shuffled",
-    most_steps=3,
-    most_passes=1,
-    fewest_examples=1,
-)
+FACTS = federation("uniform", 20, fewest_examples=1)
 DELTA = 1e-5
-BASES = {"mean": aggregators.mean, "fra": aggregators.fra}
-
-
-def shown(base):
-    """Returns an aggregator whose update is the mean in its own space."""
-
-    def finish(total, template, context, state):
-        return Aggregated(jax.tree.map(lambda x: x / total.weight, total.value), {}, state)
-
-    base = base.unmeasured or base
-    return base._replace(finish=finish, unmeasured=None)
 
 
 def protected(privacy, base, facts=FACTS):
-    algorithm = algorithms.fedavg(optax.sgd(0.1))._replace(aggregator=shown(base))
-    return privacy.protect(algorithm, facts).aggregator
+    return privacy.protect(FEDAVG._replace(aggregator=showing(base)), facts).aggregator
 
 
 def uploads(size=1.0, seed=0):
@@ -248,8 +227,13 @@ def test_messages_are_integers_below_the_modulus_and_their_sum_is_exact():
     sent, template, fixed = uploads(size=30.0)
     private = protected(distributed(0.5, 2.0, bits=24), aggregators.mean())
     keys = jax.random.split(jax.random.key(0), CLIENTS)
-    lifted = jax.vmap(lambda x: private.lift(x, template, fixed))(sent)
-    messages = jax.vmap(lambda x, k: private.randomise(x, k, jnp.int32(3)))(lifted, keys)
+
+    @jax.jit
+    @jax.vmap
+    def message(x, key):
+        return private.randomise(private.lift(x, template, fixed), key, jnp.int32(3))
+
+    messages = message(sent, keys)
     whole = np.asarray(messages["sum"].value)
     assert whole.dtype == np.int32
     assert whole.min() >= 0
@@ -257,7 +241,8 @@ def test_messages_are_integers_below_the_modulus_and_their_sum_is_exact():
     none = summation.empty(private, template, fixed, CLIENTS)
     weights = jnp.asarray([1.0, 1.0, 0.0, 1.0, 1.0])
     inputs = (weights, jnp.arange(CLIENTS), template, fixed, keys, jnp.int32(3))
-    total = summation.add(private, none, sent, *inputs).value["sum"].value
+    total = jax.jit(lambda none, *rest: summation.add(private, none, *rest))(none, sent, *inputs)
+    total = total.value["sum"].value
     there = [i for i in range(CLIENTS) if i != 2]
     expected = [sum(int(whole[i, j]) for i in there) % 2**24 for j in range(whole.shape[1])]
     np.testing.assert_array_equal(np.mod(total, 2**24), expected)
@@ -269,7 +254,7 @@ def test_a_sum_of_too_few_shares_is_not_released():
     three, two = [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]
     release = jax.jit(functools.partial(combine, private, sent, template, fixed))
     full, released, withheld = (release(np.float32(x)) for x in ([1] * CLIENTS, three, two))
-    start = flat(shown(aggregators.mean()).lift(template, template, fixed))
+    start = flat(showing(aggregators.mean()).lift(template, template, fixed))
     assert_close(flat(withheld.update), start, rtol=1e-6)
     assert not np.allclose(flat(released.update), start)
     # The shares of three clients are as large as all the noise that is needed.
@@ -294,40 +279,6 @@ def test_the_guarantee_of_the_distributed_discrete_gaussian():
 # ---------------------------------------------------------------------------------------- in runs
 
 
-def arguments(privacy, aggregator=None):
-    algorithm = algorithms.fedavg(optax.sgd(0.1), aggregator=aggregator)
-    return {"privacy": privacy}, (toy.lora_model(), algorithm, toy.clients(SIZES))
-
-
-@functools.cache
-def two_rounds(make, lanes, engine):
-    """Returns the server's model after two rounds of a model with few leaves."""
-    options, (_, *inputs) = arguments(make(0.5, 1.0))
-    session = fp.session(
-        linear.model(), *inputs, **session_options(**options, lanes=lanes, engine=engine)
-    )
-    state = session.init(0)
-    for _ in range(2):
-        state, _ = session.step(state)
-    return jax.device_get(state.server)
-
-
-@pytest.mark.parametrize(
-    ("make", "lanes", "engine"),
-    [
-        (local, 1, "compiled"),
-        (distributed, 1, "compiled"),
-        (distributed, 3, "reference"),
-        pytest.param(local, 3, "reference", marks=pytest.mark.exhaustive),
-    ],
-)
-@pytest.mark.sample("local-1-compiled", "distributed-3-reference")
-def test_lanes_and_the_reference_engine_give_the_same_rounds(make, lanes, engine):
-    expected, found = two_rounds(make, 3, "compiled"), two_rounds(make, lanes, engine)
-    for name, x in expected.items():
-        assert_close(found[name], x, rtol=0, atol=2e-5)
-
-
 IN_SPACE = {"mean": 18 + 3 + 10 + 12, "fra": 18 + 3 + 5 * 6}
 """The numbers in the space of an aggregator."""
 
@@ -344,8 +295,9 @@ IN_SPACE = {"mean": 18 + 3 + 10 + 12, "fra": 18 + 3 + 5 * 6}
     ],
 )
 def test_bytes_are_those_of_what_is_sent(base, privacy, size):
-    options, inputs = arguments(privacy, BASES[base]())
-    run = fp.simulate(*inputs, rounds=1, **run_options(**options, lanes=1))
+    algorithm = FEDAVG._replace(aggregator=BASES[base]())
+    options = {"model": toy.lora_model(), "privacy": privacy, "rounds": 1, "lanes": 1}
+    run = running.run(algorithm, **options)
     assert run.metrics[1]["bytes_up"] == size * len(SIZES)
     assert np.isfinite(run.metrics[1]["epsilon"])
 
@@ -377,10 +329,9 @@ def sending(size, client=2):
 
 @functools.cache
 def noisy_session(make, lanes, engine):
-    options, (_, algorithm, _) = arguments(make(0.5, 1.0))
     own = {"attack": lambda p: sending(p["size"]), "values": {"size": 0.0}, "rounds": 2}
-    inputs = (linear.model(), algorithm, toy.clients(SIZES))
-    return fp.session(*inputs, **session_options(**options, **own, lanes=lanes, engine=engine))
+    options = session_options(privacy=make(0.5, 1.0), **own, lanes=lanes, engine=engine)
+    return fp.session(linear.model(), FEDAVG, toy.clients(SIZES), **options)
 
 
 def released(make, lanes, engine, size, without=()):
@@ -416,29 +367,16 @@ def test_a_client_without_a_usable_upload_sends_its_noise(make, lanes, engine):
 @pytest.mark.parametrize("make", [local, distributed])
 def test_late_clients_and_those_without_examples_send_noise_in_a_run(make):
     """With one step in time, client 2 (three steps) is late, and client 1 has no examples."""
-    options, (_, algorithm, _) = arguments(make(0.5, 1.0))
-    time = fp.TimeModel(seconds_per_step=1.0, latency=0.0)
-    run = fp.simulate(
-        *(linear.model(), algorithm, toy.clients((4, 0, 12, 3))),
-        **run_options(
-            **{**options, "batch_size": 4, "rounds": 1, "time_model": time, "deadline": 2.5}
-        ),
-    )
-    row = run.metrics[1]
+    options = {"privacy": make(0.5, 1.0), "model": linear.model(), "rounds": 1}
+    options |= {"time_model": fp.TimeModel(seconds_per_step=1.0, latency=0.0)}
+    clients = toy.clients((4, 0, 12, 3))
+    row = running.run(clients=clients, deadline=2.5, **options).metrics[1]
     assert (row["late"], row["clients"], row["steps"]) == ([2], [0, 1, 2, 3], 2)
     assert row["simulated_seconds"] == 2.5
-    whole = fp.simulate(
-        *(linear.model(), algorithm, toy.clients((4, 4, 4, 3))),
-        **run_options(**{**options, "batch_size": 4, "rounds": 1}),
-    ).metrics[1]
+    whole = running.run(clients=toy.clients((4, 1, 11, 3)), **options).metrics[1]
     assert row["privacy_noise_std"] == whole["privacy_noise_std"]
     assert row["bytes_up"] == whole["bytes_up"]
-    nobody = fp.simulate(
-        *(linear.model(), algorithm, toy.clients((4, 0, 12, 3))),
-        **run_options(
-            **{**options, "batch_size": 4, "rounds": 1, "time_model": time, "deadline": 0.5}
-        ),
-    )
+    nobody = running.run(clients=clients, deadline=0.5, **options)
     assert nobody.metrics[1]["late"] == [0, 2, 3]
     assert nobody.metrics[1]["privacy_noise_std"] == whole["privacy_noise_std"]
     assert not np.allclose(nobody.params["head.bias"], linear.model().trainable["head.bias"])

@@ -6,7 +6,6 @@ import math
 import dp_accounting
 import jax
 import jax.numpy as jnp
-import linear
 import numpy as np
 import optax
 import pytest
@@ -14,17 +13,17 @@ import toy
 from closeness import approx, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from protection import federation
 from tiny import trained
 
 import fedjax_peft as fp
-from fedjax_peft import algorithms, peft
+from fedjax_peft import InputError, algorithms, peft
 from fedjax_peft.algorithms.common import replace_server
-from fedjax_peft.contracts import Algorithm, ClientContext, ClientUpdate, Federation
+from fedjax_peft.contracts import Algorithm, ClientContext, ClientUpdate
 from fedjax_peft.engine.program import Program
 from fedjax_peft.numerics.roles import head_roles
 from fedjax_peft.privacy import accounting, guarantees
 from fedjax_peft.privacy.example import clipped_sum, example, private_gradient
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
 
 pytestmark = pytest.mark.slow
@@ -36,16 +35,7 @@ METHODS = {
 }
 MORE_METHODS = {"bottleneck": peft.pfeiffer(size=4), "prefix": peft.prefix_tuning(3)}
 model = functools.cache(toy.model)
-FACTS = Federation(
-    clients=5,
-    per_round=5,
-    sampling="all",
-    batch_size=4,
-    batch_sampling="shuffled",
-    most_steps=3,
-    most_passes=1,
-    fewest_examples=1,
-)
+FACTS = federation("all", 5, fewest_examples=1)
 SIZES = (7, 4, 12, 1, 9)
 DELTA = 1e-5
 
@@ -186,40 +176,6 @@ def test_the_noise_has_the_standard_deviation_that_is_claimed():
 
 def protected(algorithm, clip=0.5, noise=1.0, **options):
     return example(clip, noise, **options).protect(algorithm, FACTS)
-
-
-def after_two_rounds(algorithm, bound, lanes=3, engine="compiled"):
-    options = {"per_round": 5, "lanes": lanes, "engine": engine, "bound": bound}
-    run = toy.Engine(algorithm, toy.clients(SIZES), **options)
-    state = run.start()
-    for number in (1, 2):
-        result = run.run(run.schedule.cohort(number), number, state)
-        state = result[:2]
-    return result
-
-
-MAKERS = {
-    "fedavg": algorithms.fedavg,
-    "ditto": algorithms.ditto,
-    "fedrep": algorithms.fedrep,
-    "pfedme": functools.partial(algorithms.pfedme, inner_steps=2),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["ditto", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in MAKERS if n != "ditto")],
-)
-def test_lanes_and_the_reference_engine_give_the_same_rounds(name):
-    algorithm = protected(MAKERS[name](optax.sgd(0.1)))
-    bound = model() if name == "fedrep" else linear.model()  # FedRep needs more than a head
-    rounds = functools.partial(after_two_rounds, algorithm)
-    for one, other in (
-        (rounds(model()), rounds(model(), lanes=1)),
-        (rounds(bound), rounds(bound, engine="reference")),
-    ):
-        for a, b in zip(*map(jax.tree.leaves, (one[:2], other[:2])), strict=True):
-            assert_close(a, b, rtol=0, atol=1e-5)
 
 
 def apply(leaves, *rest):

@@ -4,86 +4,34 @@ import math
 
 import jax
 import jax.numpy as jnp
-import linear
 import numpy as np
-import optax
 import pytest
-import toy
 from closeness import approx, assert_close
-from combining import aggregate
-from options import run_options
+from protection import (
+    BASES,
+    CLIENTS,
+    FEDAVG,
+    FIXED,
+    N_IN,
+    N_OUT,
+    QN,
+    RANK,
+    changes,
+    draw,
+    empty_rounds,
+    federation,
+    in_space,
+    private,
+    run,
+    showing,
+)
 
-import fedjax_peft as fp
-from fedjax_peft import aggregators, algorithms
-from fedjax_peft.contracts import Aggregated, Federation
-from fedjax_peft.numerics import summation
+from fedjax_peft import InputError, aggregators
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.privacy import adaptive, laplace, paper_noise
 from fedjax_peft.privacy import lifted as lifting
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
-
-CLIENTS, RANK, N_IN, N_OUT, QN = 4, 3, 24, 20, 5
-SHAPES = {"x.lora_a": (N_IN, RANK), "x.lora_b": (RANK, N_OUT), "head.kernel": (N_IN, 3)}
-FIXED = {"x.lora_scale": np.full(RANK, 1.5, np.float32)}
-SGD = optax.sgd(0.1)
-BASES = {"mean": aggregators.mean, "fra": aggregators.fra}
-
-
-def federation(clients=10, sampling="poisson"):
-    """Returns the facts of a run that draws 5 clients in a round."""
-    work = {"batch_size": 4, "most_steps": 3, "most_passes": 1, "fewest_examples": 2}
-    return Federation(clients, 5, sampling, batch_sampling="shuffled", **work)
-
-
-def aggregator_of(privacy, base):
-    """Returns the aggregator that a mechanism makes of another one."""
-    algorithm = algorithms.fedavg(SGD)._replace(aggregator=base)
-    return privacy.protect(algorithm, federation()).aggregator
-
-
-def showing(base):
-    """Returns an aggregator whose update is the average in its own space."""
-
-    def finish(total, template, context, state):
-        return Aggregated(jax.tree.map(lambda x: x / total.weight, total.value), {}, state)
-
-    return (base.unmeasured or base)._replace(finish=finish, unmeasured=None)
-
-
-def draw(seed, clients=CLIENTS):
-    """Returns (uploads of all clients, template)."""
-    rng = np.random.default_rng(seed)
-    template = {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()}
-    uploads = {
-        n: (x + rng.normal(size=(clients, *x.shape))).astype(np.float32)
-        for n, x in template.items()
-    }
-    return uploads, template
-
-
-def run(aggregator, uploads, template, state=None):
-    """Returns the result of a round in which the clients of the uploads take part."""
-    weights = np.ones(len(uploads["head.kernel"]), np.float32)
-    return aggregate(aggregator, uploads, weights, template, FIXED, state=state)
-
-
-def in_space(name, leaves):
-    """Returns what an aggregator sums of one client's leaves, with dense products."""
-    if name == "mean":
-        return leaves
-    return {"head.kernel": leaves["head.kernel"], "x": leaves["x.lora_a"] @ leaves["x.lora_b"]}
-
-
-def changes(name, uploads, template):
-    """Returns each client's change in the aggregator's space, flat, ``[clients, entries]``."""
-    start = in_space(name, template)
-    rows = []
-    for k in range(len(uploads["head.kernel"])):
-        mine = in_space(name, {n: x[k].astype(np.float64) for n, x in uploads.items()})
-        rows.append(np.concatenate([(mine[n] - start[n]).ravel() for n in sorted(start)]))
-    return np.array(rows)
 
 
 # ---------------------------------------------------------------------------------------- adaptive
@@ -95,10 +43,10 @@ def test_the_clip_norm_follows_the_quantile_as_in_the_paper():
     norms = np.sort(np.linalg.norm(changes("fra", uploads, template), axis=1))
     clip, rate, quantile = (norms[1] + norms[2]) / 2, 0.3, 0.75
     privacy = adaptive(clip, 0.0, quantile=quantile, clip_rate=rate)
-    aggregator, state = aggregator_of(privacy, aggregators.fra()), None
+    aggregator, state = private(privacy, aggregators.fra()), None
     for _ in range(3):
         bound = aggregator if state is None else aggregator.bound(state)
-        got = run(bound, uploads, template, state)
+        got = run(bound, uploads, template, state=state)
         share = np.sum((norms <= clip) - 0.5) / QN + 0.5
         assert_close(got.metrics["privacy_clip"], clip, rtol=1e-5)
         assert_close(got.metrics["privacy_unclipped"], share, rtol=1e-5)
@@ -110,12 +58,12 @@ def test_the_clip_norm_follows_the_quantile_as_in_the_paper():
 
 def test_the_uploads_are_clipped_to_the_norm_of_the_state():
     uploads, template = draw(1)
-    aggregator = aggregator_of(adaptive(1.0, 0.0), showing(aggregators.mean()))
+    aggregator = private(adaptive(1.0, 0.0), showing(aggregators.mean()))
     state = {**aggregator.init(template), "clip": jnp.float32(2.5)}
     bound = aggregator.bound(state)
     flat = changes("mean", uploads, template)
     short = flat * np.minimum(1, 2.5 / np.linalg.norm(flat, axis=1))[:, None]
-    update = run(bound, uploads, template, state).update["changes"]
+    update = run(bound, uploads, template, state=state).update["changes"]
     got = np.concatenate([update[n].ravel() for n in sorted(update)])
     assert_close(got, short.sum(axis=0) / QN, atol=1e-5)
 
@@ -125,51 +73,17 @@ def test_the_noise_is_split_between_uploads_and_share():
     z, count_noise, clip = 0.8, 1.5, 3.0
     _, template = draw(2)
     privacy = adaptive(clip, z, count_noise=count_noise)
-    aggregator = aggregator_of(privacy, showing(aggregators.mean()))
-
-    def noise(key):
-        nothing = summation.empty(aggregator, template, FIXED, CLIENTS)
-        context = toy.context()._replace(key=key, fixed=FIXED)
-        done = aggregator.finish(
-            summation.summed(nothing), template, context, aggregator.init(template)
-        )
-        return done.update, done.metrics["privacy_unclipped"], done.metrics["privacy_noise_std"]
-
-    keys = jax.random.split(jax.random.key(0), 20_000)
-    first = jax.tree.map(lambda x: x[:1000], keys)
-    updates, *_, claimed = jax.device_get(jax.jit(jax.vmap(noise))(first))
-    shares = jax.device_get(jax.jit(jax.vmap(lambda key: noise(key)[1]))(keys))
+    aggregator = private(privacy, showing(aggregators.mean()))
+    updates, metrics = empty_rounds(aggregator, template)
+    shares = empty_rounds(
+        aggregator, template, 20_000, lambda done: done.metrics["privacy_unclipped"]
+    )
     z_uploads = (z**-2 - (2 * count_noise) ** -2) ** -0.5
     flat = np.concatenate([x.ravel() for x in jax.tree.leaves(updates)])
-    assert_close(claimed, z_uploads * clip / QN, rtol=1e-5)
+    assert_close(metrics["privacy_noise_std"], z_uploads * clip / QN, rtol=1e-5)
     assert_close(flat.std(), z_uploads * clip / QN, rtol=0.01)
     assert_close(shares.std(), count_noise / QN, rtol=0.02)
     assert_close(shares.mean(), 0.5, atol=0.01)
-
-
-def test_adaptive_clipping_runs_in_both_engines_and_resumes_exactly(tmp_path):
-    clients, model = toy.clients([6, 4, 9]), linear.model()
-    options = {"privacy": adaptive(0.01, 0.5, clip_rate=0.5), "sampling": "poisson"}
-    options |= {"clients_per_round": 2, "eval_every": 1, "checkpoint_every": 2}
-    arguments = (model, algorithms.fedavg(SGD), clients)
-    whole = fp.simulate(*arguments, rounds=4, **run_options(**options))
-    norms = [row["privacy_clip"] for row in whole.metrics[1:]]
-    assert norms[0] == approx(0.01)
-    assert len({round(x, 7) for x in norms}) == 4
-    plain = fp.simulate(*arguments, rounds=4, **run_options(engine="reference", **options))
-    assert_close(norms, [r["privacy_clip"] for r in plain.metrics[1:]], rtol=1e-5)
-    fp.simulate(*arguments, rounds=2, out=tmp_path, **run_options(**options))
-    again = fp.simulate(*arguments, rounds=4, out=tmp_path, resume=True, **run_options(**options))
-    assert [row["privacy_clip"] for row in again.metrics[1:]] == norms
-    for n, x in whole.params.items():
-        np.testing.assert_array_equal(again.params[n], x)
-
-
-def test_adaptive_clipping_is_accounted_with_its_total_noise():
-    from fedjax_peft.privacy.guarantees import client_guarantee
-
-    expected = client_guarantee(1.1, 1e-5, federation(), 30)
-    assert adaptive(1.0, 1.1).guarantee(federation(), 30) == expected
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -177,7 +91,7 @@ def test_one_client_moves_upload_and_share_by_no_more_than_the_noise_multiplier_
     """Against a client that is missing and one that sends zeros: (Δ/σ)² of both sums, together."""
     z, clip, count_noise = 1.0, 0.5, 1.0
     uploads, template = draw(4)  # far above the clip norm
-    aggregator = aggregator_of(adaptive(clip, z, count_noise=count_noise), BASES[base]())
+    aggregator = private(adaptive(clip, z, count_noise=count_noise), BASES[base]())
     zeros = {n: np.stack([x] * CLIENTS) for n, x in template.items()}
 
     @jax.jit
@@ -219,7 +133,7 @@ def test_laplace_clips_the_l1_norm_of_what_is_summed(name):
     flat = changes(name, uploads, template)
     norms = np.abs(flat).sum(axis=1)
     clip = float(np.sort(norms)[1:3].mean())
-    aggregator = aggregator_of(laplace(clip, 0.0), showing(BASES[name]()))
+    aggregator = private(laplace(clip, 0.0), showing(BASES[name]()))
     got = run(aggregator, uploads, template)
     short = (flat * np.minimum(1, clip / norms)[:, None]).sum(axis=0) / QN
     start = in_space(name, template)
@@ -238,28 +152,18 @@ def flattened(update):
 def test_laplace_noise_has_its_scale_and_its_shape():
     z, clip = 0.6, 2.0
     _, template = draw(4)
-    aggregator = aggregator_of(laplace(clip, z), showing(aggregators.mean()))
-
-    def noise(key):
-        nothing = summation.empty(aggregator, template, FIXED, CLIENTS)
-        context = toy.context()._replace(key=key, fixed=FIXED)
-        done = aggregator.finish(
-            summation.summed(nothing), template, context, aggregator.init(template)
-        )
-        return done.update, done.metrics["privacy_noise_std"]
-
-    keys = jax.random.split(jax.random.key(0), 1000)
-    updates, claimed = jax.device_get(jax.jit(jax.vmap(noise))(keys))
+    aggregator = private(laplace(clip, z), showing(aggregators.mean()))
+    updates, metrics = empty_rounds(aggregator, template)
     flat = np.concatenate([x.ravel() for x in jax.tree.leaves(updates)])
-    assert_close(claimed, math.sqrt(2) * z * clip / QN, rtol=1e-6)
+    assert_close(metrics["privacy_noise_std"], math.sqrt(2) * z * clip / QN, rtol=1e-6)
     assert_close(np.abs(flat).mean(), z * clip / QN, rtol=0.01)
     assert_close(np.mean(flat**4) / np.mean(flat**2) ** 2, 6, rtol=0.1)
 
 
 def test_the_epsilon_of_laplace_rounds_adds_up():
     privacy = laplace(1.0, 4.0)
-    assert privacy.guarantee(federation(sampling="uniform"), 20) == (5.0, 0.0)
-    assert privacy.guarantee(federation(sampling="round_robin"), 20) == (2.5, 0.0)
+    assert privacy.guarantee(federation("uniform"), 20) == (5.0, 0.0)
+    assert privacy.guarantee(federation("round_robin"), 20) == (2.5, 0.0)
     amplified = 20 * math.log(1 + 0.5 * (math.exp(0.25) - 1))
     assert privacy.guarantee(federation(), 20) == approx((amplified, 0.0))
     assert privacy.guarantee(federation(), 0).epsilon == 0
@@ -274,7 +178,7 @@ def test_the_noise_of_the_paper_is_on_the_average_product_alone():
     uploads, template = draw(5)
     with pytest.warns(UserWarning, match="no privacy guarantee"):
         privacy = paper_noise(0.3)
-    algorithm = algorithms.fedavg(SGD, aggregator=aggregators.fra())
+    algorithm = FEDAVG._replace(aggregator=aggregators.fra())
     assert privacy.protect(algorithm, federation()).weights == "size"
     guarantee = privacy.guarantee(federation(), 1)
     assert guarantee.epsilon == math.inf
@@ -282,7 +186,7 @@ def test_the_noise_of_the_paper_is_on_the_average_product_alone():
     noisy, plain = (
         run(one, uploads, template).update
         for one in (
-            aggregator_of(privacy, showing(aggregators.fra())),
+            private(privacy, showing(aggregators.fra())),
             jax_plain(showing(aggregators.fra())),
         )
     )
@@ -304,7 +208,7 @@ def jax_plain(base):
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_snr_compares_the_kept_directions_with_the_noise(kind):
     uploads, template = draw(6)
-    got = run(aggregator_of(paper_noise(0.05, kind), aggregators.fra()), uploads, template)
+    got = run(private(paper_noise(0.05, kind), aggregators.fra()), uploads, template)
     new = got.update
     (path,) = pairs(template)
     sigma = np.linalg.svd(new[f"{path}.lora_a"] @ new[f"{path}.lora_b"], compute_uv=False)
@@ -313,14 +217,14 @@ def test_snr_compares_the_kept_directions_with_the_noise(kind):
     assert_close(got.metrics[f"snr/{path}"], expected, rtol=1e-4)
     alone = {n: np.repeat(x[None], CLIENTS, axis=0) * 0 for n, x in template.items()}
     nothing = {n: 0 * x for n, x in template.items()}
-    only_noise = run(aggregator_of(paper_noise(0.05, kind), aggregators.fra()), alone, nothing)
+    only_noise = run(private(paper_noise(0.05, kind), aggregators.fra()), alone, nothing)
     assert only_noise.metrics["snr"] < 1
 
 
 @pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
 def test_the_noise_of_the_paper_is_on_everything_where_nothing_is_a_product():
     uploads, template = draw(7)
-    got = run(aggregator_of(paper_noise(0.3), aggregators.mean()), uploads, template).update
+    got = run(private(paper_noise(0.3), aggregators.mean()), uploads, template).update
     for n, x in template.items():
         noise = got[n] - (x + (uploads[n] - x).mean(axis=0))
         assert_close(noise.std(), 0.3, rtol=0.3)

@@ -39,25 +39,31 @@ def make_run(path, *, top=0.8, rounds=4, config="", size=1_000_000, **last):
     (path / "environment.json").write_text('{"versions": {"jax": "0.10.2"}, "commit": "abc"}')
     rows = [{"round": 0, "test_accuracy": 0.0, "bytes_up": 0, "bytes_down": 0, "time": {}}]
     for r in range(1, rounds + 1):
-        row = {
-            "round": r,
-            "test_accuracy": top * r / rounds,
-            "bytes_up": size,
-            "bytes_down": size,
-            "clients": [1, 2],
-            "dropped": [],
-            "simulated_seconds": 30.0,
-            "aggregation_error_relative": 0.25,
-            "time": {"train_s": 60.0},
-        }
+        row = {"round": r, "test_accuracy": top * r / rounds, "bytes_up": size, "bytes_down": size}
+        row |= {"clients": [1, 2], "dropped": [], "simulated_seconds": 30.0}
+        row |= {"aggregation_error_relative": 0.25, "time": {"train_s": 60.0}}
         rows.append(row)
     rows[-1] |= last
+    return write_rows(path, rows)
+
+
+def write_rows(path, rows):
+    """Replaces the rows of a run."""
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
+def rows_of(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
 def load(*paths):
     return [records.load_run(path) for path in paths]
+
+
+def load_new(root, **tops):
+    """Returns new runs: name -> the accuracy at their end."""
+    return load(*(make_run(root / name, top=top) for name, top in tops.items()))
 
 
 def page(runs, tmp_path):
@@ -102,16 +108,13 @@ class Page(HTMLParser):
         return next(row for row in self.rows if row[: len(start)] == list(start))
 
 
-def test_load_run(tmp_path):
-    (run,) = load(make_run(tmp_path / "fra"))
+def test_runs_are_loaded_and_those_that_crashed_without_an_environment_too(tmp_path):
+    path = make_run(tmp_path / "fra")
+    (run,) = load(path)
     assert run.name == "fra"
     assert run.config == {"rounds": 4, "peft": {"rank": 8}}
     assert run.environment["commit"] == "abc"
     assert [row["round"] for row in run.rows] == [0, 1, 2, 3, 4]
-
-
-def test_a_crashed_run_without_an_environment_loads(tmp_path):
-    path = make_run(tmp_path / "fra")
     (path / "environment.json").unlink()
     (path / "metrics.jsonl").write_text('{"round": 0}\n{"rou')
     assert load(path)[0].rows == [{"round": 0}]
@@ -152,11 +155,8 @@ def test_names_are_complete_in_a_narrow_terminal(tmp_path, width):
     lines = printed(load(*paths), width=width).splitlines()
     assert max(map(len, lines)) <= width
     names = [re.split(r"\s{2,}", line)[0] for line in lines[2:] if not line.startswith(" ")]
-    assert (
-        "".join(names)
-        .replace(" ", "")
-        .startswith("federa(experiments-of-monday)federa(experiments-of-tuesday)")
-    )
+    together = "federa(experiments-of-monday)federa(experiments-of-tuesday)"
+    assert "".join(names).replace(" ", "").startswith(together)
     assert len(names[0]) > 5
     assert ("widen the terminal" in names[-1]) == (width < 80)
 
@@ -172,7 +172,7 @@ def test_the_table_fits_80_columns(tmp_path):
 
 
 def test_the_page_is_self_contained(tmp_path, drawn):
-    runs = load(make_run(tmp_path / "fedlr", top=0.5), make_run(tmp_path / "fra"))
+    runs = load_new(tmp_path, fedlr=0.5, fra=0.8)
     path = report.write_report(runs, tmp_path / "deep" / "out")
     tables = {"table.md", "table.csv", "table.tex"}
     assert {p.name for p in path.parent.iterdir()} == {"report.html", "figures", *tables}
@@ -306,11 +306,9 @@ def test_without_a_test_set_the_score_is_the_mean_over_clients(tmp_path):
     runs = []
     for name, mean in (("ditto", 0.7), ("fedlr", 0.5)):
         path = make_run(tmp_path / name)
-        rows = [{"round": 0}]
         row = {"client_accuracy_mean": mean, "client_accuracy_std": 0.1, "client_count": 26}
-        rows.append({"round": 1, "headline": "accuracy", "clients": [0], **row})
-        (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        runs.append(path)
+        row |= {"round": 1, "headline": "accuracy", "clients": [0]}
+        runs.append(write_rows(path, [{"round": 0}, row]))
     text = page(load(*runs), tmp_path)
     assert "ditto has the best mean of the clients’ accuracy: 70.0 % (standard error 2.0" in text
     # 2.06 is Student's t of 25 degrees of freedom: 2.06 * sqrt(2 * 0.1**2 / 25).
@@ -318,18 +316,10 @@ def test_without_a_test_set_the_score_is_the_mean_over_clients(tmp_path):
 
 
 def test_seen_and_unseen_clients_have_columns(tmp_path):
-    path = make_run(
-        tmp_path / "ditto",
-        client_accuracy_mean=0.528,
-        client_accuracy_std=0.2,
-        client_accuracy_weighted=0.6,
-        client_accuracy_mean_seen=0.658,
-        client_accuracy_mean_unseen=0.286,
-        client_count=20,
-        client_count_seen=13,
-        client_count_unseen=7,
-    )
-    parsed = Page(page(load(path), tmp_path))
+    means = {"mean": 0.528, "std": 0.2, "weighted": 0.6, "mean_seen": 0.658, "mean_unseen": 0.286}
+    counts = {"client_count": 20, "client_count_seen": 13, "client_count_unseen": 7}
+    fields = {f"client_accuracy_{n}": x for n, x in means.items()} | counts
+    parsed = Page(page(load(make_run(tmp_path / "ditto", **fields)), tmp_path))
     assert parsed.row("ditto", "52.8 ± 20.0") == [
         *("ditto", "52.8 ± 20.0", "60.0", "65.8 (13)", "28.6 (7)"),
     ]
@@ -358,12 +348,11 @@ def test_tuned_scores_have_columns(tmp_path):
 
 def as_perplexity(path, scores):
     """Changes the headline metric of a run to perplexity."""
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(path)
     for row, score in zip(rows, scores, strict=True):
         del row["test_accuracy"]
         row |= {"headline": "perplexity", "headline_better": "lower", "test_perplexity": score}
-    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return path
+    return write_rows(path, rows)
 
 
 def test_a_metric_where_lower_is_better(tmp_path, capsys):
@@ -384,15 +373,14 @@ def test_a_metric_where_lower_is_better(tmp_path, capsys):
 
 def test_a_target_that_the_untrained_model_has_reached(tmp_path):
     path = make_run(tmp_path / "a", top=0.5)
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    rows[0]["test_accuracy"] = 0.46
-    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    first, *rest = rows_of(path)
+    write_rows(path, [{**first, "test_accuracy": 0.46}, *rest])
     text = report.write_report(load(path), tmp_path / "out", target=0.5).read_text()
     assert Page(text).row("a", "untrained")[1:7] == ["untrained", "-", "-", "4", "8.00", "2.00"]
 
 
 def test_coincident_curves_are_named(tmp_path):
-    runs = load(*(make_run(tmp_path / name) for name in "abc"), make_run(tmp_path / "d", top=0.1))
+    runs = load_new(tmp_path, a=0.8, b=0.8, c=0.8, d=0.1)
     assert page(runs, tmp_path).count("The curves of a, b and c coincide.") == 1
 
 
@@ -405,18 +393,14 @@ def test_every_cell_has_its_heading_for_narrow_windows(tmp_path):
     assert "@media (max-width: 48rem)" in text
 
 
-def test_costs_of_targets(tmp_path):
+def test_costs_of_targets(tmp_path, capsys):
     slow = make_run(tmp_path / "slow", top=0.74, rounds=8)
     fast = make_run(tmp_path / "fast", top=0.8, rounds=10)
     parsed = Page(page(load(slow, fast), tmp_path))
     head = next(i for i, row in enumerate(parsed.rows) if "90 % of the best: 72.0 %" in row)
     assert parsed.rows[head + 2] == ["slow", "8", "16.0", "4.00", *"------"]
     assert parsed.rows[head + 3][:7] == ["fast", "9", "18.0", "4.50", "10", "20.0", "5.00"]
-
-
-def test_costs_of_a_given_target(tmp_path, capsys):
-    slow = make_run(tmp_path / "slow", top=0.74, rounds=8)
-    fast = make_run(tmp_path / "fast", top=0.8, rounds=10)
+    # A target is given.
     # 72, 76 and 79.2 %: `slow` ends at 74 %; `fast` has 72 % after 9 rounds and 80 % after 10.
     expected = ["8", "16.0", "4.00", *"------"], ["9", "18.0", "4.50", *["10", "20.0", "5.00"] * 2]
     text = report.write_report(load(slow, fast), tmp_path / "out", target=0.8).read_text()
@@ -508,8 +492,7 @@ def test_warnings_name_clients_without_a_whole_aggregated_upload(tmp_path):
 
 
 def test_a_clean_comparison_has_no_warnings(tmp_path):
-    runs = load(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
-    assert "<section" not in page(runs, tmp_path)
+    assert "<section" not in page(load_new(tmp_path, a=0.8, b=0.8), tmp_path)
 
 
 def test_hostile_names_and_values_are_escaped(tmp_path, drawn):
@@ -544,12 +527,9 @@ def test_runs_without_rows(tmp_path, drawn):
 
 def test_unknown_fields_and_missing_ones_are_tolerated(tmp_path):
     path = make_run(tmp_path / "a", novelty=1.5, nested={"x": 1})
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        row.pop("simulated_seconds", None)
-        row.pop("aggregation_error_relative", None)
-        row["aggregation_error"] = 0.0123
-    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    gone = ("simulated_seconds", "aggregation_error_relative")
+    rows = [{n: x for n, x in row.items() if n not in gone} for row in rows_of(path)]
+    write_rows(path, [{**row, "aggregation_error": 0.0123} for row in rows])
     parsed = Page(page(load(path), tmp_path))
     assert parsed.rows[0][-1] == "Mean aggregation error"
     assert parsed.row("a", "4")[-1] == "0.012"

@@ -7,8 +7,10 @@ import math
 
 import numpy as np
 import pytest
+import tomli_w
 from closeness import approx
 from rich.console import Console
+from small_config import small
 
 from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
@@ -19,25 +21,6 @@ from fedjax_peft.report import partition_files
 from fedjax_peft.report.figure_files import PAPER
 
 pytestmark = pytest.mark.slow
-
-CONFIG = """
-rounds = 1
-
-[model]
-name = "{root}/model"
-
-[data]
-name = "{root}/data"
-max_length = 12
-
-[partition]
-name = "dirichlet"
-clients = 5
-alpha = 0.5
-
-[optimizer]
-learning_rate = 1e-3
-"""
 
 
 def federation(classes=3, clients=4, n=120):
@@ -203,7 +186,9 @@ def test_the_command_needs_no_weights(tmp_path, capsys):
     testing.write_tiny_texts(tmp_path / "data", train=80, test=10)
     (tmp_path / "model" / "model.safetensors").unlink()
     path = tmp_path / "small.toml"
-    path.write_text(CONFIG.format(root=tmp_path))
+    tables = {"model": str(tmp_path / "model"), "data": str(tmp_path / "data")}
+    partition = {"name": "dirichlet", "clients": 5, "alpha": 0.5}
+    path.write_text(tomli_w.dumps(small(**tables, partition=partition)))
     out = tmp_path / "out"
     command = ["partition", str(path), "--out", str(out), "--measure", "js_sqrt", "--base", "e"]
     assert cli.main([*command, "partition.clients=8", "seed=3"]) == 0

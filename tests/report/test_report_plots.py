@@ -19,17 +19,11 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def rows(rounds=3, top=0.8, size=1_000_000):
-    return [
-        {
-            "round": r,
-            "test_accuracy": top * r / max(rounds, 1),
-            "test_loss": 3.0 - r,
-            "bytes_up": size * (r > 0),
-            "bytes_down": size * (r > 0),
-            "simulated_seconds": 100.0 * (r > 0),
-        }
-        for r in range(rounds + 1)
-    ]
+    numbers = range(rounds + 1)
+    scores = [{"test_accuracy": top * r / max(rounds, 1), "test_loss": 3.0 - r} for r in numbers]
+    cost = {"bytes_up": size, "bytes_down": size, "simulated_seconds": 100.0}
+    costs = [{"round": r, **{n: x * (r > 0) for n, x in cost.items()}} for r in numbers]
+    return [one | other for one, other in zip(costs, scores, strict=True)]
 
 
 def drawn(fig):

@@ -8,31 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from options import run_options
 
-from fedjax_peft import algorithms
+from fedjax_peft import InputError, TimeModel, algorithms, lora, tree
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.config import config
 from fedjax_peft.contracts import Roles, Traffic
-from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.base import Method, attach
-from fedjax_peft.peft.lora import lora
 from fedjax_peft.simulation.cost import Costs, forecast
 from fedjax_peft.simulation.ledger import Ledger
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.simulation.time_model import TimeModel
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_model
 
 pytestmark = pytest.mark.slow
 
-SGD = optax.sgd(0.1)
+SGD, SIZES = optax.sgd(0.1), (9, 4, 0, 1, 13, 5, 6, 2)
 # Two layers, query and value of 32 x 32, rank 2: A is 32 x 2 and B 2 x 32, 4 bytes a number.
 ADAPTER = 2 * 2 * (32 * 2 + 2 * 32) * 4
 # The pooler's 32 x 32 and the classifier's 32 x 4, with their biases.
@@ -187,17 +182,18 @@ def test_a_newcomer_makes_the_adapter_from_the_stacks(name):
     assert one.down(3) == dense + HEAD + ADAPTER * (name == "fedex")
 
 
-def run(algorithm, *, svd=False, rounds=6, **options):
-    return simulate(
-        toy.model(dropout=0, method=SVD if svd else None),
-        algorithm,
-        toy.clients([9, 4, 0, 1, 13, 5, 6, 2]),
-        rounds=rounds,
-        batch_size=4,
-        **run_options(
-            **{"clients_per_round": 3, "time_model": TimeModel(2.0, 8e3, 16e3, 0.25), **options}
-        ),
-    )
+@functools.cache
+def bound(svd):
+    return toy.model(dropout=0, method=SVD if svd else None)
+
+
+FEDAVG, CLIENTS = fedavg(SGD), toy.clients(SIZES)
+
+
+def run(algorithm=FEDAVG, *, svd=False, rounds=6, **options):
+    time = TimeModel(2.0, 8e3, 16e3, 0.25)
+    options = {"model": bound(svd), "clients_per_round": 3, "time_model": time, **options}
+    return running.run(algorithm, clients=CLIENTS, rounds=rounds, **options)
 
 
 def byte_rows(result):
@@ -205,14 +201,14 @@ def byte_rows(result):
 
 
 def test_the_bytes_of_a_round_are_the_sum_over_its_clients():
-    result = run(fedavg(SGD))
+    result = run()
     each = TOY_ADAPTER + TOY_HEAD
     counts = [0] + [len(row["clients"]) for row in result.metrics[1:]]
     assert set(counts[1:]) == {2, 3}, "the empty client moves nothing"
     assert byte_rows(result) == [(n * each, n * each) for n in counts]
 
 
-def test_a_client_fetches_the_svd_start_at_its_first_round_but_the_runs_first(tmp_path):
+def test_a_client_fetches_the_svd_start_at_its_first_round_but_the_runs_first():
     result = run(fedavg(SGD, head="private"), svd=True)
     seen, expected = set(result.metrics[1]["clients"]), [(0, 0)]
     for row in result.metrics[1:]:
@@ -224,11 +220,6 @@ def test_a_client_fetches_the_svd_start_at_its_first_round_but_the_runs_first(tm
     extra = [down > up for up, down in expected]
     assert extra[:2] == [False, False]
     assert {True, False} <= set(extra[2:]), "clients come for the first time, and come back"
-    # A resumed run knows who has been there.
-    out = tmp_path / "run"
-    run(fedavg(SGD, head="private"), svd=True, rounds=3, out=out)
-    resumed = run(fedavg(SGD, head="private"), svd=True, out=out, resume=True)
-    assert byte_rows(resumed) == expected
 
 
 def alternating(broadcast, number):
@@ -237,7 +228,7 @@ def alternating(broadcast, number):
     return {"layer.lora_a": number % 2 == 1, "layer.lora_b": number % 2 == 0}
 
 
-def test_leaves_that_rest_are_not_sent_and_rows_say_so(tmp_path):
+def test_leaves_that_rest_are_not_sent_and_rows_say_so():
     turns = fedavg(SGD, head="frozen")._replace(traffic=Traffic(alternating))
     rows = run(turns).metrics[1:]
     version, have, expected = {A: 0, B: 0}, {}, []  # of A and B, named by their bytes
@@ -253,9 +244,6 @@ def test_leaves_that_rest_are_not_sent_and_rows_say_so(tmp_path):
         expected.append((moves * len(row["clients"]), down))
     assert [(row["bytes_up"], row["bytes_down"]) for row in rows] == expected
     assert any(down % TOY_ADAPTER for _, down in expected), "somebody lacks one of the two only"
-    out = tmp_path / "run"
-    run(turns, rounds=3, out=out)
-    assert byte_rows(run(turns, out=out, resume=True))[1:] == expected
 
 
 # -------------------------------------------------------------------------------------------- time
@@ -346,20 +334,18 @@ def test_measured_transfers_are_interpolated_linearly():
     assert TimeModel(transfers=((100.0, 1.0),)).transfer_seconds(900, 900) == 1
 
 
-def test_rows_use_topology_preload_and_the_svd(tmp_path):
+def test_rows_use_topology_preload_and_the_svd():
     plain = TimeModel(2.0, 8e3, 16e3, 0.25)
     serial = plain._replace(topology="serial")
     for model in (plain, serial):
-        for row in run(fedavg(SGD), rounds=2, time_model=model).metrics[1:]:
+        for row in run(rounds=2, time_model=model).metrics[1:]:
             each = (TOY_ADAPTER + TOY_HEAD) * (8 / 8e3 + 8 / 16e3) + 0.5
-            steps = max(-(-[9, 4, 0, 1, 13, 5, 6, 2][c] // 4) for c in row["clients"])
+            steps = max(-(-SIZES[c] // 4) for c in row["clients"])
             transfers = each * (len(row["clients"]) if model == serial else 1)
             assert row["simulated_seconds"] == approx(2 * steps + transfers)
-    usual = byte_rows(run(fedavg(SGD), svd=True))
+    usual = byte_rows(run(svd=True))
     first = plain._replace(preload=True, svd_seconds=7.0)
-    out = tmp_path / "run"
-    run(fedavg(SGD), svd=True, rounds=3, time_model=first, out=out)
-    result = run(fedavg(SGD), svd=True, time_model=first, out=out, resume=True)
+    result = run(svd=True, time_model=first)
     frozen = sum(x.nbytes for x in result.model.frozen.values())
     seen = set()
     for row, (up, down) in zip(result.metrics, usual, strict=True):
@@ -367,7 +353,7 @@ def test_rows_use_topology_preload_and_the_svd(tmp_path):
         seen |= new
         assert (row["bytes_up"], row["bytes_down"]) == (up, down + frozen * len(new))
     assert result.metrics[0]["simulated_seconds"] == 7
-    random = run(fedavg(SGD), rounds=1, time_model=first)
+    random = run(rounds=1, time_model=first)
     assert random.metrics[0]["simulated_seconds"] == 0, "a random start has no SVD"
     whole = {"clients": 8, "clients_per_round": 3, "rounds": 2, "steps": 2, "time_model": plain}
     costs = forecast(random.model, fedavg(SGD), **whole)
@@ -407,14 +393,13 @@ def test_slowness_is_lognormal_and_a_clients_own():
 
 
 def test_a_round_lasts_as_long_as_its_slowest_client():
-    sizes = [9, 4, 0, 1, 13, 5, 6, 2]
     transfer = (TOY_ADAPTER + TOY_HEAD) * (8 / 8e3 + 8 / 16e3) + 0.5
     slow = TimeModel(2.0, 8e3, 16e3, 0.25, spread=1.0)
     for model in (slow, slow._replace(spread=0.0)):
-        result = run(fedavg(SGD), rounds=3, time_model=model)
+        result = run(rounds=3, time_model=model)
         for row in result.metrics[1:]:
             factor = model.slowness(8, seed=0)
-            steps = max(-(-sizes[c] // 4) * factor[c] for c in row["clients"])
+            steps = max(-(-SIZES[c] // 4) * factor[c] for c in row["clients"])
             assert row["simulated_seconds"] == approx(2 * steps + transfer)
         assert result.metrics[0]["simulated_seconds"] == 0
 
@@ -428,10 +413,10 @@ def test_local_training_has_no_bytes_and_computation_time_only(svd):
 
 
 def test_measured_seconds_are_those_of_the_round():
-    result = run(fedavg(SGD), rounds=2, time_model=TimeModel("measured", latency=0.0))
+    result = run(rounds=2, time_model=TimeModel("measured", latency=0.0))
     for row in result.metrics[1:]:
         moved = (TOY_ADAPTER + TOY_HEAD) * 16 / 25e6
-        longest = max(-(-[9, 4, 0, 1, 13, 5, 6, 2][c] // 4) for c in row["clients"])
+        longest = max(-(-SIZES[c] // 4) for c in row["clients"])
         share = row["time"]["train_s"] * longest / row["steps"]
         assert row["simulated_seconds"] == approx(share + moved)
 
@@ -521,4 +506,4 @@ def test_late_clients_send_all_steps_that_fit_and_none_more(
 )
 def test_a_time_model_that_cannot_be(fields, message):
     with pytest.raises(InputError, match=message):
-        run(fedavg(SGD), time_model=TimeModel(**fields))
+        run(time_model=TimeModel(**fields))

@@ -3,35 +3,22 @@
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from closeness import approx
-from options import run_options
+from running import model
 
-from fedjax_peft import heads, peft
+from fedjax_peft import InputError, attach, heads, partition, peft, random_model
 from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
-from fedjax_peft.data import partition
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.peft.base import attach
-from fedjax_peft.simulation.records import Evaluation
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 
 pytestmark = pytest.mark.slow
 
-SIZES = [9, 4, 0, 13]
+CLIENTS, FEDAVG = toy.clients([9, 4, 0, 13]), fedavg(optax.sgd(0.5))
 
 
-def run(**options):
-    return simulate(
-        toy.model(),
-        fedavg(optax.sgd(0.5)),
-        toy.clients(SIZES),
-        rounds=2,
-        clients_per_round=4,
-        batch_size=4,
-        **run_options(**options),
-    )
+def run(algorithm=FEDAVG, **options):
+    return running.run(algorithm, **{"clients": CLIENTS, **options})
 
 
 def test_every_client_and_the_drift_of_the_global_factors():
@@ -71,59 +58,25 @@ def test_every_client_and_the_drift_of_the_global_factors():
 )
 def test_row_0_counts_parameters_by_kind_and_by_role(head, expected):
     # A is 5 x 2 and B 2 x 6, with a scale of 2; the head 6 x 3 with a bias.
-    algorithm = fedavg(optax.sgd(0.5), head=head)
-    options = {"rounds": 1, "clients_per_round": 1, "batch_size": 4}
-    row = simulate(toy.model(), algorithm, toy.clients(SIZES), **run_options(**options)).metrics[0]
+    row = run(fedavg(optax.sgd(0.5), head=head), on_round=lambda row: True).metrics[0]
     assert row["roles"] == expected
     assert row["parameters"] == {"adapter": 22, "head": 21, "frozen": 30}
 
 
 def test_the_update_norm_is_the_norm_of_a_clients_change():
-    start = toy.model().trainable
-    alone = simulate(
-        toy.model(),
-        fedavg(optax.sgd(0.5)),
-        toy.clients(SIZES),
-        rounds=1,
-        clients_per_round=1,
-        batch_size=4,
-    )
+    alone, start = run(rounds=1, clients_per_round=1), model().trainable
     square = sum(float(((alone.params[n] - start[n]) ** 2).sum()) for n in toy.SHARED)
     assert alone.metrics[1]["update_norm"] == approx(square**0.5, rel=1e-5)
 
 
-def test_global_and_private_adapters_are_compared_on_the_test_set():
-    model = attach(random_model(TINY_BERT, head=heads.classification(4)), peft.dual(size=2))
-    data, test = tiny_dataset(24), tiny_dataset(16, seed=1)
-    clients = partition.iid(data, clients=2, seed=0)
-    options = {"rounds": 1, "clients_per_round": 2, "batch_size": 8, "eval_batch_size": 8}
-    result = simulate(
-        model,
-        fedmatch(optax.sgd(0.1)),
-        clients,
-        test=test,
-        **run_options(diagnostics=["cka"], **options),
-    )
-    for row in result.metrics:
-        assert 0 < row["test_cka"] <= 1 + 1e-5
-
-
 def test_the_second_classifier_is_tested_on_the_global_adapter_alone():
-    config = {**TINY_BERT, "num_hidden_layers": 1}
-    model = attach(random_model(config, head=heads.two_classifiers(4)), peft.dual(size=4))
-    clients, held = (partition.iid(tiny_dataset(n, seed=n), clients=2) for n in (32, 40))
-    run = simulate(
-        model,
-        fedmcp(optax.adam(1e-2), mu=0.0),
-        clients,
-        evaluation=Evaluation(client_test=held, diagnostics=["clients", "second_classifier"]),
-        rounds=2,
-        batch_size=8,
-        local_steps=4,
-    )
-    tests = run.metrics[-1]["client_tests"]
+    model = toy.dual_model().replace(method=peft.dual(size=2))
+    held = toy.clients([20, 13, 8, 15], seed=1)
+    options = {"client_test": held, "diagnostics": ["clients", "second_classifier"]}
+    made = run(fedmcp(optax.adam(1e-2), mu=0.0), model=model, **options)
+    tests = made.metrics[-1]["client_tests"]
     for client, rows in enumerate(held.indices):
-        params = dict(run.client_params(client))
+        params = dict(made.client_params(client))
         for name, x in params.items():  # Eq 2: h + f_g(h); a pair of adapters adds half of each
             if ".private_adapter.up." in name or ".global_adapter.up." in name:
                 params[name] = 2 * x if ".global_adapter." in name else 0 * x
@@ -139,14 +92,9 @@ def test_the_second_classifier_is_tested_on_the_global_adapter_alone():
 
 def test_a_model_without_a_second_classifier_cannot_be_tested_on_it():
     model = attach(random_model(TINY_BERT, head=heads.classification(4)), peft.dual(size=2))
-    options = {"rounds": 1, "diagnostics": ["second_classifier"]}
+    options = {"model": model, "clients": partition.iid(tiny_dataset(8), 2)}
     with pytest.raises(InputError, match=r"heads\.two_classifiers"):
-        simulate(
-            model,
-            fedmatch(optax.sgd(0.1)),
-            partition.iid(tiny_dataset(8), 2),
-            **run_options(**options),
-        )
+        run(fedmatch(optax.sgd(0.1)), diagnostics=["second_classifier"], **options)
 
 
 @pytest.mark.parametrize(

@@ -1,46 +1,37 @@
-"""Evaluation: the direction of metrics, and clients that never trained."""
+"""Evaluation: the direction of metrics, clients that never trained, and validation examples."""
 
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from closeness import approx
-from options import run_options
 
-from fedjax_peft import tasks
+from fedjax_peft import Clients, InputError, early_stop, tasks
 from fedjax_peft.algorithms import fedavg, fedmcp, local
 from fedjax_peft.simulation.evaluation import is_lower_better, worst
 from fedjax_peft.simulation.rows import headline_is_lower_better, seen_clients
-from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task
 
 pytestmark = pytest.mark.slow
 
 SIZES = (7, 4, 12, 5, 9)
 TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
-TEST = toy.dataset(30, seed=5)
+TEST, OTHER = toy.dataset(30, seed=5), toy.dataset(21, seed=6)
+PERSONAL, SHARED = fedavg(optax.sgd(0.5), head="private"), fedavg(optax.sgd(0.5))
 GROUPS = ("", "_seen", "_unseen")
 
 
 def run(algorithm, rounds=2, **options):
     defaults = {"test": TEST, "client_test": HELD_OUT, "test_clients": 4, "clients_per_round": 1}
-    return simulate(
-        toy.model(),
-        algorithm,
-        TRAIN,
-        rounds=rounds,
-        batch_size=4,
-        **run_options(diagnostics=["clients"], **defaults | options),
-    )
+    options = {"diagnostics": ["clients"], **defaults, **options}
+    return running.run(algorithm, clients=TRAIN, rounds=rounds, **options)
 
 
 @pytest.fixture(scope="module")
-def personal(tmp_path_factory):
-    """A run with a private head, in which some clients never train; stopped once and resumed."""
-    out = tmp_path_factory.mktemp("run") / "a"
-    algorithm = fedavg(optax.sgd(0.5), head="private")
-    run(algorithm, 1, out=out)
-    return run(algorithm, 2, out=out, resume=True)
+def personal():
+    """A run with a private head, in which some clients never train."""
+    return run(PERSONAL)
 
 
 @pytest.mark.parametrize(("ranks", "models"), [(None, 1), ([1, 2], 4)])
@@ -98,7 +89,7 @@ def test_the_worst_client_of_a_metric_of_the_user():
         return both | {"accuracy_global": (hits, count), "errors": (count - hits, count)}
 
     task = Task(base.loss, metrics, headline="errors", lower_is_better=("loss", "errors"))
-    result = run(fedavg(optax.sgd(0.5)), 1, task=task, clients_per_round=4)
+    result = run(SHARED, 1, task=task, clients_per_round=4)
     row = result.metrics[-1]
     assert len(set(row["per_client"]["errors"])) > 1
     for prefix, values in (("train", row["per_client"]), ("client", row["client_tests"])):
@@ -143,13 +134,97 @@ def test_personal_models_on_the_test_set_have_separate_scores_too(personal):
     assert 0 < last["test_accuracy_std"] < 0.5
 
 
-def test_the_seen_clients_survive_a_resume(personal):
-    whole = run(personal.algorithm)
-    for row, other in zip(whole.metrics, personal.metrics, strict=True):
-        same = {k: v for k, v in row.items() if k.startswith(("client", "test"))}
-        assert same == {k: v for k, v in other.items() if k.startswith(("client", "test"))}
-
-
 def test_a_client_whose_upload_was_dropped_has_not_trained():
     rows = [{"round": 0}, {"clients": [1, 2], "dropped": [2]}, {"clients": [3]}]
     assert seen_clients(rows) == {1, 3}
+
+
+# ------------------------------------------------------------------------------ validation examples
+
+
+def validated(algorithm=PERSONAL, rounds=3, **options):
+    defaults = {"test_clients": 3, "eval_every": 2, "clients_per_round": 2, "lanes": 1}
+    return run(algorithm, rounds, **defaults | options)
+
+
+def without(row, *parts):
+    parts = (*parts, "time")
+    return {name: value for name, value in row.items() if not any(p in name for p in parts)}
+
+
+@pytest.fixture(scope="module")
+def tested():
+    """A run without validation examples."""
+    return validated()
+
+
+@pytest.fixture(scope="module")
+def both():
+    """A run that validates on its test examples."""
+    return validated(validation=TEST, client_validation=HELD_OUT)
+
+
+def twin(name):
+    """Returns the field of the test examples."""
+    name = name.replace("client_validations", "client_tests")
+    return name.replace("client_validation_", "client_").replace("validation", "test")
+
+
+def test_validation_fields_are_those_of_the_test(both):
+    for row in both.metrics:
+        fields = {name for name in row if "validation" in name}
+        others = row.keys() - fields
+        tests = {name for name in others if name.startswith(("test_", "client_"))}
+        assert {twin(name): row[name] for name in fields} == {name: row[name] for name in tests}
+        assert bool(fields) == (row["round"] in (0, 2, 3))
+    assert "validation_accuracy_std" in both.metrics[-1]
+    assert "client_validation_accuracy_worst_seen" in both.metrics[-1]
+
+
+def test_validation_changes_nothing_else(tested, both):
+    for plain, row in zip(tested.metrics, both.metrics, strict=True):
+        assert without(row, "validation") == without(plain)
+
+
+def test_other_examples_have_their_own_metrics():
+    a = validated(SHARED, validation=OTHER).metrics[-1]
+    b = validated(SHARED, test=OTHER, client_test=None).metrics[-1]
+    assert a["validation_loss"] == b["test_loss"] != a["test_loss"]
+    assert (a["validation_examples"], a["test_examples"]) == (21, 30)
+    alone = validated(SHARED, test=None, client_test=None, validation=OTHER).metrics[-1]
+    assert alone["validation_loss"] == a["validation_loss"]
+    assert "test_loss" not in alone
+
+
+def test_a_run_stops_on_a_validation_metric():
+    # Labels of noise: the validation loss does not improve for long.
+    labels = np.random.default_rng(0).permutation(OTHER.labels).astype(np.int32)
+    noise = OTHER.take(np.arange(21))
+    noise.columns["labels"][:] = labels
+    rule = early_stop(metric="validation_loss", patience=1)
+    ended = validated(SHARED, 30, validation=noise, stop=rule, eval_every=1).metrics
+    assert ended[-1]["stopped"].startswith("validation_loss has not improved")
+    assert ended[-1]["validation_loss"] >= min(row["validation_loss"] for row in ended[:-1])
+    with pytest.raises(InputError, match="No row of this run has the metric 'validation_loss'"):
+        validated(SHARED, 30, stop=rule, eval_every=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"validation": TRAIN}, r"'validation' is of the type Clients, .*=data\['validation'\]"),
+        ({"client_validation": TEST}, r"'client_validation' is of the type Dataset"),
+        ({"validation": TEST.take(np.arange(0))}, "The validation data have no examples"),
+        (
+            {"client_validation": Clients(TEST, (np.arange(2),) * 4)},
+            "client_validation is of 4 clients, but there are 5",
+        ),
+        (
+            {"client_validation": Clients(TEST, (np.arange(0),) * 5)},
+            "client_validation gives no client an example",
+        ),
+    ],
+)
+def test_wrong_validation_data_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        validated(**options)

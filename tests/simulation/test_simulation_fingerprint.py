@@ -45,7 +45,7 @@ from fedjax_peft.simulation.simulate import check_recorded, simulate
 from fedjax_peft.support.errors import InputError
 
 MODEL, FEDERATION, TEST = toy.model(), toy.clients((7, 4, 12, 1, 9)), toy.dataset(20, seed=3)
-STALE = asynchronous.fedbuff(buffer_size=2)
+OTHER = toy.dataset(20, seed=4)
 describe = functools.partial(description.describe, detail="contents")
 
 
@@ -75,12 +75,14 @@ def changed(array, by=1):
     return copy
 
 
+def federation(**changes):
+    return dataclasses.replace(FEDERATION, **changes)
+
+
 def other_data(**columns):
     """Returns the federation with some columns replaced."""
     data = FEDERATION.data
-    return dataclasses.replace(
-        FEDERATION, data=dataclasses.replace(data, columns={**data.columns, **columns})
-    )
+    return federation(data=dataclasses.replace(data, columns={**data.columns, **columns}))
 
 
 def leaf(tree, name, value):
@@ -105,150 +107,107 @@ RUN = {
     "failure_rate": 0.1,
     "transforms": transforms.clip_norm(1.0),
 }
-ASYNCHRONOUS = {**RUN, "asynchronous": STALE, "availability": availability.diurnal()}
-PRIVATE = {**RUN, "transforms": None, "privacy": dp()}
-REFUSED = {
-    "learning rate": (RUN, {"algorithm": prox(rate=1.0)}, "step_size was -0.1, is -1.0"),
-    "optimizer": (RUN, {"algorithm": algorithms.fedprox(optax.adam(0.1), mu=0.5)}, "scale_by_adam"),
-    "schedule": (
-        {**RUN, "algorithm": prox(rate=optax.linear_schedule(0.1, 0, 5))},
-        {"algorithm": prox(rate=optax.linear_schedule(0.1, 0, 9))},
-        "transition_steps was 5, is 9",
-    ),
-    "mu of FedProx": (RUN, {"algorithm": prox(mu=0.1)}, "algorithm.client.mu was 0.5, is 0.1"),
-    "algorithm": (
-        RUN,
-        {"algorithm": algorithms.fedavg(optax.sgd(0.1))},
-        "algorithm.name was 'fedprox'",
-    ),
-    "aggregator": (RUN, {"algorithm": prox(aggregator=aggregators.median())}, "was 'mean'"),
-    "run-time value": (
-        {**RUN, "algorithm": lambda p: prox(mu=p["mu"]), "values": {"mu": 0.5}},
-        {"values": {"mu": 0.1}},
+
+
+def having(**options):
+    """Returns the recorded run with other options."""
+    return {**RUN, **options}
+
+
+def was(text, run=RUN, **changes):
+    """Returns the recorded run, the changed arguments, and a part of the refusal."""
+    return run, changes, text
+
+
+def decay(steps):
+    return prox(rate=optax.linear_schedule(0.1, 0, steps))
+
+
+FEW, FLIP, LATE = (
+    having(client_ranks=[1, 2]),
+    having(attack=attacks.sign_flip(0.2)),
+    {"deadline": 9.0},
+)
+STALE = having(
+    asynchronous=asynchronous.fedbuff(buffer_size=2), availability=availability.diurnal()
+)
+PRIVATE = having(transforms=None, privacy=dp())
+X, A = FEDERATION.data.columns["x"], MODEL.trainable["layer.lora_a"]
+REFUSED = [
+    was("step_size was -0.1, is -1.0", algorithm=prox(rate=1.0)),
+    was("scale_by_adam", algorithm=algorithms.fedprox(optax.adam(0.1), mu=0.5)),
+    was("transition_steps was 5, is 9", having(algorithm=decay(5)), algorithm=decay(9)),
+    was("algorithm.client.mu was 0.5, is 0.1", algorithm=prox(mu=0.1)),
+    was("algorithm.name was 'fedprox'", algorithm=algorithms.fedavg(optax.sgd(0.1))),
+    was("was 'mean'", algorithm=prox(aggregator=aggregators.median())),
+    was(
         "values.mu was 0.5, is 0.1",
+        having(algorithm=lambda p: prox(mu=p["mu"]), values={"mu": 0.5}),
+        values={"mu": 0.1},
     ),
-    "weights": (
-        RUN,
-        {"clients": dataclasses.replace(FEDERATION, weights=np.arange(1.0, 6.0))},
-        "clients.weights was None",
+    was("clients.weights was None", clients=federation(weights=np.arange(1.0, 6.0))),
+    was("clients.indices", clients=federation(indices=moved(FEDERATION.indices))),
+    was("columns.x", clients=other_data(x=changed(X))),
+    was(
+        "clients.data.columns.labels", clients=other_data(labels=np.roll(FEDERATION.data.labels, 1))
     ),
-    "partition": (
-        RUN,
-        {"clients": dataclasses.replace(FEDERATION, indices=moved(FEDERATION.indices))},
-        "clients.indices",
-    ),
-    "features": (
-        RUN,
-        {"clients": other_data(x=changed(FEDERATION.data.columns["x"]))},
-        "columns.x",
-    ),
-    "labels": (
-        RUN,
-        {"clients": other_data(labels=np.roll(FEDERATION.data.labels, 1))},
-        "clients.data.columns.labels",
-    ),
-    "test set": (RUN, {"test": toy.dataset(20, seed=4)}, "test.columns"),
-    "no test set": (RUN, {"test": None}, "test was"),
-    "validation set": (
-        {**RUN, "validation": TEST},
-        {"validation": toy.dataset(20, seed=4)},
-        "validation.columns",
-    ),
-    "clients' tests": (
-        {**RUN, "client_test": FEDERATION},
-        {"client_test": toy.clients((7, 4, 12, 9, 1))},
+    was("test.columns", test=OTHER),
+    was("test was", test=None),
+    was("validation.columns", having(validation=TEST), validation=OTHER),
+    was(
         "client_test.indices",
+        having(client_test=FEDERATION),
+        client_test=toy.clients((7, 4, 12, 9, 1)),
     ),
-    "personal models": (RUN, {"test_clients": 3}, "test_clients was 10, is 3"),
-    "base model": (
-        RUN,
-        {"model": leaf("frozen", "layer.kernel", 1.01 * MODEL.frozen["layer.kernel"])},
+    was("test_clients was 10, is 3", test_clients=3),
+    was(
         "model.frozen.layer.kernel was",
+        model=leaf("frozen", "layer.kernel", 1.01 * MODEL.frozen["layer.kernel"]),
     ),
-    "alpha of LoRA": (
-        RUN,
-        {"model": leaf("trainable", "layer.lora_scale", jnp.full(toy.RANK, 3.0))},
-        "model.trainable.layer.lora_scale was",
+    was(
+        "model.trainable.layer.lora_scale was",  # the alpha of LoRA
+        model=leaf("trainable", "layer.lora_scale", jnp.full(toy.RANK, 3.0)),
     ),
-    "seed of the adapters": (
-        RUN,
-        {"model": leaf("trainable", "layer.lora_a", MODEL.trainable["layer.lora_a"][::-1])},
-        "model.trainable.layer.lora_a was",
-    ),
-    "forward pass": (RUN, {"model": toy.model(dropout=0.1)}, "apply.dropout was 0.2, is 0.1"),
-    "ranks": ({**RUN, "client_ranks": [1, 2]}, {"client_ranks": [2, 1]}, "client_ranks.0 was 1"),
-    "ranks given": (RUN, {"client_ranks": [1, 2]}, "client_ranks.0 was None, is 1"),
-    "ranks left out": ({**RUN, "client_ranks": [1, 2]}, {"client_ranks": None}, "client_ranks"),
-    "attack given": (RUN, {"attack": attacks.sign_flip(0.2)}, "attack was None"),
-    "attack": (
-        {**RUN, "attack": attacks.sign_flip(0.2)},
-        {"attack": attacks.sign_flip(0.4)},
-        "was 0.2, is 0.4",
-    ),
-    "attack left out": ({**RUN, "attack": attacks.sign_flip(0.2)}, {"attack": None}, "attack was"),
-    "number of a transform": (
-        RUN,
-        {"transforms": transforms.clip_norm(2.0)},
-        "was 1.0, is 2.0",
-    ),
-    "transforms left out": (RUN, {"transforms": None}, "transforms"),
-    "clip": (PRIVATE, {"privacy": dp(clip=2.0)}, "privacy.* was 1.0, is 2.0"),
-    "noise": (PRIVATE, {"privacy": dp(noise=0.5)}, "privacy.* was 1.0, is 0.5"),
-    "privacy left out": (PRIVATE, {"privacy": None}, "privacy"),
-    "staleness rule": (
-        ASYNCHRONOUS,
-        {"asynchronous": asynchronous.fedbuff(buffer_size=2, exponent=1.0)},
-        "exponent was 0.5, is 1.0",
-    ),
-    "max_staleness": (
-        ASYNCHRONOUS,
-        {"asynchronous": asynchronous.fedbuff(buffer_size=2, max_staleness=3)},
-        "max_staleness was None, is 3",
-    ),
-    "buffer": (ASYNCHRONOUS, {"asynchronous": asynchronous.fedbuff(buffer_size=1)}, "was 2, is 1"),
-    "availability": (
-        ASYNCHRONOUS,
-        {"availability": availability.diurnal(share=0.3)},
-        "availability.*share was .*, is 0.3",
-    ),
-    "time model": (RUN, {"time_model": TimeModel(spread=1.0)}, "spread was"),
-    "task": (RUN, {"task": tasks.tagging()}, "task"),
-    "own function": (
-        {**RUN, "algorithm": own(0.1)},
-        {"algorithm": own(0.2)},
-        "server.update.factor was 0.1, is 0.2",
-    ),
-    "nonfinite": (RUN, {"nonfinite": "raise"}, "nonfinite was 'drop', is 'raise'"),
-    "batch size": (RUN, {"batch_size": 2}, "batch_size was 4, is 2"),
-    "batch sampling": (RUN, {"batch_sampling": "poisson"}, "batch_sampling"),
-    "sampling": (RUN, {"sampling": "size"}, "sampling was 'uniform', is 'size'"),
-    "cohort": (RUN, {"clients_per_round": None}, "clients_per_round was 3, is 5"),
-    "epochs": (RUN, {"epochs": (1, 2)}, "epochs"),
-    "steps": (RUN, {"local_steps": 2}, "local_steps was None, is 2"),
-    "stragglers": (RUN, {"stragglers": 0.5}, "stragglers"),
-    "failures": (RUN, {"failure_rate": 0.2}, "failure_rate was 0.1, is 0.2"),
-    "slow failures": (RUN, {"failure_exponent": 1.0}, "failure_exponent was 0.0, is 1.0"),
-    "deadline": (RUN, {"deadline": 9.0}, "deadline was None, is 9.0"),
-    "late": ({**RUN, "deadline": 9.0}, {"late": "partial"}, "late was 'drop', is 'partial'"),
-    "place of the state": (RUN, {"client_state": "host"}, "client_state was 'device', is 'host'"),
-    "seed": (RUN, {"seed": 1}, "seed was 0, is 1"),
-    "fewer rounds": (RUN, {"rounds": 1}, "rounds was 2, is 1"),
-}
-"""What was changed -> the recorded run, the changed arguments, and a part of the refusal."""
+    was("model.trainable.layer.lora_a was", model=leaf("trainable", "layer.lora_a", A[::-1])),
+    was("apply.dropout was 0.2, is 0.1", model=toy.model(dropout=0.1)),
+    was("client_ranks.0 was 1", FEW, client_ranks=[2, 1]),
+    was("client_ranks.0 was None, is 1", client_ranks=[1, 2]),
+    was("client_ranks", FEW, client_ranks=None),
+    was("attack was None", attack=attacks.sign_flip(0.2)),
+    was("was 0.2, is 0.4", FLIP, attack=attacks.sign_flip(0.4)),
+    was("attack was", FLIP, attack=None),
+    was("was 1.0, is 2.0", transforms=transforms.clip_norm(2.0)),
+    was("transforms", transforms=None),
+    was("privacy.* was 1.0, is 2.0", PRIVATE, privacy=dp(clip=2.0)),
+    was("privacy.* was 1.0, is 0.5", PRIVATE, privacy=dp(noise=0.5)),
+    was("privacy", PRIVATE, privacy=None),
+    was("exponent was 0.5, is 1.0", STALE, asynchronous=asynchronous.fedbuff(2, exponent=1.0)),
+    was("staleness was None, is 3", STALE, asynchronous=asynchronous.fedbuff(2, max_staleness=3)),
+    was("was 2, is 1", STALE, asynchronous=asynchronous.fedbuff(buffer_size=1)),
+    was("availability.*share was .*, is 0.3", STALE, availability=availability.diurnal(share=0.3)),
+    was("spread was", time_model=TimeModel(spread=1.0)),
+    was("task", task=tasks.tagging()),
+    was("server.update.factor was 0.1, is 0.2", having(algorithm=own(0.1)), algorithm=own(0.2)),
+    was("nonfinite was 'drop', is 'raise'", nonfinite="raise"),
+    was("batch_size was 4, is 2", batch_size=2),
+    was("batch_sampling", batch_sampling="poisson"),
+    was("sampling was 'uniform', is 'size'", sampling="size"),
+    was("clients_per_round was 3, is 5", clients_per_round=None),
+    was("epochs", epochs=(1, 2)),
+    was("local_steps was None, is 2", local_steps=2),
+    was("stragglers", stragglers=0.5),
+    was("failure_rate was 0.1, is 0.2", failure_rate=0.2),
+    was("failure_exponent was 0.0, is 1.0", failure_exponent=1.0),
+    was("deadline was None, is 9.0", **LATE),
+    was("late was 'drop', is 'partial'", having(**LATE), late="partial"),
+    was("client_state was 'device', is 'host'", client_state="host"),
+    was("seed was 0, is 1", seed=1),
+    was("rounds was 2, is 1", rounds=1),
+]
 ALLOWED = {
-    "stop": lambda rows: None,
-    "lanes": 1,
-    "devices": 1,
-    "length_buckets": 1,
-    "examples": "host",
-    "engine": "reference",
-    "eval_every": 2,
-    "eval_batch_size": 4,
-    "diagnostics": ("clients",),
-    "checkpoint_every": 1,
-    "progress": True,
-    "on_round": print,
-    "rounds": 3,
+    **{"stop": lambda rows: None, "lanes": 1, "devices": 1, "length_buckets": 1, "rounds": 3},
+    **{"examples": "host", "engine": "reference", "eval_every": 2, "eval_batch_size": 4},
+    **{"diagnostics": ("clients",), "checkpoint_every": 1, "progress": True, "on_round": print},
 }
 
 
@@ -262,9 +221,8 @@ def recorded(directory, arguments):
     return directory
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_another_run_is_refused_with_the_first_difference(what, tmp_path):
-    run, changes, text = REFUSED[what]
+@pytest.mark.parametrize(("run", "changes", "text"), REFUSED)
+def test_another_run_is_refused_with_the_first_difference(run, changes, text, tmp_path):
     out = recorded(tmp_path / "run", run)
     check_recorded(out=out, **run_options(**run))
     with pytest.raises(InputError, match=rf"was run with another config: .*{text}.*out= or --out"):

@@ -1,41 +1,29 @@
 """Ctrl-C and SIGTERM end a run at a safe place, from which it continues to the same numbers."""
 
-import functools
 import gc
 import os
 import signal
 import threading
 
-import optax
 import orbax.checkpoint as ocp
 import pytest
+import running
 import toy
-from options import run_options
+from running import PRIVATE
 
-from fedjax_peft.algorithms import fedavg
 from fedjax_peft.simulation.interrupts import Terminated, noted
 from fedjax_peft.simulation.points import Job, run_points
 from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.simulation.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("interrupts")
 
-ALGORITHM = fedavg(optax.sgd(0.1), head="private")
-model = functools.cache(toy.model)
+CLIENTS, TEST = toy.clients([7, 4, 12, 9]), toy.dataset(20, seed=3)
 ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 
 
 def run(out, **options):
-    return simulate(
-        model(),
-        ALGORITHM,
-        toy.clients([7, 4, 12, 9]),
-        test=toy.dataset(20, seed=3),
-        rounds=4,
-        batch_size=4,
-        out=out,
-        **run_options(eval_every=3, checkpoint_every=4, **options),
-    )
+    options |= {"clients": CLIENTS, "test": TEST, "eval_every": 3, "checkpoint_every": 4}
+    return running.run(PRIVATE, rounds=4, out=out, **options)
 
 
 def send(number, times=1):
@@ -68,8 +56,9 @@ def collect_garbage(number):
     gc.collect()
 
 
-@pytest.mark.parametrize("number", ENDS)
-@pytest.mark.parametrize("how", [send, collect_garbage])
+@pytest.mark.parametrize(
+    ("number", "how"), [(signal.SIGINT, send), (signal.SIGTERM, collect_garbage)]
+)
 def test_a_signal_ends_the_run_after_the_round_with_a_checkpoint(
     number, how, straight, tmp_path, capfd
 ):

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from options import run_options
 
@@ -26,14 +27,6 @@ from fedjax_peft.support.errors import InputError
 pytestmark = pytest.mark.slow
 
 
-def run(**options):
-    settings = {"rounds": 1, "batch_size": 4, **options}
-    clients = toy.clients([7, 4, 12])
-    return simulate(
-        toy.model(), algorithms.fedavg(optax.sgd(0.1)), clients, **run_options(**settings)
-    )
-
-
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -47,7 +40,7 @@ def run(**options):
 )
 def test_settings_that_are_too_large_are_refused(setting, words):
     with pytest.raises(InputError, match=words):
-        run(**setting)
+        running.run(**setting)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -78,12 +71,8 @@ def test_batches_too_large_for_memory_are_errors(monkeypatch, lanes):
 def test_a_batch_is_at_most_the_largest_client():
     """A batch that no client can fill is one of all examples of a client."""
     clients = toy.clients([7, 4, 100])
-    large, whole = (
-        simulate(toy.model(), algorithms.fedavg(optax.sgd(0.1)), clients, rounds=1, batch_size=size)
-        for size in (10**9, 128)
-    )
-    for name, leaf in whole.params.items():
-        np.testing.assert_array_equal(leaf, large.params[name])
+    large, whole = (running.run(clients=clients, rounds=1, batch_size=n) for n in (10**9, 128))
+    running.assert_same_models(large, whole, atol=0)
 
 
 def test_evaluation_steps_are_at_most_as_large_as_the_test_set():

@@ -7,26 +7,21 @@ import sys
 import threading
 import time
 
-import optax
 import pytest
+import running
 import toy
-from options import run_options
 
-from fedjax_peft.algorithms import fedavg
+from fedjax_peft import InputError
 from fedjax_peft.cli import main as cli
 from fedjax_peft.simulation import lock, record
 from fedjax_peft.simulation.lock import NAME, RunLock
 from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.support.errors import InputError
 
-MODEL, ALGORITHM = toy.model(), fedavg(optax.sgd(0.1))
+CLIENTS = toy.clients([4, 4])
 
 
 def run(out, **options):
-    return simulate(
-        MODEL, ALGORITHM, toy.clients([4, 4]), out=out, rounds=2, **run_options(**options)
-    )
+    return running.run(clients=CLIENTS, out=out, **options)
 
 
 @pytest.fixture

@@ -5,20 +5,19 @@ import shutil
 
 import optax
 import pytest
+import running
 import toy
 from closeness import assert_close
-from options import run_options
 from shallow import shallow_encoder  # noqa: F401
 
 import fedjax_peft as fp
-from fedjax_peft import testing
+from fedjax_peft import InputError, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
-SIZES = (7, 4, 12, 9)
+SIZES, TEST = (7, 4, 12, 9), toy.dataset(20, seed=3)
 model = functools.cache(functools.partial(toy.model, dropout=0))
 lora_model = functools.cache(toy.lora_model)
 
@@ -30,15 +29,9 @@ def scaffold():
 
 def run(rounds, start=None, algorithm=None, sizes=SIZES, **options):
     """Rounds of one step over all examples, so that they depend on nothing but the states."""
-    return fp.simulate(
-        model() if start is None else start.trained,
-        algorithm or scaffold(),
-        toy.clients(sizes),
-        test=toy.dataset(20, seed=3),
-        rounds=rounds,
-        batch_size=16,
-        **run_options(origin=start, **options),
-    )
+    options |= {"model": model() if start is None else start.trained, "batch_size": 16}
+    options |= {"clients": toy.clients(sizes), "test": TEST, "origin": start}
+    return running.run(algorithm or scaffold(), rounds=rounds, **options)
 
 
 @pytest.fixture(scope="module")
@@ -68,33 +61,25 @@ def test_rounds_go_on_from_the_states_of_clients_and_server(place, straight, fir
 
 def test_an_interrupted_start_resumes_to_the_same_numbers(first, tmp_path):
     """Its first checkpoint holds the states, also before round 1."""
-
-    def interrupt(row):
-        if row["round"] == 1:
-            raise KeyboardInterrupt
-
     whole = run(2, first)
     with pytest.raises(KeyboardInterrupt):
-        run(2, first, out=tmp_path / "run", on_round=interrupt)
+        run(2, first, out=tmp_path / "run", on_round=running.interrupt(1))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["0"]
     again = run(2, first, out=tmp_path / "run", resume=True)
-    assert [{**r, "time": 0} for r in again.metrics] == [{**r, "time": 0} for r in whole.metrics]
+    assert running.rows(again) == running.rows(whole)
 
 
 @pytest.mark.parametrize("make", [fp.algorithms.fedex, fp.algorithms.flora])
 @pytest.mark.sample("fedex")
 def test_what_a_server_has_added_to_frozen_leaves_is_part_of_the_start(make, tmp_path):
     algorithm = make(optax.sgd(0.1))
-    options = {"test": toy.dataset(20, seed=3), "batch_size": 16, "algorithm": algorithm}
-    options["clients"] = toy.clients(SIZES)
-    before = fp.simulate(lora_model(), rounds=1, out=tmp_path / "a", **run_options(**options))
+    options = {"test": TEST, "batch_size": 16, "clients": toy.clients(SIZES), "rounds": 1}
+    before = running.run(algorithm, model=lora_model(), out=tmp_path / "a", **options)
     loaded = fp.load_run(tmp_path / "a", model=lora_model(), algorithm=algorithm)
     trained = loaded.trained
     for name, leaf in {**before.trained.frozen, **before.trained.trainable}.items():
         assert_close({**trained.frozen, **trained.trainable}[name], leaf, rtol=1e-5, atol=1e-6)
-    after = fp.simulate(
-        trained, rounds=1, out=tmp_path / "b", **run_options(origin=loaded, **options)
-    )
+    after = running.run(algorithm, model=trained, out=tmp_path / "b", origin=loaded, **options)
     assert_close(
         after.metrics[0]["test_loss"], before.metrics[-1]["test_loss"], rtol=1e-5, atol=1e-6
     )

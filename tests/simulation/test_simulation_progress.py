@@ -5,16 +5,14 @@ import itertools
 import sys
 import types
 
-import optax
 import pytest
+import running
 import toy
-from options import run_options
+from running import model
 
-from fedjax_peft.algorithms import fedavg
 from fedjax_peft.simulation.progress import Phase, describe, phase_display
-from fedjax_peft.simulation.simulate import simulate
 
-ROUNDS = 4
+CLIENTS, TEST = toy.clients([7, 4, 12, 1]), toy.dataset(20, seed=3)
 
 
 class Terminal(io.StringIO):
@@ -26,14 +24,9 @@ class Terminal(io.StringIO):
 
 
 def run(**options):
-    return simulate(
-        toy.model(),
-        fedavg(optax.sgd(0.1)),
-        toy.clients([7, 4, 12, 1]),
-        test=toy.dataset(20, seed=3),
-        rounds=ROUNDS,
-        **run_options(eval_every=2, eval_batch_size=4, **options),
-    )
+    """Runs a model whose programs are not compiled yet."""
+    options = {"rounds": 4, "eval_every": 2, "eval_batch_size": 4, "progress": "auto", **options}
+    return running.run(model=toy.model(), clients=CLIENTS, test=TEST, **options)
 
 
 def test_a_run_sends_every_phase_before_it_begins(tmp_path):
@@ -47,7 +40,7 @@ def test_a_run_sends_every_phase_before_it_begins(tmp_path):
     phases = [p for p in seen if isinstance(p, Phase)]
     start = phases[0].details
     assert (start["clients"], start["clients_per_round"], start["train_examples"]) == (4, 4, 24)
-    assert (start["parameters"], start["out"]) == (toy.model().counts(), tmp_path / "run")
+    assert (start["parameters"], start["out"]) == (model().counts(), tmp_path / "run")
     assert [p.details["program"] for p in phases if p.name == "compiling"] == ["test", "round"]
     evaluating = [p for p in phases if p.name == "evaluating"]
     assert {p.round_index for p in evaluating} == {0, 2, 4}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_peft.report.records import RunRecord
+from fedjax_peft.simulation.record import Record
 from fedjax_peft.simulation.rows import (
     PREEMPTED,
     append_metrics,
@@ -17,6 +18,7 @@ from fedjax_peft.simulation.rows import (
     write_metrics,
 )
 from fedjax_peft.simulation.summaries import rounds_to, series, summary
+from fedjax_peft.simulation.tensorboard import tag
 from fedjax_peft.support.errors import InputError
 
 ROWS = [
@@ -26,6 +28,9 @@ ROWS = [
     {"round": 3, "test_accuracy": None, "bytes_up": 5, "bytes_down": 20},
     {"round": 4, "test_accuracy": 0.3, "bytes_up": 10, "bytes_down": 20, "simulated_seconds": 1.0},
 ]
+
+
+GROUPS = ("", "_seen", "_unseen")
 
 
 def write(path, rows):
@@ -186,43 +191,15 @@ def test_summary():
             "time": {"train_s": 2.0, "eval_s": 1.0, "compile_s": None},
         },
     ]
-    assert summary(rows) == {
-        "headline": "accuracy",
-        "rounds": 4,
-        "epsilon": None,
-        "delta": None,
-        "final_score": 0.3,
-        "final_round": 4,
-        "best_score": 0.4,
-        "best_round": 2,
-        "bytes_up": 35,
-        "bytes_down": 80,
-        "simulated_seconds": 4.5,
-        "wall_seconds": 3.0,
-        "client_rounds": 3,
-        "dropped": 2,
-        "slot_utilisation": 0.5,
-        "aggregation_error": None,
-        "aggregation_error_relative": 0.2,
-        "test_examples": None,
-        "test_count": None,
-        "test_std": None,
-        "client_count": None,
-        "client_count_seen": None,
-        "client_count_unseen": None,
-        "client_mean": None,
-        "client_mean_seen": None,
-        "client_mean_unseen": None,
-        "client_weighted": None,
-        "client_weighted_seen": None,
-        "client_weighted_unseen": None,
-        "client_std": None,
-        "client_worst": 0.05,
-        "client_worst_tenth": None,
-        "tuned_score": 0.5,
-        "tuned_client_mean": 0.6,
-        "tuned_client_std": 0.2,
-        "trained": 34,
+    nothing = {"epsilon", "delta", "aggregation_error", "test_examples", "test_count", "test_std"}
+    nothing |= {f"client_{kind}" for kind in ("std", "worst_tenth")}
+    nothing |= {f"client_{k}{g}" for k in ("count", "mean", "weighted") for g in GROUPS}
+    assert summary(rows) == dict.fromkeys(nothing) | {
+        **{"headline": "accuracy", "rounds": 4, "client_rounds": 3, "dropped": 2, "trained": 34},
+        **{"final_score": 0.3, "final_round": 4, "best_score": 0.4, "best_round": 2},
+        **{"bytes_up": 35, "bytes_down": 80, "simulated_seconds": 4.5, "wall_seconds": 3.0},
+        **{"slot_utilisation": 0.5, "aggregation_error_relative": 0.2, "client_worst": 0.05},
+        **{"tuned_score": 0.5, "tuned_client_mean": 0.6, "tuned_client_std": 0.2},
     }
 
 
@@ -239,3 +216,34 @@ def test_rounds_to_a_target():
     assert rounds_to(ROWS, 0.3) == 2
     assert rounds_to(ROWS, 0.41) is None
     assert rounds_to([], 0.0) is None
+
+
+# -------------------------------------------------------------------------------------- TensorBoard
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("test_accuracy", "test/accuracy"),
+        ("global_test_macro_f1", "global_test/macro_f1"),
+        ("client_accuracy_mean_unseen", "client/accuracy_mean_unseen"),
+        ("train_loss", "train/loss"),
+        ("bytes_up", "comm/bytes_up"),
+        ("simulated_seconds", "time/simulated_seconds"),
+        ("slot_utilisation", "engine/slot_utilisation"),
+        ("aggregation_error", "update/aggregation_error"),
+    ],
+)
+def test_tags(field, expected):
+    assert tag(field) == expected
+
+
+def test_a_run_writes_grouped_tags(tmp_path):
+    with Record.open(tmp_path / "run", False, {"rounds": 1}, {}) as record:
+        record.rewind(None)
+        record.add({"round": 0, "test_accuracy": 0.5, "bytes_up": 0, "clients": [1]})
+    (path,) = (tmp_path / "run" / "tensorboard").iterdir()
+    written = path.read_bytes()
+    for expected in (b"test/accuracy", b"comm/bytes_up"):
+        assert expected in written
+    assert b"test_accuracy" not in written

@@ -6,38 +6,33 @@ import itertools
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from closeness import approx, assert_close
 from compiled import compilations
-from options import run_options
+from running import assert_same_models, rows
+from scipy.stats import binom
 
+import fedjax_peft as fp
+from fedjax_peft import Clients, InputError, TimeModel
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.contracts import Traffic
-from fedjax_peft.data import Clients
+from fedjax_peft.engine.plan import poisson_batches
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.simulation.time_model import TimeModel
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.simulation.session import poisson_width
 
 pytestmark = pytest.mark.slow
 
 SIZES = (9, 4, 0, 1, 13, 5, 6, 2)
 STEPS = [-(-n // 4) for n in SIZES]
-TRAIN = toy.clients(SIZES)
+TRAIN, TEST = toy.clients(SIZES), toy.dataset(20, seed=5)
+ALGORITHM = fedavg(optax.adam(0.02), head="private")
 EACH = 4 * (5 * 2 + 2 * 6)
 """Bytes of the toy's adapter."""
 
 
-def run(clients=TRAIN, *, algorithm=None, rounds=8, **options):
-    return simulate(
-        toy.model(),
-        algorithm or fedavg(optax.adam(0.02), head="private"),
-        clients,
-        test=toy.dataset(20, seed=5),
-        rounds=rounds,
-        batch_size=4,
-        **run_options(lanes=2, **{"time_model": TimeModel(1.0, 1e12, 1e12, 0.0), **options}),
-    )
+def run(clients=TRAIN, *, rounds=8, **options):
+    options = {"time_model": TimeModel(1.0, 1e12, 1e12, 0.0), "lanes": 2, "test": TEST, **options}
+    return running.run(ALGORITHM, clients=clients, rounds=rounds, **options)
 
 
 def emptied(*which):
@@ -45,19 +40,6 @@ def emptied(*which):
     nothing = np.array([], np.int32)
     rows = [nothing if c in which else x for c, x in enumerate(TRAIN.indices)]
     return Clients(TRAIN.data, tuple(rows))
-
-
-def leaves(result):
-    return {**result.params, **{f"private {n}": x for n, x in result.client_state.items()}}
-
-
-def assert_same(one, other):
-    for name, x in leaves(one).items():
-        assert_close(x, leaves(other)[name], rtol=0, atol=1e-6, err_msg=name)
-
-
-def rows(result):
-    return [{k: v for k, v in row.items() if k != "time"} for row in result.metrics]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +62,7 @@ def test_every_sampling_runs_in_one_program(sampling, per_round):
 
 
 def test_without_a_number_all_take_part():
-    assert_same(run(rounds=2), run(rounds=2, sampling="all"))
+    assert_same_models(run(rounds=2), run(rounds=2, sampling="all"))
     result = run(rounds=2)
     assert [row["clients"] for row in result.metrics[1:]] == [[0, 1, 3, 4, 5, 6, 7]] * 2
 
@@ -114,7 +96,7 @@ def test_a_client_that_fails_might_as_well_have_no_examples():
     failed = schedule.failed(1)
     assert 0 < len(failed) < 7
     result = run(rounds=1, failure_rate=0.4)
-    assert_same(result, run(emptied(*failed), rounds=1))
+    assert_same_models(result, run(emptied(*failed), rounds=1))
     row = result.metrics[1]
     assert row["failed"] == failed
     assert row["clients"] == [c for c in range(8) if SIZES[c] and c not in failed]
@@ -139,14 +121,14 @@ def test_who_is_late_might_as_well_have_no_examples():
     late = [c for c in range(8) if STEPS[c] > 2]
     assert late == [0, 4]
     result = run(rounds=3, deadline=2.5)
-    assert_same(result, run(emptied(*late), rounds=3))
+    assert_same_models(result, run(emptied(*late), rounds=3))
     for row in result.metrics[1:]:
         assert row["late"] == late
         assert not set(row["clients"]) & set(late)
         assert row["simulated_seconds"] == 2.5
         assert (row["bytes_up"], row["bytes_down"]) == (5 * EACH, 7 * EACH)
     in_time = run(rounds=1, deadline=1e3)
-    assert_same(in_time, run(rounds=1))
+    assert_same_models(in_time, run(rounds=1))
     assert in_time.metrics[1]["late"] == []
     assert in_time.metrics[1]["simulated_seconds"] == approx(4)
     nobody = rows(run(rounds=2, deadline=0.5))
@@ -162,40 +144,6 @@ def test_lateness_depends_on_the_remaining_download():
     assert late[0] == [0, 1, 3, 4, 5, 6, 7]
     assert late[1] == [0, 4], "two steps are in time, but not with a transfer"
     assert late[2] == late[0]
-
-
-OPTIONS = {
-    "clients_per_round": 4,
-    "sampling": "poisson",
-    "failure_rate": 0.3,
-    "deadline": 4.0,
-    "time_model": TimeModel(1.0, EACH * 8, EACH * 8, 0.1, spread=0.7),
-}
-
-
-def test_equal_after_resume(tmp_path):
-    def turns(broadcast, number):
-        del broadcast
-        return {"layer.lora_a": number % 2 == 1, "layer.lora_b": number % 2 == 0}
-
-    algorithm = fedavg(optax.adam(0.02), head="private")._replace(traffic=Traffic(turns))
-    whole = run(algorithm=algorithm, rounds=10, **OPTIONS)
-    assert any(row["failed"] for row in whole.metrics[1:])
-    assert any(row["late"] for row in whole.metrics[1:])
-    for done in (1, 5):
-        out = tmp_path / str(done)
-        run(algorithm=algorithm, rounds=done, out=out, **OPTIONS)
-        resumed = run(algorithm=algorithm, rounds=10, out=out, resume=True, **OPTIONS)
-        for a, b in zip(rows(whole), rows(resumed), strict=True):
-            assert a == {k: b[k] if not isinstance(v, float) else approx(b[k], abs=1e-6)
-                         for k, v in a.items()}  # fmt: skip
-        assert_same(whole, resumed)
-
-
-def test_another_deadline_is_another_run(tmp_path):
-    run(rounds=1, out=tmp_path / "run", deadline=3.0)
-    with pytest.raises(InputError, match=r"deadline was 3\.0, is 4\.0"):
-        run(rounds=2, out=tmp_path / "run", resume=True, deadline=4.0)
 
 
 @pytest.mark.parametrize(
@@ -221,3 +169,61 @@ def test_errors_of_settings_come_before_any_file_is_written(options, message, tm
     with pytest.raises(InputError, match=message):
         run(out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+# ------------------------------ batches of examples that are drawn independently (Poisson sampling)
+
+
+COUNTING = fp.algorithms.fedavg(optax.adam(0.02), keep_optimizer=True)
+
+
+def drawn(indices, batch_size, *, width=20, steps=2000):
+    return poisson_batches(
+        np.array(indices, np.int32), batch_size, width, steps=steps, rng=np.random.default_rng(0)
+    )
+
+
+def test_examples_are_drawn_independently_with_the_same_probability():
+    rows = drawn(range(10, 20), 4)
+    member = np.array([[n in row for n in range(10, 20)] for row in rows])
+    assert_close(member.mean(axis=0), 0.4, atol=4 * np.sqrt(0.24 / 2000))
+    sizes = member.sum(axis=1)
+    assert (np.sort(rows, axis=1)[:, -4:] < 20).all()
+    np.testing.assert_array_equal((rows >= 0).sum(axis=1), sizes)  # nobody twice
+    # Independent draws: the variance of the size is n p (1 - p), and not 0.
+    assert_close(sizes.var(), 2.4, rtol=0.15)
+
+
+def test_a_client_with_few_examples_uses_them_all():
+    np.testing.assert_array_equal(drawn([3, 5], 4, width=3, steps=2), [[3, 5, -1]] * 2)
+
+
+def test_batches_have_room_for_all_draws_but_one_in_a_trillion():
+    for n, batch_size in ((1000, 16), (5, 2), (100, 100)):
+        width = poisson_width([n, 0], batch_size)
+        assert binom.sf(width, n, batch_size / n) <= 1e-12
+        assert width == n or binom.sf(width - 1, n, batch_size / n) > 1e-12
+    assert poisson_width([1000], 16) < 64
+
+
+def test_a_draw_that_does_not_fit_is_cut_at_random():
+    rows = drawn(range(10), 9, width=2, steps=4000)
+    share = (rows[..., None] == np.arange(10)).any(axis=1).mean(axis=0)
+    assert_close(share, 0.2, atol=0.03)
+
+
+def drawing(**options):
+    options |= {"rounds": 3, "local_steps": 4, "batch_sampling": "poisson", "batch_size": 1}
+    return running.run(COUNTING, lanes=3, **options)
+
+
+def test_the_draws_depend_on_the_seed_and_empty_batches_are_steps_too():
+    one, other = drawing(), drawing(seed=1)
+    assert one.metrics[-1]["train_loss"] != other.metrics[-1]["train_loss"]
+    counts = np.asarray(one.client_state["optimizer"][0].count)
+    assert set(counts.tolist()) == {12}, "Adam counts all"
+
+
+def test_a_wrong_name_is_refused():
+    with pytest.raises(InputError, match=r"no batch_sampling 'posson'. Did you mean 'poisson'"):
+        running.run(batch_sampling="posson")

@@ -3,27 +3,24 @@
 import json
 
 import numpy as np
-import optax
 import pytest
+import running
 import toy
-from options import run_options
+from running import rows as rows_of
 
-from fedjax_peft.algorithms import fedavg
+from fedjax_peft import InputError, early_stop
 from fedjax_peft.cli import console
 from fedjax_peft.simulation.progress import Phase
 from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.simulation.stopping import early_stop
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
-MODEL, ALGORITHM = toy.model(dropout=0), fedavg(optax.sgd(0.1))
+MODEL, CLIENTS, TEST = toy.model(dropout=0), toy.clients([7, 4, 12]), toy.dataset(20, seed=3)
 
 
 def run(*, rounds=6, **options):
-    clients, test = toy.clients([7, 4, 12]), toy.dataset(20, seed=3)
-    return simulate(MODEL, ALGORITHM, clients, test=test, rounds=rounds, **run_options(**options))
+    options = {"model": MODEL, "clients": CLIENTS, "test": TEST, "batch_size": 64, **options}
+    return running.run(rounds=rounds, **options)
 
 
 def rows(*scores, headline="accuracy", better="higher"):
@@ -111,10 +108,6 @@ def test_a_run_may_end_before_training(tmp_path):
 
 
 def test_a_rule_ends_a_run_where_a_resumed_one_ends(tmp_path):
-    def interrupt(row):
-        if row["round"] == 3:
-            raise KeyboardInterrupt
-
     straight = run(checkpoint_every=1)
     losses = [row["train_loss"] for row in straight.metrics[1:]]
     target = losses[3] + 1e-5  # of round 4
@@ -130,9 +123,9 @@ def test_a_rule_ends_a_run_where_a_resumed_one_ends(tmp_path):
     assert whole.metrics[-1]["test_loss"] == straight.metrics[4]["test_loss"]
     out, phases = tmp_path / "run", []
     with pytest.raises(KeyboardInterrupt):
-        run(out=out, on_round=interrupt, **options)
+        run(out=out, on_round=running.interrupt(3), **options)
     again = run(out=out, resume=True, on_phase=phases.append, **options)
-    assert [{**r, "time": 0} for r in again.metrics] == [{**r, "time": 0} for r in whole.metrics]
+    assert rows_of(again) == rows_of(whole)
     assert phases[-1].details["stopped"] == whole.metrics[-1]["stopped"]
     # A run that has ended stays so; another rule may let it go on.
     assert len(run(out=out, resume=True, **options).metrics) == 5

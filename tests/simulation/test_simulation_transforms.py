@@ -1,6 +1,5 @@
 """Upload transforms in ``simulate``: resume, bytes, records, configs, refusals."""
 
-import itertools
 import re
 import shutil
 
@@ -8,13 +7,14 @@ import jax
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from closeness import assert_close
-from options import run_options
+from running import CLIENTS, PRIVATE, model
 from toy_transforms import feedback, ones, record
 
 import fedjax_peft as fp
-from fedjax_peft import aggregators, algorithms, transforms
+from fedjax_peft import InputError, aggregators, algorithms, transforms
 from fedjax_peft.cli import explain
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.loading import restore
@@ -23,50 +23,23 @@ from fedjax_peft.simulation import fields
 from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.cost import forecast
 from fedjax_peft.simulation.ledger import Ledger
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
 SGD = optax.sgd(0.1)
-FEDERATION = toy.clients([7, 4, 12, 1, 9])
 TOY_ADAPTER, TOY_HEAD = (5 * 2 + 2 * 6) * 4, (6 * 3 + 3) * 4
 BOTH = (transforms.clip_norm(0.2), feedback())
 
 
 def run(out=None, *, rounds=4, given=BOTH, algorithm=None, **options):
-    algorithm = algorithm or algorithms.fedavg(SGD, head="private")
-    options = {"clients_per_round": 3, "checkpoint_every": 2, "lanes": 2, "batch_size": 4} | options
-    return simulate(
-        toy.model(),
-        algorithm,
-        FEDERATION,
-        rounds=rounds,
-        out=out,
-        transforms=given,
-        **run_options(**options),
-    )
+    options = {"clients_per_round": 3, "checkpoint_every": 2, "lanes": 2} | options
+    return running.run(algorithm or PRIVATE, rounds=rounds, out=out, transforms=given, **options)
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A run without interruption."""
     return run(tmp_path_factory.mktemp("straight") / "run")
-
-
-@pytest.mark.exhaustive  # test_transforms_downlink.py resumes too
-def test_a_run_resumes_bit_for_bit_with_state_and_memory(straight, tmp_path):
-    run(tmp_path / "run", rounds=2)
-    resumed = run(tmp_path / "run", resume=True)
-    for name in ("params", "server", "client_state"):
-        states = (getattr(made, name) for made in (straight, resumed))
-        for a, b in zip(*map(jax.tree.leaves, states), strict=True):
-            np.testing.assert_array_equal(a, b)
-    volatile = ("time", "slot_utilisation")
-    for a, b in itertools.zip_longest(straight.metrics, resumed.metrics):
-        assert {k: v for k, v in a.items() if k not in volatile} == {
-            k: v for k, v in b.items() if k not in volatile
-        }
 
 
 def test_the_checkpoint_contains_state_and_memory(straight, tmp_path):
@@ -81,8 +54,7 @@ def test_the_checkpoint_contains_state_and_memory(straight, tmp_path):
 
 
 def test_clients_models_load_from_a_checkpoint_with_the_state_of_a_transform(straight):
-    algorithm = algorithms.fedavg(SGD, head="private")
-    round_index, server, client_state = restore(straight.out, toy.model(), algorithm)
+    round_index, server, client_state = restore(straight.out, model(), PRIVATE)
     assert round_index == 4
     for a, b in zip(
         jax.tree.leaves((straight.server, straight.client_state)),
@@ -107,11 +79,8 @@ def test_the_rows_have_the_metrics_of_transforms_and_the_table_knows_them(straig
 
 
 def test_a_row_without_an_accepted_upload_has_no_share():
-    poisoned = toy.poisoned(FEDERATION, *range(5))
-    options = {"rounds": 1, "lanes": 2, "batch_size": 4, "transforms": BOTH[0]}
-    row = simulate(toy.model(), algorithms.fedavg(SGD), poisoned, **run_options(**options)).metrics[
-        -1
-    ]
+    poisoned = toy.poisoned(CLIENTS, *range(5))
+    row = run(clients=poisoned, rounds=1, given=BOTH[0], clients_per_round=None).metrics[-1]
     assert (row["clip_share"], row["clip_median_norm"]) == (None, None)
 
 

@@ -44,10 +44,7 @@ def test_masked_rows_have_no_effect_even_with_nan():
     assert float(tasks.classification().loss(outputs(logits), batch)[1]) == 2
     assert [
         float(x) for x in tasks.classification().metrics(outputs(logits), batch)["accuracy"]
-    ] == [
-        2,
-        2,
-    ]
+    ] == [2, 2]
     assert np.isfinite(jax.grad(loss)(LOGITS, batch)).all()
 
 

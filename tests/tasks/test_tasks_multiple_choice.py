@@ -25,7 +25,9 @@ ROWS = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return write_tiny_language_model(tmp_path_factory.mktemp("m"), initializer_range=0.3)
+    return write_tiny_language_model(
+        tmp_path_factory.mktemp("m"), initializer_range=0.3, num_hidden_layers=1
+    )
 
 
 @pytest.fixture(scope="module")

@@ -112,12 +112,7 @@ def test_the_best_window_answers():
     x = logits(data, (4, 6, 3.0), (6, 6, 5.0))  # "the red boat", "Marenholm"
     assert scored(data, x)["exact_match"] == 0
     x = logits(data, (4, 6, 5.0), (6, 6, 3.0))
-    assert scored(data, x) == {
-        "exact_match": 1.0,
-        "f1": 1.0,
-        "raw_exact_match": 1.0,
-        "raw_f1": 1.0,
-    }
+    assert scored(data, x) == {"exact_match": 1.0, "f1": 1.0, "raw_exact_match": 1.0, "raw_f1": 1.0}
 
 
 def test_an_answer_cut_by_the_stride_is_scored_on_the_rest():

@@ -9,31 +9,27 @@ import optax
 import pytest
 import toy
 from closeness import approx, assert_close
-from options import run_options
-from toy_transforms import feedback, ones, record, upload
+from toy_transforms import ALGORITHM, FEDERATION, MODEL, feedback, ones, record, run, upload
 
-from fedjax_peft.algorithms import fedavg, rolora
+from fedjax_peft.algorithms import rolora
 from fedjax_peft.contracts import Decoded, Encoded, Measurements, Transform, Wire
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.uploads import encoder
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import client_key, server_key, stream
-from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import chain, clip_norm
 
 pytestmark = pytest.mark.slow
 
-SIZES = (7, 4, 12, 1, 9)
-FEDERATION = toy.clients(SIZES)
+SIZES = tuple(FEDERATION.sizes.tolist())
 KEY = stream(0, "clients")
+FEEDBACK, ONES = feedback(), ones()
 
 
-def engine(transform=None, *, lanes=3, algorithm=None, **options):
-    algorithm = algorithm or fedavg(optax.sgd(0.1))
-    return toy.Engine(
-        algorithm, FEDERATION, per_round=5, lanes=lanes, transform=transform, **options
-    )
+def engine(transform=None, *, lanes=3, algorithm=ALGORITHM, bound=MODEL, **options):
+    options |= {"lanes": lanes, "bound": bound, "transform": transform}
+    return toy.Engine(algorithm, FEDERATION, per_round=5, **options)
 
 
 @functools.cache
@@ -85,12 +81,6 @@ def test_changes_of_any_size_are_clipped_without_overflow(size):
     assert_close(result, np.full(4, min(size, 0.5)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), "1", None, True])
-def test_a_largest_norm_that_is_not_positive_is_refused(wrong):
-    with pytest.raises(InputError, match=r"max_norm = .* of clip_norm must be a positive number"):
-        clip_norm(wrong)
-
-
 def test_a_round_with_clipping_equals_a_loop_over_clients():
     start = {n: np.asarray(x) for n, x in plain().start()[0].items()}
     changes = one_by_one(start, 1)
@@ -127,21 +117,13 @@ def test_the_mean_moves_by_at_most_the_largest_norm():
 # ---------------------------------------------------------------- a transform with memory and state
 
 
-def run_rounds(rig, rounds=2, state=None):
-    state, results = state or rig.start(), []
-    for number in range(1, rounds + 1):
-        results.append(rig.run(rig.schedule.cohort(number), number, state))
-        state = (results[-1].server, results[-1].client_state, results[-1].transform_state)
-    return results
-
-
 @functools.cache
 def with_feedback(lanes=3):
-    return run_rounds(engine(chain(clip_norm(0.2), feedback()), lanes=lanes))
+    return engine(chain(clip_norm(0.2), FEEDBACK), lanes=lanes).rounds()
 
 
 def test_memory_state_and_noise_equal_a_loop_over_clients():
-    clip, codec = clip_norm(0.2), feedback()
+    clip, codec = clip_norm(0.2), FEEDBACK
     server = {n: np.asarray(x) for n, x in plain().start()[0].items()}
     memory = [codec.memory(server)] * len(SIZES)
     state = codec.init(server)
@@ -182,7 +164,7 @@ def test_the_number_of_lanes_does_not_matter():
 
 
 def test_another_order_of_slots_gives_the_same_noise():
-    rig = engine(feedback())
+    rig = engine(FEEDBACK)
     cohort = rig.schedule.cohort(1)
     one = rig.run(cohort, 1)
     other = rig.run(Cohort(*(part[::-1] for part in cohort)), 1)
@@ -191,7 +173,7 @@ def test_another_order_of_slots_gives_the_same_noise():
 
 
 def test_only_those_whose_uploads_are_accepted_change_their_memory():
-    rig = engine(feedback())
+    rig = engine(FEEDBACK)
     cohort = Cohort(*(part[:3] for part in rig.schedule.cohort(1)))
     poisoned = toy.poisoned(FEDERATION, 1).data.columns
     result = rig.run(cohort, 1, columns=poisoned)
@@ -202,7 +184,7 @@ def test_only_those_whose_uploads_are_accepted_change_their_memory():
 
 
 def test_a_round_without_an_upload_leaves_everything_as_it_is():
-    rig = engine(feedback())
+    rig = engine(FEEDBACK)
     before = rig.start()
     result = rig.run(Cohort([], [], []), 1)
     after = (result.server, result.client_state, result.transform_state)
@@ -211,7 +193,7 @@ def test_a_round_without_an_upload_leaves_everything_as_it_is():
 
 
 def test_an_upload_that_is_not_finite_is_dropped_before_it_is_transformed():
-    rig = engine(ones())
+    rig = engine(ONES)
     poisoned = toy.poisoned(FEDERATION, 1).data.columns
     result = rig.run(rig.schedule.cohort(1), 1, columns=poisoned)
     assert result.finite.tolist() == [True, False, True, True, True]
@@ -235,7 +217,7 @@ def test_entries_that_a_transform_leaves_alone_keep_every_bit():
     """1 + (1e-9 - 1) is 0 in float32, and not 1e-9."""
     start = {"a": jnp.array([1.0, 1.0])}
     half = Transform("first", lambda update, *_: Encoded({"a": update["a"] * jnp.array([0.5, 1])}))
-    encode = encoder(half, fedavg(optax.sgd(0.1)), (), {})
+    encode = encoder(half, ALGORITHM, (), {})
     sent = encode(upload({"a": jnp.array([3.0, 1e-9])}, start)).value
     np.testing.assert_array_equal(sent["a"], np.array([2.0, 1e-9], np.float32))
 
@@ -260,9 +242,9 @@ def test_the_norm_counts_the_unmasked_rows_of_a_client_only():
 
 
 def test_leaves_that_rest_in_a_round_stay_as_they_are():
-    rig = engine(feedback(), algorithm=rolora(optax.sgd(0.1)), bound=toy.lora_model())
+    rig = engine(FEEDBACK, algorithm=rolora(optax.sgd(0.1)), bound=toy.lora_model())
     start = {n: np.asarray(x) for n, x in rig.model_at_start().items()}
-    odd, even = run_rounds(rig)
+    odd, even = rig.rounds()
     np.testing.assert_array_equal(odd.server["layer.lora_a"], start["layer.lora_a"])
     assert np.any(odd.server["layer.lora_b"] != start["layer.lora_b"])
     np.testing.assert_array_equal(odd.server["layer.lora_b"], even.server["layer.lora_b"])
@@ -324,17 +306,13 @@ def test_norm_is_the_length_over_all_leaves():
 @pytest.mark.parametrize("poisoned", [(), (0, 1, 2, 3, 4)], ids=["all", "nobody"])
 @pytest.mark.sample("all")
 def test_the_reference_engine_transforms_uploads_in_the_same_way(poisoned):
-    federation = toy.poisoned(FEDERATION, *poisoned)
-    given = [clip_norm(0.2), feedback()]
-    options = {"rounds": 1, "lanes": 1, "batch_size": 4, "transforms": given, "eval_every": 9}
+    federation, given = toy.poisoned(FEDERATION, *poisoned), [clip_norm(0.2), FEEDBACK]
     made = [
-        simulate(
-            toy.model(), fedavg(optax.sgd(0.1)), federation, **run_options(engine=name, **options)
-        )
+        run(given, 1, federation=federation, lanes=1, engine=name)
         for name in ("compiled", "reference")
     ]
     for name, x in made[0].params.items():
         assert_close(made[1].params[name], x, atol=1e-5)
     for name in ("clip_share", "clip_median_norm", "bytes_up"):
-        a, b = (run.metrics[-1][name] for run in made)
+        a, b = (one.metrics[-1][name] for one in made)
         assert a == (b if b is None else approx(b, rel=1e-4))

@@ -48,7 +48,7 @@ REFUSED = {
     ("fedmomentum", "flasc"): "earlier rounds added to the frozen weights",
     ("scaffold", "flasc"): "broadcast holds more than the shared leaves",
     ("fedsvd", "flasc"): "broadcast holds more than the shared leaves",
-    ("fednova", "flasc"): "broadcast holds more than the shared leaves",
+    ("fednova", "flasc"): r"compresses what the server broadcasts\..*more than the shared leaves",
 }
 """Algorithm, or (algorithm, transform) -> the reason."""
 

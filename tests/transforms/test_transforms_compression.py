@@ -1,28 +1,28 @@
 """Compressors: NumPy references, unbiasedness, error feedback, bytes on the wire, whole rounds."""
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import toy
 from closeness import assert_close
-from options import run_options
-from toy_transforms import compressors, example, upload
+from small_config import small
+from toy_transforms import ALGORITHM, FEDERATION, compressors, example, run, upload
 
-from fedjax_peft import algorithms, transforms
+from fedjax_peft import transforms
 from fedjax_peft.config.sweeps import plan
 from fedjax_peft.contracts import Transform, Wire
 from fedjax_peft.engine.uploads import encoder
 from fedjax_peft.numerics.hyperparameters import constants_of
-from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import (
     chain,
     clip_norm,
     error_feedback,
+    flasc,
     int8,
     nf4,
     power_sgd,
@@ -40,7 +40,6 @@ from fedjax_peft.transforms.packing import pack, wires_of
 pytestmark = pytest.mark.slow
 
 KEY = jax.random.key(3)
-SGD = optax.sgd(0.1)
 SHAPES = {"head.bias": (3,), "head.kernel": (6, 3), "layer.lora_a": (5, 2), "layer.lora_b": (2, 6)}
 
 
@@ -250,7 +249,7 @@ def test_what_was_lost_of_a_leaf_waits_while_the_leaf_rests():
     owned = {"layer.lora_b": jnp.array([[True] * 6, [False] * 6])}
     memory = {"lost": change(2), "own": ()}
     memory["lost"]["layer.lora_b"] = memory["lost"]["layer.lora_b"].at[1].set(0)
-    encode_ = encoder(transform, algorithms.fedavg(SGD), (), rests)
+    encode_ = encoder(transform, ALGORITHM, (), rests)
     learned = jax.tree.map(jnp.add, start, change(3))
     learned["layer.lora_b"] = learned["layer.lora_b"].at[1].set(start["layer.lora_b"][1])
     encoded = encode_(upload(learned, start, memory, owned))
@@ -387,28 +386,16 @@ def test_no_compressor_follows_power_sgd():
 
 # ------------------------------------------------------------------------------------- whole rounds
 
-FEDERATION = toy.clients([7, 4, 12, 1, 9])
 TOGETHER = (top_k(0.6), quantize(4))
-
-
-def run(out=None, *, given=TOGETHER, rounds=2, federation=FEDERATION, **options):
-    options = {"checkpoint_every": 1, "lanes": 3, "batch_size": 4, "eval_every": 9} | options
-    algorithm = options.pop("algorithm", algorithms.fedavg(SGD))
-    return simulate(
-        *(toy.model(), algorithm, federation),
-        rounds=rounds,
-        out=out,
-        transforms=given,
-        **run_options(**options),
-    )
 
 
 @pytest.mark.parametrize("given", [TOGETHER, (power_sgd(1),)], ids=["together", "power_sgd"])
 @pytest.mark.sample("together")
 def test_lanes_do_not_matter_and_a_run_resumes_bit_for_bit(tmp_path, given):
-    run(tmp_path / "run", given=given)
-    resumed = run(tmp_path / "run", given=given, rounds=3, resume=True)
-    one, whole = run(given=given, rounds=3, lanes=1), run(given=given, rounds=3)
+    options = {"out": tmp_path / "run", "checkpoint_every": 1}
+    run(given, **options)
+    resumed = run(given, 3, resume=True, **options)
+    one, whole = run(given, 3, lanes=1), run(given, 3)
     for name, x in whole.params.items():
         np.testing.assert_array_equal(resumed.params[name], x)
         assert_close(one.params[name], x, atol=1e-5)
@@ -417,24 +404,27 @@ def test_lanes_do_not_matter_and_a_run_resumes_bit_for_bit(tmp_path, given):
 
 
 def test_the_errors_of_all_compressors_are_in_the_rows_and_nan_is_dropped():
-    row = run().metrics[-1]
+    row = run(TOGETHER).metrics[-1]
     assert all(0 < row[name] < 1 for name in ("compression_error", "compression_error_2"))
-    poisoned = run(federation=toy.poisoned(FEDERATION, 1))
+    poisoned = run(TOGETHER, federation=toy.poisoned(FEDERATION, 1))
     assert poisoned.metrics[-1]["dropped"] == [1]
     assert 0 < poisoned.metrics[-1]["compression_error"] < 1
-    nobody = run(federation=toy.poisoned(FEDERATION, *range(5)), rounds=1)
+    nobody = run(TOGETHER, 1, federation=toy.poisoned(FEDERATION, *range(5)))
     assert nobody.metrics[-1]["compression_error"] is None
 
 
 def test_compressed_bytes_are_in_the_rows_and_in_the_simulated_seconds():
-    plain, small = run(given=None, rounds=1), run(given=sign(), rounds=1)
+    plain, small = (run(given, 1).metrics[-1] for given in (None, sign()))
     bits = [18 + 32, 3 + 32, 10 + 32, 12 + 32]
-    assert small.metrics[-1]["bytes_up"] == 5 * sum(math.ceil(n / 8) for n in bits)
-    assert small.metrics[-1]["bytes_down"] == plain.metrics[-1]["bytes_down"]
-    assert small.metrics[-1]["simulated_seconds"] < plain.metrics[-1]["simulated_seconds"]
+    assert small["bytes_up"] == 5 * sum(math.ceil(n / 8) for n in bits)
+    assert small["bytes_down"] == plain["bytes_down"]
+    assert small["simulated_seconds"] < plain["simulated_seconds"]
 
 
 # ------------------------------------------------------------------------------------- bad options
+
+NOT_NORMS = (0, -1.0, float("nan"), "1", None, True)
+POSITIVE = "max_norm = .* of clip_norm must be a positive number"
 
 
 @pytest.mark.parametrize(
@@ -449,6 +439,12 @@ def test_compressed_bytes_are_in_the_rows_and_in_the_simulated_seconds():
         (lambda: top_directions(0), "rank = 0 of top_directions must be a positive integer"),
         (lambda: top_directions(1, by="nrm"), "Did you mean 'norm'"),
         (lambda: power_sgd(1.5), r"rank = 1\.5 of power_sgd must be a positive integer"),
+        (lambda: flasc(0.0), r"up = 0\.0 of flasc must be a number above 0"),
+        (lambda: flasc(0.5, 2), "down = 2 of flasc must be a number above 0"),
+        *(
+            (functools.partial(clip_norm, x), POSITIVE)
+            for x in (0, -1.0, float("nan"), "1", None, True)
+        ),
     ],
 )
 def test_options_that_cannot_be_used_are_errors(make, message):
@@ -463,14 +459,7 @@ def test_a_share_is_a_constant_of_the_program():
 
 
 def test_a_sweep_over_shares_compiles_each_of_them_and_one_over_norms_does_not():
-    raw = {
-        "rounds": 1,
-        "model": {"name": "x"},
-        "data": {"name": "y"},
-        "partition": {"name": "iid", "clients": 2},
-        "optimizer": {"learning_rate": 0.1},
-        "transforms": {"top_k": {"share": 0.1}, "clip_norm": {"max_norm": 1.0}},
-    }
+    raw = small(transforms={"top_k": {"share": 0.1}, "clip_norm": {"max_norm": 1.0}})
     points = plan(raw, ["transforms.top_k.share=0.1,0.2"]).points
     assert [point.config["runtime"] for point in points] == [None, None]
     points = plan(raw, ["transforms.clip_norm.max_norm=1.0,2.0"]).points

@@ -9,10 +9,7 @@ from safetensors.numpy import load_file
 from test_peft_io_export import CLASSES, EXACT, assert_same, auto, ours, theirs
 from tiny import trained
 from torch_reference import layers, padded_batch, saved, tiny_model
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fedjax_peft import merge, peft, testing
 from fedjax_peft.models.heads import classification

@@ -1,0 +1,450 @@
+"""What the model families have in common: configs, forms of checkpoints, types, heads, prompts.
+
+Logits, hidden states and gradients of every family and head: ``test_models_parity.py``.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from closeness import assert_close
+from parity import EXACT, assert_equal, assert_same_leaves, flipped, forward
+from safetensors.torch import load_file, save_file
+from torch_reference import (
+    FAMILIES,
+    padded_batch,
+    saved,
+    tensors,
+    tiny_model,
+    torch_outputs,
+    torch_states,
+)
+from transformers import DynamicCache
+
+from fedjax_peft.models.checkpoint import save_checkpoint
+from fedjax_peft.models.heads import classification, span_classification, two_classifiers
+from fedjax_peft.models.hub import load_model
+from fedjax_peft.models.registry import parse_config, random_model
+from fedjax_peft.peft import prefix_tuning, prompt_tuning
+from fedjax_peft.peft.base import attach
+
+pytestmark = pytest.mark.slow
+
+AUTO = {
+    "classification": transformers.AutoModelForSequenceClassification,
+    "causal_lm": transformers.AutoModelForCausalLM,
+    "image": transformers.AutoModelForImageClassification,
+}
+
+
+def leaves(model):
+    return {**model.frozen, **model.trainable}
+
+
+def random(*shape):
+    return np.random.default_rng(5).normal(size=shape).astype(np.float32)
+
+
+def tiny_config(family, **changes):
+    """Returns the config of a small model with random weights."""
+    return {"model_type": family, **FAMILIES[family].shape, "initializer_range": 0.2, **changes}
+
+
+# ---------------------------------------------------------------------------------------- configs
+
+VARIANTS = {
+    "bert": {
+        "gelu_new": {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+        "pad": {"pad_token_id": 4, "type_vocab_size": 3, "classifier_dropout": 0.3},
+    },
+    "roberta": {
+        "relu": {"hidden_act": "relu", "num_hidden_layers": 3, "num_attention_heads": 2},
+        "pad": {"pad_token_id": 4, "type_vocab_size": 3, "classifier_dropout": 0.3},
+    },
+    "gpt2": {
+        "relu": {"activation_function": "relu", "n_inner": 24, "layer_norm_epsilon": 1e-3},
+        "gelu": {"activation_function": "gelu", "n_layer": 3, "n_head": 2},
+        "stanford": {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True},
+    },
+    "distilbert": {
+        "relu": {"activation": "relu", "n_layers": 1, "n_heads": 2},
+        "sinusoidal": {"sinusoidal_pos_embds": True},
+    },
+    "vit": {
+        "no_qkv_bias": {"qkv_bias": False, "layer_norm_eps": 1e-3},
+        "gelu_new": {"hidden_act": "gelu_new", "num_hidden_layers": 1, "num_attention_heads": 2},
+        "channels": {"hidden_act": "relu", "num_channels": 5},
+        "rectangular": {"image_size": [8, 24], "patch_size": [2, 6]},
+        "odd": {"image_size": 15, "patch_size": 5},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family in VARIANTS for name in VARIANTS[family]]
+)
+def test_config_variants(family, name, tmp_path):
+    kind = "causal_lm" if family == "gpt2" else "classification"
+    reference = tiny_model(family, kind=kind, **VARIANTS[family][name])
+    model = load_model(saved(reference, tmp_path))
+    everywhere = family in ("bert", "roberta")
+    assert_equal(model, reference, padded_batch(reference.config), everywhere=everywhere)
+
+
+# ------------------------------------------------------------------------------------ checkpoints
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_checkpoint_is_read_by_transformers(family, tmp_path):
+    """To the bit, under the names that transformers itself writes, and with the labels."""
+    kind = "causal_lm" if "causal_lm" in FAMILIES[family].kinds else "classification"
+    reference = tiny_model(family, kind=kind)
+    model = load_model(saved(reference, tmp_path / "in"))
+    labels = () if kind == "causal_lm" else ("bad", "so-so", "good")
+    save_checkpoint(leaves(model), model.config, tmp_path / "out", labels)
+    auto = AUTO["image" if family == "vit" else kind]
+    again = auto.from_pretrained(tmp_path / "out")
+    assert type(again) is type(reference)
+    found = again.state_dict()
+    for name, x in reference.state_dict().items():
+        np.testing.assert_array_equal(found[name], x, name)
+    names = [load_file(tmp_path / d / "model.safetensors").keys() for d in ("in", "out")]
+    assert names[0] == names[1]
+    if labels:
+        assert again.config.id2label == dict(enumerate(labels))
+        assert load_model(tmp_path / "out").labels == labels
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "distilbert", "gpt2", "vit"])
+def test_other_precisions_are_read_as_float32(family, stored, tmp_path):
+    reference = tiny_model(family).to(stored)
+    model = load_model(saved(reference, tmp_path / "stored"))
+    expected = load_model(saved(reference.float(), tmp_path / "float32"))
+    assert {x.dtype for x in leaves(model).values()} == {jnp.dtype("float32")}
+    assert_same_leaves(leaves(model), leaves(expected))
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "limit"),
+    [
+        *((family, "classification", 0.05) for family in ("bert", "roberta", "deberta-v2", "vit")),
+        ("distilbert", "classification", 0.02),
+        ("gpt2", "classification", 0.02),
+        ("gpt2", "causal_lm", 0.02),
+        ("llama", "causal_lm", 0.03),
+        ("gemma2", "causal_lm", 0.03),
+    ],
+)
+def test_bfloat16_compute_is_close_to_float32(family, kind, limit, tmp_path):
+    reference = tiny_model(family, kind=kind)
+    model = load_model(saved(reference, tmp_path), dtype="bfloat16")
+    batch = padded_batch(reference.config)
+    outputs = forward(model.replace(frozen=model.compute_frozen()), batch)
+    assert outputs.hidden.dtype == jnp.bfloat16
+    assert outputs.logits.dtype == jnp.float32  # the head computes in float32
+    expected, _ = torch_outputs(reference, batch)
+    assert np.abs(expected).max() > 0.5
+    rows = batch["attention_mask"].astype(bool) if expected.ndim == 3 else slice(None)
+    difference = outputs.logits[rows] - expected[rows]
+    # bfloat16 keeps 8 bits, 0.4 % a rounding; a wrong formula would be off by the values' size.
+    if limit == 0.05:
+        assert_close(difference, 0, atol=limit)
+    assert 1e-5 < np.linalg.norm(difference) / np.linalg.norm(expected[rows]) < limit
+
+
+def old_norms(stored, reference):
+    """Norms have a gamma and a beta."""
+    ends = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for name in [*stored]:
+        for new, old in ends.items():
+            if name.endswith(new):
+                stored[name.removesuffix(new) + old] = stored.pop(name)
+
+
+def pretraining_of_deberta(stored, reference):
+    """The published form: no classifier, unused heads and positions, old names of norms."""
+    for name in [*stored]:
+        if not name.startswith("deberta."):
+            del stored[name]
+    old_norms(stored, reference)
+    stored |= {
+        "lm_predictions.lm_head.dense.weight": torch.zeros(32, 32),
+        "mask_predictions.dense.weight": torch.zeros(32, 32),
+        "deberta.embeddings.position_embeddings.weight": torch.zeros(40, 32),
+        "deberta.embeddings.position_ids": torch.zeros(1, 40),
+    }
+
+
+def gpt2_of_the_hub(stored, reference):
+    """Without prefix, with causal masks and a stored output layer, and what another head had."""
+    for name in [*stored]:
+        stored[name.removeprefix("transformer.")] = stored.pop(name)
+    stored["lm_head.weight"] = torch.zeros(100, 32)
+    stored["multiple_choice_head.summary.weight"] = torch.zeros(1, 32)
+    for i in range(2):
+        stored[f"h.{i}.attn.bias"] = torch.ones(1, 1, 40, 40).tril()
+        stored[f"h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
+
+
+def old_llama(stored, reference):
+    """Without prefix, and with the frequencies of the rotation."""
+    for name in [*stored]:
+        stored[name.removeprefix("model.")] = stored.pop(name)
+    stored["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+
+
+def masked_distilbert(stored, reference):
+    """A masked language model's."""
+    for name in [*stored]:
+        if not name.startswith("distilbert."):
+            del stored[name]
+    stored |= {
+        "vocab_transform.weight": torch.zeros(32, 32),
+        "vocab_layer_norm.weight": torch.ones(32),
+        "vocab_projector.bias": torch.zeros(100),
+        "distilbert.embeddings.position_ids": torch.arange(40)[None],
+    }
+
+
+def modules_of_vit(stored, reference):
+    """Transformers writes older names, and reads the names of its present modules too."""
+    assert "vit.encoder.layer.0.attention.attention.query.weight" in stored
+    stored.clear()
+    stored |= {name: x.clone() for name, x in reference.state_dict().items()}
+    assert "vit.layers.0.attention.q_proj.weight" in stored
+
+
+def no_pooler(stored, reference):
+    """As ``AutoModel`` writes without a pooling layer."""
+    for name in [*stored]:
+        if not name.startswith("bert.") or "pooler" in name:
+            del stored[name]
+
+
+SAME = (None, ())
+FORMS = [
+    ("bert", "classification", old_norms, [SAME]),
+    ("roberta", "classification", old_norms, [SAME]),
+    ("bert", "classification", no_pooler, [(classification(3), ("bert.pooler", "classifier"))]),
+    (
+        "deberta-v2", "classification", pretraining_of_deberta,
+        [(two_classifiers(3), ("pooler", "second_classifier", "classifier"))],
+    ),
+    ("gpt2", "causal_lm", gpt2_of_the_hub, [SAME, (classification(3), ("score",))]),
+    (
+        "llama", "causal_lm", old_llama,
+        [SAME, (classification(3), ("score",)), (span_classification(), ("qa_outputs",))],
+    ),
+    (
+        "distilbert", "classification", masked_distilbert,
+        [(classification(4), ("pre_classifier", "classifier"))],
+    ),
+    ("vit", "classification", modules_of_vit, [SAME]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "kind", "change", "loaded"), FORMS)
+def test_every_form_of_a_checkpoint_has_the_same_leaves(family, kind, change, loaded, tmp_path):
+    """With another head than the stored one, all leaves but those of the head."""
+    reference = tiny_model(family, kind=kind)
+    whole = leaves(load_model(saved(reference, tmp_path)))
+    stored = load_file(tmp_path / "model.safetensors")
+    change(stored, reference)
+    save_file(stored, tmp_path / "model.safetensors")
+    for head, trained in loaded:
+        model = load_model(tmp_path, head=head)
+        if head is None:
+            assert_same_leaves(leaves(model), whole)
+            continue
+        assert model.head == trained
+        assert set(model.kinds.values()) == {"head"}
+        assert all(name.startswith(trained) for name in model.kinds)
+        # The backbone's own name depends on the head.
+        backbone, expected = (
+            {n.partition(".")[2]: x for n, x in y.items()} for y in (model.frozen, whole)
+        )
+        heads = (*trained, "classifier", "lm_head")
+        kept = [n.partition(".")[2] for n in whole if not n.startswith(heads)]
+        assert_same_leaves(backbone, {name: expected[name] for name in kept})
+
+
+BARE = {
+    "bert": ("bert.pooler.dense", "classifier"),
+    "roberta": ("classifier.dense", "classifier.out_proj"),
+    "deberta-v2": ("pooler.dense", "classifier"),
+    "distilbert": ("pre_classifier", "classifier"),
+    "vit": ("classifier",),
+}
+
+
+@pytest.mark.parametrize("family", BARE)
+def test_a_bare_encoder_gets_a_fresh_head(family, tmp_path):
+    """As ``AutoModel`` saves it: without prefix and classifier."""
+    reference = tiny_model(family)
+    whole = load_model(saved(reference, tmp_path / "whole"))
+    names = load_file(saved(reference.base_model, tmp_path / "bare") / "model.safetensors")
+    assert not any(n.startswith((reference.base_model_prefix, "classifier")) for n in names)
+    model = load_model(tmp_path / "bare", head=classification(3))
+    assert_same_leaves(model.frozen, whole.frozen)
+    kinds = {f"{module}.{leaf}": "head" for module in BARE[family] for leaf in ("bias", "kernel")}
+    assert model.kinds == whole.kinds == kinds
+    assert model.tokenizer is None
+    # BERT's pooler is part of its head; training starts from that of the checkpoint.
+    same = {n for n, x in model.trainable.items() if np.array_equal(x, whole.trainable[n])}
+    pooler = {f"bert.pooler.dense.{leaf}" for leaf in ("bias", "kernel")}
+    assert same == (pooler if family == "bert" else set())
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "llama"])
+def test_a_sharded_checkpoint(family, tmp_path):
+    """Llama's has a stored copy of the tied head, which is not read."""
+    tied = {"kind": "causal_lm", "tie_word_embeddings": True} if family == "llama" else {}
+    reference = tiny_model(family, **tied)
+    reference.save_pretrained(tmp_path / "shards", max_shard_size="30KB")
+    shards = sorted((tmp_path / "shards").glob("model-*.safetensors"))
+    assert len(shards) > 1
+    if tied:
+        save_file(load_file(shards[0]) | {"lm_head.weight": torch.zeros(100, 32)}, shards[0])
+    found, whole = (load_model(x) for x in (shards[0].parent, saved(reference, tmp_path)))
+    assert_same_leaves(leaves(found), leaves(whole))
+    assert not any("lm_head" in name for name in found.frozen)
+
+
+# ------------------------------------------------------------------------------- heads and padding
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("gpt2", "classification"), ("gpt2", "causal_lm"), ("distilbert", "classification")],
+)
+def test_padding_on_the_left(family, kind, tmp_path):
+    reference = tiny_model(family, kind=kind)
+    model = load_model(saved(reference, tmp_path))
+    assert_equal(model, reference, flipped(padded_batch(reference.config, lengths=(9, 1, 8, 3))))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_classifier_reads_the_rightmost_token_that_is_not_the_pad_token(family, tmp_path):
+    """Many checkpoints pad with the end of text, which may stand inside a text, or be all of it."""
+    reference = tiny_model(family)
+    model = load_model(saved(reference, tmp_path))
+    batch = padded_batch(reference.config)
+    batch["input_ids"][0, 5] = batch["input_ids"][1, 6] = batch["input_ids"][2, 0] = 3
+    assert_equal(model, reference, batch)
+    assert_equal(model, reference, flipped(batch))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_without_a_pad_token_the_attention_mask_gives_the_length(family, tmp_path):
+    reference = tiny_model(family, pad_token_id=None)
+    model = load_model(saved(reference, tmp_path))
+    lengths = (13, 7, 1, 10)
+    batch = padded_batch(parse_config(tiny_config(family))[1], lengths)
+    logits = forward(model, batch).logits
+    for row, length in enumerate(lengths):  # Hugging Face then takes single texts only
+        one = {name: x[row : row + 1, :length] for name, x in batch.items()}
+        assert_close(logits[row], torch_states(reference, one)[0][0], **EXACT)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "distilbert"])
+def test_two_classifiers_read_the_last_token_or_an_encoder_s_first(family):
+    model = random_model(tiny_config(family), head=two_classifiers(3), dropout=0.0)
+    batch = padded_batch(parse_config(tiny_config("llama"))[1], (5, 2))
+    outputs, module = forward(model, batch), model.module()
+    place = jnp.array([0, 0] if family == "distilbert" else [4, 1])
+    read = outputs.hidden[jnp.arange(2), place]
+    if family == "llama":
+        np.testing.assert_array_equal(outputs.last, place)
+    first = module.logits if family == "distilbert" else module.score
+    assert_close(outputs.logits, first(read), **EXACT)
+    assert_close(outputs.second, module.second_classifier(read), **EXACT)
+    assert {name.split(".")[0] for name in model.kinds} == set(model.head)
+
+
+# ------------------------------------------------------------------------------ prompt and prefix
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "config"),
+    [
+        ("distilbert", "classification", {}),
+        ("deberta-v2", "classification", {"position_biased_input": True, "type_vocab_size": 2}),
+        ("gpt2", "classification", {}),
+        ("gpt2", "causal_lm", {}),
+        ("llama", "causal_lm", {}),
+        ("gemma2", "causal_lm", {}),
+    ],
+)
+def test_tokens_after_a_prompt(family, kind, config, tmp_path):
+    """Gemma scales the embeddings of tokens, but not those of a prompt, as in PEFT."""
+    reference = tiny_model(family, kind=kind, **config)
+    model = attach(load_model(saved(reference, tmp_path)), prompt_tuning(3))
+    rows, batch = random(3, 32), padded_batch(reference.config, lengths=(9, 4))
+    trained = {n: rows if n.endswith(".prompt") else x for n, x in model.trainable.items()}
+    outputs = forward(model, batch, trained)
+    given = tensors(batch)
+    with torch.no_grad():
+        tokens = reference.get_input_embeddings()(given.pop("input_ids"))
+        before = {n: torch.full((2, 3), int(n == "attention_mask")) for n in given}
+        expected = reference(
+            inputs_embeds=torch.cat([torch.tensor(rows).expand(2, 3, 32), tokens], dim=1),
+            output_hidden_states=True,
+            **{name: torch.cat([before[name], x], dim=1) for name, x in given.items()},
+        )
+        logits = expected.logits
+        if (family, kind) == ("gpt2", "classification"):  # whose head needs the ids
+            logits = reference.score(expected.hidden_states[-1])[[0, 1], [11, 6]]
+    real = batch["attention_mask"].astype(bool)
+    if kind == "causal_lm":
+        assert_close(outputs.logits[real], logits[:, 3:].numpy()[real], **EXACT)
+    else:
+        assert_close(outputs.logits, logits.numpy(), **EXACT)
+    for got, x in zip(outputs.states, expected.hidden_states, strict=True):
+        shown = np.ones_like(real) if family == "deberta-v2" else real
+        assert_close(np.asarray(got)[shown], x[:, 3:].numpy()[shown], **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "heads", "width"),
+    [("gpt2", "classification", 4, 8), ("qwen3", "causal_lm", 2, 16)],
+)
+def test_every_token_sees_a_prefix(family, kind, heads, width, tmp_path):
+    """Qwen's heads are grouped."""
+    reference = tiny_model(family, kind=kind)
+    model = attach(load_model(saved(reference, tmp_path)), prefix_tuning(3))
+    batch = padded_batch(reference.config, lengths=(9, 4))
+    cache, trained = DynamicCache(), dict(model.trainable)
+    for i in range(2):
+        stacked = []
+        for name, x in (
+            ("key", random(3, heads, width) + i),
+            ("value", random(3, heads, width) - i),
+        ):
+            (leaf,) = (n for n in trained if f".{i}." in n and n.endswith(f"prefix_{name}"))
+            trained[leaf] = x.reshape(3, heads * width)
+            stacked.append(torch.tensor(x).expand(2, 3, heads, width).transpose(1, 2))
+        cache.update(*stacked, i)
+    mask = np.pad(batch["attention_mask"], ((0, 0), (3, 0)), constant_values=1)
+    with torch.no_grad():
+        expected = reference(
+            input_ids=tensors(batch)["input_ids"],
+            attention_mask=torch.tensor(mask),
+            position_ids=torch.arange(9)[None],  # our text keeps its positions
+            past_key_values=cache,
+        ).logits.numpy()
+    rows = batch["attention_mask"].astype(bool) if expected.ndim == 3 else slice(None)
+    got = np.asarray(forward(model, batch, trained).logits)
+    assert_close(got[rows], expected[rows], **EXACT)
+
+
+def test_shapes_of_the_outputs_of_two_classifiers(tmp_path):
+    """Of a DeBERTa from pretraining, whose two heads are fresh."""
+    reference = tiny_model("deberta-v2", num_hidden_layers=1)
+    model = load_model(saved(reference.base_model, tmp_path), head=two_classifiers(3))
+    batch = padded_batch(reference.config)
+    apply = lambda batch: model.apply(model.frozen, model.trainable, batch, None, False)  # noqa: E731
+    outputs = jax.eval_shape(apply, batch)
+    assert outputs.logits.shape == outputs.second.shape == (4, 3)
