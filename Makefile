@@ -30,7 +30,7 @@ exhaustive: $(VENV)/.test
 portable: $(VENV)/.test
 	$(BIN)/python tests/portable.py
 
-# The documentation site; a warning, such as a broken link, is an error. `make test` builds it too.
+# The documentation site; a warning, such as a broken link, is an error, in `make test` too.
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 	@echo Open docs/_build/html/index.html

@@ -49,7 +49,7 @@ MEANS = "tests/aggregators"
 TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/apfl": ([PERSONAL, PRODUCT, ALL], "apfl"),
     "algorithms/centralised": ([PERSONAL, ALL], "centralised or baseline or kept"),
-    "algorithms/checks": ([REFUSALS, PERSONAL, LORA, MCP], "refus or head or model"),
+    "algorithms/checks": ([REFUSALS, PERSONAL, MCP], "refus or head or model"),
     "algorithms/common": ([OPTIMISATION, PERSONAL], "slow_reference and partial or fedprox"),
     "algorithms/clustering": (["tests/test_clustering.py"], ""),
     "algorithms/ditto": ([PERSONAL, PRODUCT, ALL], "ditto"),

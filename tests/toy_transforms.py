@@ -19,11 +19,11 @@ MODEL, ALGORITHM = toy.model(), fedavg(optax.sgd(0.1))
 FEDERATION = toy.clients([7, 4, 12, 1, 9])
 
 
-def run(given, rounds=2, *, algorithm=ALGORITHM, federation=FEDERATION, **options):
+def run(given, rounds=2, *, model=MODEL, algorithm=ALGORITHM, federation=FEDERATION, **options):
     """Returns a run of the toy problem; runs that share model and algorithm share programs."""
     options = {"lanes": 3, "batch_size": 4, "eval_every": 9} | options
     options = run_options(transforms=given, **options)
-    return simulate(MODEL, algorithm, federation, rounds=rounds, **options)
+    return simulate(model, algorithm, federation, rounds=rounds, **options)
 
 
 def upload(value, template, memory=(), rank_mask=None) -> Upload:

@@ -35,24 +35,21 @@ from fedjax_peft.numerics import tree
 
 
 class RoundResult(NamedTuple):
-    """The results of a round; all arrays stay on the device."""
+    """The results of a round; all arrays stay on the device.
+
+    What the other fields hold is said in :class:`fedjax_peft.engine.state.RoundInfo`.
+    """
 
     state: State
     """The state after the round, without the host's integers (:meth:`State.on_device`)."""
     sums: dict[str, tuple[Array, Array]]
-    """Metric -> (sum, count), each float32 ``[slots]``."""
     finite: Array
-    """bool ``[slots]``: False for a client whose upload was not finite and was dropped."""
     norms: Array
-    """float32 ``[slots]``: norm of the model change that each client's upload describes."""
     sent_leaves: dict[str, Array]
-    """For each leaf that is not sent in every round: whether it was sent in this round."""
     aggregation: dict[str, Array]
-    """Metrics of the aggregator, the server, the diagnosis and ``Algorithm.round_metrics``."""
     predictions: dict[str, Array]
     """Step outputs for each example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
     shares: dict[str, Array] = {}  # noqa: RUF012
-    """``Traffic.sent_shares`` of each client, float32 ``[slots]``."""
 
 
 _PLAIN = RoundOptions()

@@ -63,7 +63,7 @@ class Tensors(Protocol):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes by Hugging Face's names of tensors."""
 
-    def read(self, name: str, transposed: bool) -> jax.Array:
+    def read(self, name: str, transposed: bool) -> Array:
         """Returns a tensor in float32, with flax's order of axes if ``transposed``."""
 
 
@@ -140,7 +140,7 @@ class Safetensors:
         return leaf_value(file, name, array, transposed)
 
 
-def leaf_value(file: Path, name: str, array: np.ndarray, transposed: bool) -> jax.Array:
+def leaf_value(file: Path, name: str, array: np.ndarray, transposed: bool) -> Array:
     """Returns a tensor of a file in float32, with flax's order of axes if ``transposed``.
 
     Raises:

@@ -15,8 +15,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
+from jax import Array
 
 from fedjax_peft.models.checkpoint import leaf_value
 from fedjax_peft.support.errors import InputError
@@ -33,11 +33,7 @@ _LAYER = {
     "attn_k_norm": "self_attn.k_norm",
     **{f"ffn_{short}": f"mlp.{short}_proj" for short in ("gate", "up", "down")},
 }
-_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 """Names of modules in GGUF -> those of Hugging Face."""
 
 
@@ -119,12 +115,8 @@ class Gguf:
         """The shapes by Hugging Face's names of tensors."""
         return {name: tuple(map(int, t.shape[::-1])) for name, t in self._tensors.items()}
 
-    def read(self, name: str, transposed: bool) -> jax.Array:
-        """Returns a tensor in float32, with flax's order of axes if ``transposed``.
-
-        Raises:
-          InputError: a value that is not finite.
-        """
+    def read(self, name: str, transposed: bool) -> Array:
+        """Returns a tensor in float32, with flax's order of axes if ``transposed``."""
         from gguf import dequantize
 
         tensor = self._tensors[name]

@@ -9,8 +9,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
+from jax import Array
 
 from fedjax_peft.models.checkpoint import leaf_value
 from fedjax_peft.support.errors import InputError
@@ -53,12 +53,8 @@ class Onnx:
         """The shapes by Hugging Face's names of tensors."""
         return {name: array.shape for name, array in self._arrays.items()}
 
-    def read(self, name: str, transposed: bool) -> jax.Array:
-        """Returns a tensor in float32, with flax's order of axes if ``transposed``.
-
-        Raises:
-          InputError: a value that is not finite.
-        """
+    def read(self, name: str, transposed: bool) -> Array:
+        """Returns a tensor in float32, with flax's order of axes if ``transposed``."""
         return leaf_value(self.path, name, self._arrays[name], transposed)
 
     def _broken(self, reason: object) -> InputError:

@@ -153,13 +153,18 @@ def _without_replacement(federation: Federation, neighbours: Neighbours) -> bool
     return federation.sampling == "uniform" and neighbours == "replace_one" and fewer
 
 
-def _suitable(federation: Federation, neighbours: Neighbours | None) -> Neighbours:
-    """Returns the neighbours, checked against the way in which clients are drawn."""
+def check_sizes_are_not_used(federation: Federation, instead: str = "uniform") -> None:
+    """Raises InputError where a client's number of examples, which is private, decides a draw."""
     if federation.sampling == "size":
         raise InputError(
             "With sampling='size', the number of examples of a client, which is private, decides"
-            " who is drawn, so that there is no guarantee. Use sampling='poisson'."
+            f" who is drawn, so that there is no guarantee. Use sampling={instead!r}."
         )
+
+
+def _suitable(federation: Federation, neighbours: Neighbours | None) -> Neighbours:
+    """Returns the neighbours, checked against the way in which clients are drawn."""
+    check_sizes_are_not_used(federation, "poisson")
     usual = client_neighbours(federation)
     if neighbours is None:
         return usual

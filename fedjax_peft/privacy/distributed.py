@@ -55,7 +55,8 @@ from fedjax_peft.numerics.hyperparameters import remembered
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.privacy import lifted as lifting
-from fedjax_peft.privacy.local import check_sizes_are_not_used, clipped_and_dense
+from fedjax_peft.privacy.accounting import check_sizes_are_not_used
+from fedjax_peft.privacy.local import clipped_and_dense
 from fedjax_peft.privacy.mechanism import (
     check_delta,
     clipping_metrics,

@@ -33,7 +33,7 @@ from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.privacy import lifted as lifting
-from fedjax_peft.privacy.accounting import Accountant
+from fedjax_peft.privacy.accounting import Accountant, check_sizes_are_not_used
 from fedjax_peft.privacy.mechanism import (
     check_delta,
     clipping_metrics,
@@ -42,7 +42,6 @@ from fedjax_peft.privacy.mechanism import (
     released,
     summing,
 )
-from fedjax_peft.support.errors import InputError
 
 
 @remembered
@@ -84,15 +83,6 @@ def local(
         )
 
     return Privacy("local", "client", protect, guarantee, statement)
-
-
-def check_sizes_are_not_used(federation: Federation) -> None:
-    """Raises InputError where a client's number of examples, which is private, decides a draw."""
-    if federation.sampling == "size":
-        raise InputError(
-            "With sampling='size', the number of examples of a client, which is private, decides"
-            " who is drawn, so that there is no guarantee. Use sampling='uniform'."
-        )
 
 
 def clipped_and_dense(base: Aggregator, clip: float | Array) -> Aggregator:

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
-from fedjax_peft.transforms.blocks import by_block, wire_with_scales
-from fedjax_peft.transforms.compressing import check_block, compressor
+from fedjax_peft.transforms.compressing import by_block, check_block, compressor, wire_with_scales
 
 
 def int8(block: int = 64, *, error_feedback: bool = False) -> Transform:

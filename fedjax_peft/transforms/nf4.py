@@ -13,8 +13,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
-from fedjax_peft.transforms.blocks import by_block, wire_with_scales
-from fedjax_peft.transforms.compressing import check_block, compressor
+from fedjax_peft.transforms.compressing import by_block, check_block, compressor, wire_with_scales
 
 NF4 = (
     -1.0,

@@ -21,8 +21,13 @@ from jax import Array
 from fedjax_peft.contracts import Key, PyTree, Transform
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.transforms.blocks import by_block, wire_with_scales
-from fedjax_peft.transforms.compressing import check_block, compressor, keys_of
+from fedjax_peft.transforms.compressing import (
+    by_block,
+    check_block,
+    compressor,
+    keys_of,
+    wire_with_scales,
+)
 
 
 def quantize(

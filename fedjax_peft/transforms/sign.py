@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
-from fedjax_peft.transforms.blocks import wire_with_scales
-from fedjax_peft.transforms.compressing import compressor
+from fedjax_peft.transforms.compressing import compressor, wire_with_scales
 
 
 def sign(*, error_feedback: bool = True) -> Transform:

@@ -4,7 +4,7 @@ import pytest
 
 QUICK = {
     "test_algorithms_all.py": ("fedavg", "fedavg_fra", "fedrep"),
-    "test_algorithms_example_privacy.py": ("fedavg", "fedmcp", "fra_ffa_plateau"),
+    "test_algorithms_privacy.py": ("fedavg", "fedmcp", "fra_ffa_plateau"),
 }
 """Grid -> the algorithms of it that ``make quick`` runs."""
 

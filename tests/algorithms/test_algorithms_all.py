@@ -235,10 +235,10 @@ ADDED = ("learning_rate_factor", "largest_norm")
 
 
 LOOPED = (
-    *("apfl", "fedavg", "fedavg_fra", "fedmcp", "fednova", "fedrep", "fra_ffa"),
-    *("hetlora_prunes", "hilora", "lora_a2", "scaffold", "slora"),
+    *("apfl", "fedavg", "fedavg_fra", "fednova", "fedrep", "hetlora_prunes", "hilora", "lora_a2"),
+    *("scaffold", "slora"),
 )
-"""Algorithms with a part that no other one has: states, passes, stages, masks, ranks, rates."""
+"""Algorithms with a part that no other one has: states, stages, masks, ranks, rates."""
 
 
 @pytest.mark.parametrize("name", only(*LOOPED), indirect=True)
@@ -368,7 +368,7 @@ KEEPING = [n for n in algorithms.__all__ if Feature.KEPT_OPTIMIZER not in refusa
 GUARDED = (
     *("apfl", "fedadam", "fedavg", "fedavg_fra", "fednova", "fedrep", "lora_a2", "scaffold"),
 )
-"""Algorithms whose private rounds are run; ``test_algorithms_noise_at_clients.py`` traces the
+"""Algorithms whose private rounds are run; ``test_algorithms_privacy.py`` traces the
 others, which have no client step, server or state that none of these has."""
 
 
@@ -509,14 +509,13 @@ def own_aggregator():
     return mean._replace(name="mine", finish=finish)
 
 
-TAKES_AGGREGATOR = [
-    n
-    for n in algorithms.__all__
-    if "aggregator" in inspect.signature(getattr(algorithms, n)).parameters
-]
+def taking(option):
+    """Returns the names of algorithms that have an option."""
+    every = [*algorithms.__all__, "fedopt"]
+    return [n for n in every if option in inspect.signature(getattr(algorithms, n)).parameters]
 
 
-@pytest.mark.parametrize("name", TAKES_AGGREGATOR)
+@pytest.mark.parametrize("name", taking("aggregator"))
 def test_the_given_aggregator_is_the_one_that_is_used(name):
     """What it makes of no uploads at all is what the server gets."""
     algorithm, model = make(name, aggregator=own_aggregator()), model_of(name)
@@ -532,12 +531,6 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
     new = server.model(server.update(state, result.update, context))
     for n, x in server.model(state).items():
         assert n in CONSTANT or np.abs(new[n] - x).min() > 1e-3
-
-
-def taking(option):
-    """Returns the names of algorithms that have an option."""
-    every = [*algorithms.__all__, "fedopt"]
-    return [n for n in every if option in inspect.signature(getattr(algorithms, n)).parameters]
 
 
 @pytest.mark.parametrize("name", taking("weights"))

@@ -419,17 +419,6 @@ def test_unneeded_passes_are_not_computed():
         assert calls == expected, options
 
 
-@pytest.mark.parametrize("head", ["private", "shared", "frozen"])
-def test_head_policies(head):
-    for algorithm in (fedmcp(optax.sgd(1.0), head=head), fedmatch(optax.sgd(1.0), head=head)):
-        roles = assign_roles(KINDS, algorithm.roles)
-        role = "fixed" if head == "frozen" else head
-        expected = {"fixed": [], "private": [*PRIVATE], "shared": [*GLOBAL]}
-        expected[role] += HEADS
-        assert {r: sorted(n) for r, n in expected.items()} == roles
-        assert algorithm.weights == "uniform"
-
-
 # --------------------------------------------------------------------------------- end to end
 
 

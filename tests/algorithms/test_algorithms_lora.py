@@ -416,9 +416,10 @@ RANKED = {
 
 @pytest.mark.parametrize("method", RANKED)
 def test_clients_upload_zeros_in_masked_rows(method):
+    model, algorithm = toy.lora_model(dropout=0), RANKED[method]
+
     def simulated(ranks):
         options = {"clients_per_round": 5, "batch_size": 4, "client_ranks": ranks, "lanes": 3}
-        model, algorithm = toy.lora_model(dropout=0), RANKED[method]
         return simulate(model, algorithm, FEDERATION, rounds=2, **run_options(**options))
 
     low, mixed = simulated([1]), simulated([1, 2])

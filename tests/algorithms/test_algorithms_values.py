@@ -65,6 +65,7 @@ def leaves(state):
     return [np.asarray(x) for x in jax.tree.leaves((state.server, state.client_state))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in (*OTHERS, *RUN)])
 def test_no_number_of_an_algorithm_must_be_a_constant(name):
     make, values = case(name)

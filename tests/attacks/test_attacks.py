@@ -183,6 +183,9 @@ def test_an_attack_equals_its_transcription_and_concerns_hostile_clients_only(na
 def test_every_attack_is_tested():
     names = {"_".join(name.split("_")[:2]) for name in CRAFTED}
     assert names - {"alie_z", "relabel"} | {"backdoor"} == set(attacks.__all__)
+    for make, _ in CRAFTED.values():  # a constant share of 0 is a run without an attack
+        nobody = make(0.0).apply(FEDAVG, FACTS)
+        assert (nobody.stages, nobody.algorithm.client) == (Stages(), FEDAVG.client)
 
 
 def test_gaussian_noise_replaces_the_change_of_hostile_clients():

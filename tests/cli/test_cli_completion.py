@@ -29,7 +29,6 @@ def bash():
 
 
 def test_commands_options_and_keys(bash):
-    """Commands, options, choices and config keys are completed."""
     assert {"run", "report", "list"} <= completed(bash, "fedjax-peft", "")
     assert completed(bash, "fedjax-peft", "ini") == {"init"}
     assert completed(bash, "fedjax-peft", "run", "--dr") == {"--dry-run"}
@@ -47,7 +46,6 @@ def test_commands_options_and_keys(bash):
 
 
 def test_files(bash, tmp_path, monkeypatch):
-    """The config argument completes file names."""
     (tmp_path / "mine.toml").touch()
     monkeypatch.chdir(tmp_path)
     assert completed(bash, "fedjax-peft", "run", "mi") == {"mine.toml"}
@@ -55,6 +53,5 @@ def test_files(bash, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
 def test_other_shells(shell, capsys):
-    """Scripts exist for zsh and tcsh too."""
     assert cli.main(["completion", shell]) == 0
     assert "fedjax-peft" in capsys.readouterr().out

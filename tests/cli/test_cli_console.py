@@ -14,27 +14,21 @@ from fedjax_peft.simulation.progress import Phase
 from fedjax_peft.simulation.rows import append_metrics
 from fedjax_peft.simulation.simulate import simulate
 
+MODEL, FEDAVG = toy.model(), fedavg(optax.sgd(0.1))
 
-def run(algorithm=None, **options):
+
+def run(algorithm=FEDAVG, model=MODEL, **options):
     """Runs four clients, two of them per round."""
-    return simulate(
-        toy.model(),
-        algorithm or fedavg(optax.sgd(0.1)),
-        toy.clients([7, 4, 12, 1]),
-        test=toy.dataset(20, seed=3),
-        rounds=2,
-        clients_per_round=2,
-        batch_size=4,
-        **run_options(**options),
-    )
+    options |= {"test": toy.dataset(20, seed=3), "rounds": 2}
+    options |= {"clients_per_round": 2, "batch_size": 4}
+    return simulate(model, algorithm, toy.clients([7, 4, 12, 1]), **run_options(**options))
 
 
-def show(tmp_path, verbosity=0):
+def show(tmp_path, verbosity=0, **options):
     """Runs with the display of the command line."""
-    with console.screen(
-        "mine", "fedavg over lora", 2, tmp_path / "metrics.jsonl", verbosity=verbosity
-    ) as screen:
-        return run(on_phase=screen.on_phase, on_round=screen.on_round)
+    path = tmp_path / "metrics.jsonl"
+    with console.screen("mine", "fedavg over lora", 2, path, verbosity=verbosity) as screen:
+        return run(on_phase=screen.on_phase, on_round=screen.on_round, **options)
 
 
 def test_the_banner_estimates_the_first_round(tmp_path, capsys):
@@ -67,7 +61,7 @@ def test_the_banner_says_where_the_clients_state_is():
 
 def test_plain_lines(tmp_path, capsys):
     """They are the banner, the compilations and one line for each round."""
-    show(tmp_path)
+    show(tmp_path, model=toy.model())
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("mine: fedavg over lora")
     assert "mine  compiling (round)" in lines

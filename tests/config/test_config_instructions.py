@@ -17,7 +17,7 @@ SGD = {"name": "sgd", "learning_rate": 0.1}
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("instructions")
-    write_tiny_language_model(folder / "lm")
+    write_tiny_language_model(folder / "lm", num_hidden_layers=1)
     answers = {"yes": "a", "no": "b", "up": "c"}
     rows = [
         {"instruction": f"Say {word}", "output": word, "category": category}

@@ -81,7 +81,6 @@ def test_missing_columns(load, tmp_path):
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.2])
 def test_the_test_share_is_between_0_and_1(load, tmp_path, share):
-    """Neither split may be empty."""
     with pytest.raises(InputError, match="between 0 and 1"):
         load(write_csv(tmp_path / "x.csv"), test_share=share)
 
@@ -90,7 +89,6 @@ def test_the_test_share_is_between_0_and_1(load, tmp_path, share):
     ("name", "complaint"), [("x.xlsx", "must end in .json"), ("y.csv", "looked for in")]
 )
 def test_files_that_cannot_be_read(load, tmp_path, name, complaint):
-    """The ending is unknown, or the file does not exist."""
     (tmp_path / "x.xlsx").touch()
     with pytest.raises(InputError, match=complaint):
         load(tmp_path / name)

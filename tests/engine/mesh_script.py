@@ -19,14 +19,11 @@ from options import run_options, session_options
 from toy_transforms import feedback
 
 import fedjax_peft as fp
-from fedjax_peft import tasks
-from fedjax_peft.data.dataset import Dataset
+from fedjax_peft import Dataset, InputError, simulate, tasks
 from fedjax_peft.data.partition import iid
 from fedjax_peft.engine.computation import Computation
 from fedjax_peft.engine.session import Session
 from fedjax_peft.models.heads import causal_lm
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_LLAMA, tiny_dataset, tiny_model
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

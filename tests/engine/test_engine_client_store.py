@@ -4,7 +4,6 @@ import functools
 import gc
 
 import jax
-import linear
 import numpy as np
 import optax
 import pytest
@@ -26,15 +25,11 @@ FEDERATION = toy.clients(SIZES)
 TEST = toy.dataset(26, seed=7)
 SGD = optax.sgd(0.1)
 FEEDBACK = fp.transforms.top_k(0.3, error_feedback=True)
+PRIVATE = fp.algorithms.fedavg(SGD, head="private")
 CASES = {
-    "ditto": (fp.algorithms.ditto(SGD), {}),
     "scaffold": (fp.algorithms.scaffold(SGD, learning_rate=0.1), {}),
-    "fedper": (fp.algorithms.fedavg(SGD, head="private"), {}),
-    "optimizer": (fp.algorithms.fedavg(optax.adam(0.02), keep_optimizer=True), {}),
-    "feedback": (fp.algorithms.fedavg(SGD), {"transforms": FEEDBACK}),
-    "both": (fp.algorithms.fedavg(SGD, head="private"), {"transforms": FEEDBACK, "lanes": 3}),
+    "both": (PRIVATE, {"transforms": FEEDBACK, "lanes": 3}),
     "fedrep": (fp.algorithms.fedrep(SGD, tune_epochs=2), {"failure_rate": 0.3}),
-    "ranks": (fp.algorithms.ditto(SGD), {"client_ranks": [1, 2]}),
 }
 
 
@@ -73,13 +68,7 @@ def rounds(case, place, model, **options):
     return jax.device_get(state.server), kept(state), found
 
 
-LESS = ("scaffold", "fedper", "ditto", "feedback")
-"""Cases whose kinds of state the others have too."""
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(x, marks=[pytest.mark.exhaustive] * (x in LESS)) for x in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.sample("both", "fedrep")
 def test_results_are_those_of_the_device(case, monkeypatch):
     host = rounds(case, "host", model())
@@ -88,19 +77,6 @@ def test_results_are_those_of_the_device(case, monkeypatch):
     if case == "fedrep":  # evaluation and tuning in small parts
         monkeypatch.setattr(client_store, "_MOST_CLIENTS", 3)
         assert_trees_close(host, rounds(case, "host", model()))
-
-
-def test_the_reference_engine_takes_stored_clients():
-    found, bound, algorithm = [], linear.model(), CASES["ditto"][0]
-    for place in ("device", "disk"):
-        options = {"clients_per_round": 4, "local_steps": 1, "transforms": FEEDBACK}
-        options |= {"engine": "reference", "client_state": place}
-        session = fp.session(bound, algorithm, FEDERATION, **session_options(**options))
-        state = session.init(1)
-        for _ in range(2):
-            state, _ = session.step(state)
-        found.append((jax.device_get(state.server), kept(state)))
-    same(*found)
 
 
 def test_programs_get_the_clients_of_a_round_only(monkeypatch):
@@ -140,9 +116,8 @@ def test_sessions_without_kept_state_need_no_store():
 
 
 def test_a_step_consumes_its_state_and_a_copy_stays():
-    algorithm, _ = CASES["fedper"]
     session = fp.session(
-        plain_model(), algorithm, FEDERATION, placement=fp.Placement(client_state="host")
+        plain_model(), PRIVATE, FEDERATION, placement=fp.Placement(client_state="host")
     )
     first = session.init(0)
     copy = first.copy()
@@ -186,9 +161,8 @@ def test_versions_share_records_until_they_are_written(make):
 
 
 def test_rows_that_are_put_replace_what_was_prefetched():
-    algorithm, _ = CASES["fedper"]
     session = fp.session(
-        plain_model(), algorithm, FEDERATION, placement=fp.Placement(client_state="disk")
+        plain_model(), PRIVATE, FEDERATION, placement=fp.Placement(client_state="disk")
     )
     state, _ = session.step(session.init(0))
     everyone = range(len(SIZES))
@@ -217,9 +191,8 @@ def test_a_damaged_record_names_its_client(tmp_path):
 
 
 def test_errors_of_the_disk_reach_the_caller(monkeypatch):
-    algorithm, _ = CASES["fedper"]
     session = fp.session(
-        plain_model(), algorithm, FEDERATION, placement=fp.Placement(client_state="disk")
+        plain_model(), PRIVATE, FEDERATION, placement=fp.Placement(client_state="disk")
     )
     state, _ = session.step(session.init(0))
     state.client_state.settle()
@@ -245,11 +218,10 @@ def test_records_of_other_shapes_are_refused(tmp_path):
 
 
 def test_unknown_places_and_engines_are_refused():
-    algorithm, _ = CASES["fedper"]
     with pytest.raises(InputError, match=r"'dist' is unknown.*disk"):
-        fp.session(toy.model(), algorithm, FEDERATION, placement=fp.Placement(client_state="dist"))
+        fp.session(toy.model(), PRIVATE, FEDERATION, placement=fp.Placement(client_state="dist"))
     with pytest.raises(InputError, match="side by side"):
         fp.session(
-            *(toy.model(), algorithm, FEDERATION),
+            *(toy.model(), PRIVATE, FEDERATION),
             placement=fp.Placement(client_state="host", engine=lambda *_, **__: None),
         )

@@ -6,12 +6,8 @@ import pytest
 import toy
 from closeness import assert_close
 
+from fedjax_peft import Clients, Dataset, Placement, attach, lora, session
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.data import Clients, Dataset
-from fedjax_peft.peft import lora
-from fedjax_peft.peft.base import attach
-from fedjax_peft.simulation.records import Placement
-from fedjax_peft.simulation.session import session
 from fedjax_peft.testing import tiny_model
 
 SIZES = (40, 9, 30, 21, 5)

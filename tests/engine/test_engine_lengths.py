@@ -7,17 +7,14 @@ import jax
 import numpy as np
 import optax
 import pytest
+import running
 from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
-from options import run_options
 
+from fedjax_peft import Clients, Dataset, attach, lora
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.engine.lengths import Lengths, token_columns
-from fedjax_peft.peft import lora
-from fedjax_peft.peft.base import attach
-from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task
 from fedjax_peft.testing import tiny_model
 
@@ -135,22 +132,9 @@ def model():
 @functools.cache
 def run(length_buckets, *, lanes=1, task=None, **options):
     clients = federation()
-    return simulate(
-        model(),
-        ALGORITHM,
-        clients,
-        rounds=2,
-        batch_size=2,
-        test=clients.data,
-        task=task,
-        **run_options(
-            lanes=lanes,
-            client_test=clients,
-            eval_batch_size=4,
-            length_buckets=length_buckets,
-            **options,
-        ),
-    )
+    options |= {"clients": clients, "test": clients.data, "client_test": clients, "batch_size": 2}
+    options |= {"model": model(), "eval_batch_size": 4, "length_buckets": length_buckets}
+    return running.run(ALGORITHM, lanes=lanes, task=task, **options)
 
 
 @pytest.mark.parametrize("lanes", [1, 3])

@@ -14,6 +14,7 @@ from parity import EXACT, assert_equal, assert_same_leaves, flipped, forward
 from safetensors.torch import load_file, save_file
 from torch_reference import (
     FAMILIES,
+    layers,
     padded_batch,
     saved,
     tensors,
@@ -24,11 +25,17 @@ from torch_reference import (
 from transformers import DynamicCache
 
 from fedjax_peft.models.checkpoint import save_checkpoint
-from fedjax_peft.models.heads import classification, span_classification, two_classifiers
+from fedjax_peft.models.heads import (
+    causal_lm,
+    classification,
+    span_classification,
+    two_classifiers,
+)
 from fedjax_peft.models.hub import load_model
-from fedjax_peft.models.registry import parse_config, random_model
+from fedjax_peft.models.registry import abstract_module, parse_config, random_model
 from fedjax_peft.peft import prefix_tuning, prompt_tuning
 from fedjax_peft.peft.base import attach
+from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +98,56 @@ def test_config_variants(family, name, tmp_path):
     model = load_model(saved(reference, tmp_path))
     everywhere = family in ("bert", "roberta")
     assert_equal(model, reference, padded_batch(reference.config), everywhere=everywhere)
+
+
+REFUSED = {
+    "gpt2": [
+        ({"scale_attn_weights": False}, "scale_attn_weights = False"),
+        ({"add_cross_attention": True}, "add_cross_attention = True"),
+        ({"n_head": 3}, "n_embd = 32 is not a multiple of n_head = 3"),
+        ({"n_inner": "64"}, "n_inner = '64'; it must be of type int or NoneType"),
+        ({"n_inner": 0}, "n_inner = 0; it must be at least 1"),
+        ({"activation_function": "gelu_nwe"}, "'gelu_new'"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False"),
+    ],
+    "distilbert": [
+        ({"n_heads": 3}, "dim = 32 is not a multiple of n_heads = 3"),
+        ({"n_layers": 0}, "n_layers = 0; it must be at least 1"),
+        ({"activation": "gelu_nwe"}, "'gelu_new'"),
+        ({"dropout": "0.1"}, "dropout = '0.1'; it must be of type float"),
+    ],
+    "deberta-v2": [
+        ({"conv_kernel_size": 3}, "conv_kernel_size = 3.*not implemented"),
+        ({"embedding_size": 16}, "embedding_size = 16.*only 32"),
+        ({"attention_head_size": 16}, "attention_head_size = 16.*only 8"),
+        ({"pooler_hidden_size": 64}, "pooler_hidden_size = 64.*only 32"),
+        ({"pos_att_type": "p2c|c2q"}, r"pos_att_type = 'p2c\|c2q'.*'c2q'.*Did you mean 'c2p'"),
+        ({"pos_att_type": ["p2p"]}, r"pos_att_type = \['p2p'\].*'p2p'"),
+        ({"norm_rel_ebd": "rms_norm"}, "norm_rel_ebd.*'rms_norm'.*'layer_norm'"),
+        ({"position_buckets": 1}, "position_buckets = 1.*at least 2"),
+        ({"position_buckets": 256}, "position_buckets = 256.*40 - 1"),
+        ({"position_buckets": "256"}, "position_buckets = '256'.*int"),
+        ({"type_vocab_size": -1}, "type_vocab_size = -1.*at least 0"),
+        ({"num_attention_heads": 5}, "hidden_size = 32.*num_attention_heads = 5"),
+    ],
+    "vit": [
+        ({"head_dim": 16}, "head_dim = 16"),
+        ({"num_attention_heads": 5}, "hidden_size = 32.*num_attention_heads = 5"),
+        ({"image_size": [16, 16, 16]}, r"image_size = \[16, 16, 16\].*height and width"),
+        ({"patch_size": [4, 0]}, r"patch_size = \[4, 0\]"),
+        ({"patch_size": "4"}, "patch_size = '4'.*int or list"),
+        ({"patch_size": 0}, "patch_size = 0"),
+        ({"patch_size": 32}, "image_size = 16.*patch_size = 32"),
+    ],
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_config_that_is_not_implemented(family):
+    head = causal_lm() if family == "gpt2" else classification(3)
+    for changes, named in REFUSED[family]:
+        with pytest.raises(InputError, match=named):
+            abstract_module(tiny_config(family, **changes), head)
 
 
 # ------------------------------------------------------------------------------------ checkpoints
@@ -362,6 +419,29 @@ def test_two_classifiers_read_the_last_token_or_an_encoder_s_first(family):
     assert_close(outputs.logits, first(read), **EXACT)
     assert_close(outputs.second, module.second_classifier(read), **EXACT)
     assert {name.split(".")[0] for name in model.kinds} == set(model.head)
+
+
+BERT_RATES = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
+RATES = {
+    "bert": BERT_RATES | {"classifier_dropout": 0.0},
+    "roberta": BERT_RATES | {"classifier_dropout": 0.0},
+    "deberta-v2": BERT_RATES | {"pooler_dropout": 0.0, "cls_dropout": 0.0},
+    "distilbert": {"dropout": 0.3, "attention_dropout": 0.3, "seq_classif_dropout": 0.0},
+    "vit": BERT_RATES,
+}
+"""Rates of dropout in the backbone, and none in the head."""
+
+
+@pytest.mark.parametrize("family", RATES)
+def test_the_first_token_computed_alone_has_the_same_dropout_masks(family):
+    """Logits come from the last layer computed for one token, ``hidden`` from that for all."""
+    config = tiny_config(family, **RATES[family]) | layers(family, 1)
+    model = random_model(config, head=classification(3))
+    batch = padded_batch(FAMILIES[family].config(**FAMILIES[family].shape))
+    trained = forward(model, batch, key=jax.random.key(7))
+    assert_close(trained.logits, model.module().logits(trained.hidden[:, 0]), **EXACT)
+    other = forward(model, batch, key=jax.random.key(8))
+    assert np.abs(other.logits - trained.logits).max() > 0.1
 
 
 # ------------------------------------------------------------------------------ prompt and prefix

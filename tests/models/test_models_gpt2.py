@@ -1,4 +1,4 @@
-"""GPT-2: checkpoint forms, padding, the tied head, and LoRA on its fused projection."""
+"""GPT-2: what is not seen, the tied head, and LoRA on its fused projection."""
 
 import json
 
@@ -37,23 +37,6 @@ pytestmark = [
 
 
 # ---------------------------------------------------------------------------------------- config
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"scale_attn_weights": False}, "scale_attn_weights = False"),
-        ({"add_cross_attention": True}, "add_cross_attention = True"),
-        ({"n_head": 3}, "n_embd = 16 is not a multiple of n_head = 3"),
-        ({"n_inner": "64"}, "n_inner = '64'; it must be of type int or NoneType"),
-        ({"n_inner": 0}, "n_inner = 0; it must be at least 1"),
-        ({"activation_function": "gelu_nwe"}, "'gelu_new'"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings = False"),
-    ],
-)
-def test_config_that_is_not_implemented(changes, named):
-    with pytest.raises(InputError, match=named):
-        random_model(TINY | changes, head=heads.causal_lm())
 
 
 def test_untied_head_does_not_matter_to_a_classifier():

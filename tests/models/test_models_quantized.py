@@ -249,7 +249,7 @@ def test_starts_follow_their_algorithms_and_are_nearer_to_the_weights(init, iter
     else:
         product = {"svd": truncated, "qr": first_features}[init](weights, rank)
         frozen = coded(weights - product)
-    layer = fp.peft.base.submodule(model.module(), path)
+    layer = fp.models.modules.submodule(model.module(), path)
     assert_close(layer.product(), product, atol=1e-5)
     assert_close(layer.base.kernel[...], frozen, atol=1e-5)
     error = np.linalg.norm(weights - frozen - product)

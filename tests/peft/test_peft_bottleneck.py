@@ -16,7 +16,7 @@ from flax import nnx
 
 from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import bind
-from fedjax_peft.models.heads import causal_lm, classification
+from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
 from fedjax_peft.peft import bottleneck, houlsby, lora, opendelta, pfeiffer
@@ -187,21 +187,10 @@ def test_only_the_adapters_and_the_head_are_trained(method, places):
     assert not model.frozen.keys() & model.trainable.keys()
 
 
-BASE = {"model_type": "roberta"}
-PUBLISHED = [  # more are in test_peft_counts.py
-    (BASE, pfeiffer(), 894_528),
-    (BASE, opendelta(), 608_640),
-    ({"model_type": "gpt2"}, opendelta(), 608_640),
-    ({"model_type": "vit"}, opendelta(), 608_640),
-    ({"model_type": "deberta-v2"}, opendelta(), 608_640),
-    ({"model_type": "distilbert"}, houlsby(), 894_528),  # six layers
-]
-
-
-@pytest.mark.parametrize(("config", "method", "adapter"), PUBLISHED)
-def test_published_counts(config, method, adapter):
-    head = causal_lm() if config["model_type"] == "gpt2" else classification(2)
-    assert count(config, method, head=head)["adapter"] == adapter
+def test_published_count_of_distilbert():
+    """More are in ``test_peft_counts.py``; here there are six layers."""
+    counts = count({"model_type": "distilbert"}, houlsby(), head=classification(2))
+    assert counts["adapter"] == 894_528
 
 
 def test_bottleneck_is_rounded_down_to_one_at_least():

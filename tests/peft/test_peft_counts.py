@@ -48,7 +48,6 @@ CONFIGS = {
     "roberta": ROBERTA, "deberta": DEBERTA, "gpt2": GPT2, "vit": VIT,
     **{kind: {"model_type": kind, "vocab_size": 54_175} for kind in ("rnn", "lstm")},
 }  # fmt: skip
-TEXT = pytest.mark.parametrize("model", ["roberta", "deberta"])
 
 
 def whole(model, method="", /, *, layers=None, classes=2, **options):
@@ -85,38 +84,35 @@ def test_full_models(model, size):
     assert counts(model, "full") == counts(model, "houlsby") | {"adapter": size, "frozen": 0}
 
 
-def test_biases():
-    assert adapter("roberta", "bitfit") == 102_144
+# FeDeRA's Table 1 and its budgets; FedAdapters' Table 12.
+ADAPTERS = [
+    ("roberta", "bitfit", {}, 102_144),
     # One more layer norm on the relative embeddings, and no bias elsewhere that RoBERTa lacks.
-    assert adapter("deberta", "bitfit") == 102_912
+    ("deberta", "bitfit", {}, 102_912),
+    *((model, "houlsby", {}, 24 * 74_544) for model in ("roberta", "deberta", "gpt2", "vit")),
+    *((model, "pfeiffer", {}, 894_528) for model in ("roberta", "gpt2", "vit")),
+    *((model, "opendelta", {}, 608_640) for model in ("roberta", "deberta", "gpt2", "vit")),
+    *(("roberta", "houlsby", {"size": size}, 36_888 * size + 18_432) for size in (2, 16)),
+    *(("roberta", "lora", {"rank": rank}, 36_864 * rank) for rank in (8, 16, 32)),
+    *((model, "lora", {"rank": 32}, 1_179_648) for model in ("roberta", "deberta")),
+    ("roberta", "lora", {"rank": 32, "init": "svd"}, 1_179_648),
+    *((model, "lora", {"rank": 8}, 294_912) for model in ("gpt2", "vit")),
+    ("gpt2", "lora", {"rank": 8, "parts": ("q", "v")}, 294_912),
+]
 
 
-@TEXT
-def test_houlsby(model):
-    assert adapter(model, "houlsby") == 24 * 74_544 == 1_789_056
+@pytest.mark.parametrize(("model", "method", "options", "expected"), ADAPTERS)
+def test_adapters(model, method, options, expected):
+    assert adapter(model, method, **options) == expected
 
 
-@TEXT
-def test_lora(model):
-    assert adapter(model, "lora", rank=32) == 1_179_648
-
-
-def test_a_start_from_the_weights_has_the_same_size():
-    assert adapter("roberta", "lora", rank=32, init="svd") == 1_179_648
-
-
-def test_lora_budgets():
-    for rank in (8, 16, 32):
-        assert adapter("roberta", "lora", rank=rank) == 36_864 * rank
-    table = {3: 110_592, 48: 1_769_472, 64: 2_359_296, 128: 4_718_592}
-    assert {rank: 36_864 * rank for rank in table} == table
-
-
-def test_adapter_budgets():
-    table = {2: 92_208, 3: 129_096, 32: 1_198_848, 64: 2_379_264, 128: 4_740_096}
-    assert {size: 36_888 * size + 18_432 for size in table} == table
-    for size in (2, 16):
-        assert adapter("roberta", "houlsby", size=size) == 36_888 * size + 18_432
+def test_formulas_of_the_budgets_give_the_printed_numbers():
+    ranks = {3: 110_592, 48: 1_769_472, 64: 2_359_296, 128: 4_718_592}
+    assert {rank: 36_864 * rank for rank in ranks} == ranks
+    sizes = {2: 92_208, 3: 129_096, 32: 1_198_848, 64: 2_379_264, 128: 4_740_096}
+    assert {size: 36_888 * size + 18_432 for size in sizes} == sizes
+    printed = {894_528: 3.41, 1_789_056: 6.82, 294_912: 1.12}
+    assert {found: mib(found) for found in printed} == printed
 
 
 def test_head():
@@ -157,20 +153,6 @@ def test_fedmcp_footprint():
 
 
 # --------------------------------------------------------------------------- FedAdapters, Table 12
-
-
-@pytest.mark.parametrize(("model", "classes"), [("gpt2", 2), ("vit", 100)])
-def test_adapters_of_gpt2_and_vit(model, classes):
-    rows = {
-        "pfeiffer": (894_528, 3.41), "houlsby": (1_789_056, 6.82), "lora": (294_912, 1.12),
-    }  # fmt: skip
-    for method, row in rows.items():
-        found = adapter(model, method, classes=classes, **({"rank": 8} if method == "lora" else {}))
-        assert (found, mib(found)) == row
-
-
-def test_lora_on_parts_of_c_attn_has_the_size_of_lora_on_the_whole():
-    assert adapter("gpt2", "lora", rank=8, parts=("q", "v")) == 294_912
 
 
 def test_gpt2():

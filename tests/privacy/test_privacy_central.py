@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import protection
 import pytest
+import running
 import toy
 from closeness import assert_close
 from combining import aggregate
@@ -256,22 +257,14 @@ def protected(factory, clip=0.2, noise_multiplier=0.5, **options):
     return central(clip, noise_multiplier).protect(algorithm, federation("all", 5))
 
 
-@functools.lru_cache(maxsize=4)
-def rig(factory=algorithms.fedavg, lanes=3, engine="compiled", model=toy.lora_model, **options):
-    algorithm = protected(factory, options.pop("clip", 0.2))
-    clients = toy.clients([7, 4, 12, 1, 9])
-    options |= {"per_round": 5, "lanes": lanes, "bound": model(), "engine": engine}
-    return toy.Engine(algorithm, clients, **options)
-
-
-def fra(optimizer):
-    return algorithms.fedavg(optimizer, aggregator=aggregators.fra())
+def rig(factory=algorithms.fedavg, clip=0.2, **options):
+    options |= {"per_round": 5, "lanes": 3, "bound": toy.lora_model()}
+    return toy.Engine(protected(factory, clip), running.CLIENTS, **options)
 
 
 def test_a_client_that_is_not_finite_is_one_that_learned_nothing():
     """The denominator stays, and so does the noise: its own contribution is all that is missing."""
-    engine, clean = rig(clip=1e6), toy.clients([7, 4, 12, 1, 9])
-    bad = toy.poisoned(clean, 2)
+    engine, bad = rig(clip=1e6), toy.poisoned(running.CLIENTS, 2)
     cohort = engine.schedule.cohort(1)
     poisoned = engine.run(cohort, columns=bad.data.columns)
     assert poisoned.finite.tolist() == [True, True, False, True, True]

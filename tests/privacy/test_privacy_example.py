@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from closeness import approx, assert_close
 from hypothesis import given, settings
@@ -248,16 +249,8 @@ def test_clip_norm_and_noise_are_run_time_values(monkeypatch):
 
 @pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
 def test_a_run_states_its_guarantee(sampling):
-    run = fp.simulate(
-        model(),
-        algorithms.fedavg(optax.sgd(0.1)),
-        toy.clients((8, 16)),
-        privacy=fp.privacy.example(1.0, 2.0),
-        batch_size=4,
-        batch_sampling=sampling,
-        rounds=2,
-        placement=fp.Placement(lanes=1),
-    )
+    options = {"clients": toy.clients((8, 16)), "batch_sampling": sampling, "lanes": 1}
+    run = running.run(model=model(), privacy=fp.privacy.example(1.0, 2.0), **options)
     event = dp_accounting.GaussianDpEvent(2.0)
     if sampling == "shuffled":  # one pass in each round
         events = [(event, 2)]

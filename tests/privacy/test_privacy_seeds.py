@@ -8,19 +8,20 @@ import linear
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from closeness import assert_close, roughly
 from compiled import compilations
 from options import run_options, session_options
+from running import CLIENTS
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import fedavg, fedprox
 
 pytestmark = pytest.mark.slow
 
-SIZES = (7, 4, 12, 1, 9)
 CLIP, Z = 0.5, 4.0
-MODEL, CLIENTS, PLAIN = linear.model(), toy.clients(SIZES), fedavg(optax.sgd(0.1))
+MODEL, PLAIN = linear.model(), fedavg(optax.sgd(0.1))
 WORK = {"batch_size": 4, "lanes": 1}
 MECHANISMS = {
     "central": fp.privacy.central(CLIP, Z),
@@ -38,14 +39,15 @@ def flat(params):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(params))])
 
 
+def run(algorithm, privacy, **options):
+    return running.run(algorithm, model=MODEL, privacy=privacy, rounds=1, lanes=1, **options)
+
+
 @functools.cache
 def released(mechanism, rate, number=0):
     """Returns the model after a round; ``number`` counts repetitions."""
-    options = {"rounds": 1, "values": {"rate": rate}, **WORK}
-    run = fp.simulate(
-        MODEL, learning, CLIENTS, privacy=MECHANISMS[mechanism], **run_options(**options)
-    )
-    return flat(run.params) - flat(MODEL.trainable)
+    made = run(learning, MECHANISMS[mechanism], values={"rate": rate})
+    return flat(made.params) - flat(MODEL.trainable)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -86,7 +88,7 @@ def test_the_noise_depends_on_every_setting_and_on_nothing_else():
         {"clients_per_round": 3},
         {"clients_per_round": 3, "sampling": "poisson"},
         {"failure_rate": 0.1},
-        {"clients": toy.clients(SIZES, seed=1)},
+        {"clients": toy.clients(running.SIZES, seed=1)},
         {"model": wider, "clients": texts},
         {"model": fp.attach(fp.testing.tiny_model(), fp.lora(rank=2)), "clients": texts},
         {"model": wider, "clients": texts, "client_ranks": (2, 4)},
@@ -112,21 +114,14 @@ def test_a_point_of_a_sweep_has_the_noise_of_the_same_run_alone():
     swept = fp.sweep(
         learning, MODEL, CLIENTS, points=points, privacy=private_of, **run_options(**options)
     )
-    alone = fp.simulate(MODEL, PLAIN, CLIENTS, privacy=private, **run_options(**options))
-    (run,) = swept.runs.values()
-    assert_close(flat(run.params), flat(alone.params), atol=1e-5)
+    (point,) = swept.runs.values()
+    assert_close(flat(point.params), flat(run(PLAIN, private).params), atol=1e-5)
 
 
 def test_another_seed_or_an_equal_mechanism_compiles_no_program():
-    def run(seed):
-        private = fp.privacy.central(CLIP, Z)
-        return fp.simulate(
-            MODEL, PLAIN, CLIENTS, privacy=private, rounds=1, seed=seed, **run_options(**WORK)
-        )
-
-    first = flat(run(0).params)
+    first = flat(run(PLAIN, fp.privacy.central(CLIP, Z), seed=0).params)
     compilations.clear()
-    assert not np.array_equal(flat(run(1).params), first)
+    assert not np.array_equal(flat(run(PLAIN, fp.privacy.central(CLIP, Z), seed=1).params), first)
     assert not compilations
     for name, mechanism in MECHANISMS.items():
         assert getattr(fp.privacy, name)(CLIP, Z) is mechanism

@@ -509,14 +509,14 @@ def test_hostile_names_and_values_are_escaped(tmp_path, drawn):
 
 @pytest.mark.parametrize("count", [1, 12])
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_any_number_of_runs_and_rounds(tmp_path, drawn, count, rounds):
+def test_any_number_of_runs_and_rounds(tmp_path, count, rounds):
     runs = load(*(make_run(tmp_path / f"run{i}", rounds=rounds) for i in range(count)))
     parsed = Page(page(runs, tmp_path))
     assert parsed.row("run0", str(rounds))
     assert printed(runs).count("run") == count
 
 
-def test_runs_without_rows(tmp_path, drawn):
+def test_runs_without_rows(tmp_path):
     path = make_run(tmp_path / "a")
     (path / "metrics.jsonl").write_text("")
     text = page(load(path), tmp_path)

@@ -119,12 +119,16 @@ def test_data_are_plain_numbers(tmp_path):
 
 
 def test_files_are_the_same_bytes_in_another_process(tmp_path):
-    """Also if Python hashes texts in another way."""
+    """Also if Python hashes texts in another way; and only drawing imports matplotlib."""
     save(*(lambda fig, data: (fig, tmp_path / "a", data))(*draw()))
     code = (
         f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parent)]!r}\n"
+        "from fedjax_peft.report import plots\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "plots.curves({'a': [{'round': 0, 'test_accuracy': 0.1}]}, 'round')._repr_png_()\n"
         "import test_report_figure_files as t\n"
-        f"fig, data = t.draw(); t.save(fig, {str(tmp_path / 'b')!r}, data)"
+        f"fig, data = t.draw(); t.save(fig, {str(tmp_path / 'b')!r}, data)\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
     )
     seed = {**os.environ, "PYTHONHASHSEED": "3"}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=seed)

@@ -1,5 +1,6 @@
 """Studies: cells by config, the choice of settings, and statistics over seeds."""
 
+import csv
 import itertools
 import math
 import re
@@ -335,12 +336,6 @@ def test_markdown():
     assert lines[-2] == TABLE.notes[0]
 
 
-def test_csv():
-    import csv
-
-    assert list(csv.reader(TABLE.csv().splitlines())) == [TABLE.header, *TABLE.rows]
-
-
 def test_latex_is_balanced_and_escaped():
     text = TABLE.latex()
     body = re.sub(r"\\textbackslash|\\[{}$&%#_]", "", text)
@@ -370,3 +365,5 @@ def test_the_three_files_are_written(tmp_path):
     paths = TABLE.write(tmp_path / "deep" / "lr=0.001")
     assert [path.name for path in paths] == ["lr=0.001.md", "lr=0.001.csv", "lr=0.001.tex"]
     assert paths[2].read_text() == TABLE.latex()
+    with paths[1].open(newline="") as file:
+        assert list(csv.reader(file)) == [TABLE.header, *TABLE.rows]

@@ -9,10 +9,9 @@ from flax import nnx
 from options import run_options
 
 import fedjax_peft as fp
+from fedjax_peft import InputError, simulate
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.simulation.checks import check_method
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.support.errors import InputError
 
 CLIENTS = toy.clients([4, 4])
 

@@ -1,25 +1,19 @@
 """Programs are compiled once, within a process and across processes."""
 
 import gc
-import json
-import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import jax
 import optax
 import pytest
+import running
 import toy
 from compiled import compilations
-from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
 from fedjax_peft.algorithms import ditto, fedavg
 from fedjax_peft.engine.compilation import programs
-from fedjax_peft.simulation.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
@@ -37,12 +31,12 @@ def algorithm():
 
 
 def run(model, algorithm, *, seed=0, rounds=3, partition=0, **options):
-    clients = toy.clients(SIZES, seed=partition)
-    test = toy.dataset(70, seed=3 + partition)
-    options = {"clients_per_round": 3, "batch_size": 4, "eval_batch_size": 4, **options}
-    return simulate(
-        model, algorithm, clients, test=test, rounds=rounds, seed=seed, **run_options(**options)
-    )
+    data = {
+        "clients": toy.clients(SIZES, seed=partition),
+        "test": toy.dataset(70, seed=3 + partition),
+    }
+    options = {"clients_per_round": 3, "eval_batch_size": 4, "model": model, **data, **options}
+    return running.run(algorithm, rounds=rounds, seed=seed, **options)
 
 
 def test_another_seed_or_data_or_more_rounds_compile_no_program(model, algorithm):
@@ -129,40 +123,3 @@ def test_a_task_is_the_same_every_time(name):
     """Otherwise its compiled programs would not be found."""
     make = getattr(tasks, name)
     assert make() == make()
-
-
-CHILD = """
-import json, sys
-import jax, optax, toy
-from fedjax_peft.algorithms import fedavg
-from fedjax_peft.simulation.simulate import simulate
-
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-before = jax.config.jax_compilation_cache_dir
-hits = []
-jax.monitoring.register_event_listener(
-    lambda event, **_: hits.append(event) if event == "/jax/compilation_cache/cache_hits" else None
-)
-simulate(toy.model(), fedavg(optax.sgd(0.1)), toy.clients([4, 4]), rounds=1)
-print(json.dumps([before, jax.config.jax_compilation_cache_dir, len(hits)]))
-"""
-
-
-def child(env):
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
-    path = os.pathsep.join([str(Path(__file__).parents[1]), inherited.get("PYTHONPATH", "")])
-    env = {**inherited, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env}
-    command = [sys.executable, "-c", CHILD]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.long("two processes import the library and compile")
-@pytest.mark.exhaustive  # test_cli.py has the command
-def test_python_reads_the_cache_on_disk_of_an_earlier_process(tmp_path):
-    env = {"FEDJAX_PEFT_CACHE": str(tmp_path / "cache")}
-    assert child(env) == [None, str(tmp_path / "cache" / "xla"), 0]
-    assert child(env)[2] > 0
-    chosen = str(tmp_path / "chosen")
-    assert child({**env, "JAX_COMPILATION_CACHE_DIR": chosen})[:2] == [chosen, chosen]

@@ -17,10 +17,11 @@ TEXTS = fp.partition.iid(fp.testing.tiny_dataset(64), clients=4), fp.testing.tin
 
 
 def dual():
-    """Returns a transformer with two adapters and two classifiers."""
-    config = {**fp.testing.TINY_BERT, "num_hidden_layers": 1}
-    model = fp.random_model(config, head=fp.heads.two_classifiers(4))
-    return fp.attach(model, fp.peft.dual(size=4))
+    return toy.dual_model().replace(method=fp.peft.dual(size=2))
+
+
+def bert():
+    return fp.attach(fp.testing.tiny_model(num_hidden_layers=1), fp.lora(rank=2))
 
 
 @pytest.mark.parametrize(
@@ -47,25 +48,22 @@ def dual():
         ),
         (
             dual,
-            TEXTS,
+            DATA,
             fp.algorithms.fedmcp(ADAM),
-            {
-                "diagnostics": ["cka", "second_classifier"],
-                "attack": fp.attacks.backdoor(0.5, 1, token=5),
-            },
+            {"diagnostics": ["cka", "second_classifier"], "attack": fp.attacks.sign_flip(0.5)},
             {
                 *("client_cka_mean", "client_loss_global_mean", "train_accuracy_global"),
                 *("test_accuracy_std", "validation_accuracy_std", "client_loss_worst"),
                 *("client_validation_loss_weighted", "hostile"),
-                *("test_backdoor_success", "test_backdoor_success_std"),
             },
         ),
         (
-            toy.lora_model,
-            DATA,
+            bert,
+            TEXTS,
             fp.algorithms.fedrep(SCHEDULED, tune_epochs=1),
-            {},
+            {"attack": fp.attacks.backdoor(0.5, 1, token=5)},
             {
+                *("test_backdoor_success", "test_backdoor_success_std"),
                 *("tuned_client_loss_mean", "client_count_unseen", "time.tune_s"),
                 *("tuned_client_validation_loss_mean", "tuned_validation_loss"),
                 "learning_rate_factor",
@@ -84,6 +82,7 @@ def test_every_field_of_a_run_is_in_the_table(make, data, algorithm, options, ex
     names = set().union(*map(fields.field_names, made))
     assert {name for name in names if fields.find(name) is None} == set()
     assert expected <= names, "the run must have the fields that it is here for"
+    assert all(0 < row["test_cka"] <= 1 + 1e-5 for row in made if "cka" in str(expected))
 
 
 def test_names_that_are_no_fields_are_not_found():

@@ -6,23 +6,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import running
 from closeness import assert_close
+from shallow import SHALLOW
 
+from fedjax_peft import Clients, attach, load_model, lora, random_model
 from fedjax_peft.algorithms import fedavg, fedex, flora
-from fedjax_peft.data import Clients
 from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hub import load_model
-from fedjax_peft.models.registry import random_model
 from fedjax_peft.numerics.precision import effective
-from fedjax_peft.peft.base import attach
-from fedjax_peft.peft.lora import lora
 from fedjax_peft.simulation.record import read_params
-from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 
 pytestmark = pytest.mark.slow
 
-CONFIG = {**TINY_BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+CONFIG = {**TINY_BERT, **SHALLOW}
 DATA, TEST = tiny_dataset(32), tiny_dataset(32, seed=1)
 BY_LABEL = np.argsort(DATA.columns["labels"], kind="stable").astype(np.int32)
 CLIENTS = Clients(DATA, tuple(np.split(BY_LABEL, 2)))
@@ -36,12 +33,17 @@ def model():
     return attach(plain, lora(2), seed=0)
 
 
-@functools.cache
-def run(name, out=None):
-    """Returns a run of two rounds with a small learning rate."""
-    make, rate = METHODS[name]
-    algorithm = make(optax.adam(rate))
-    return simulate(model(), algorithm, CLIENTS, test=TEST, rounds=2, batch_size=8, out=out)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Returns a function that returns a run of two rounds with a small learning rate."""
+
+    @functools.cache
+    def of(name):
+        make, rate = METHODS[name]
+        options = {"model": model(), "clients": CLIENTS, "test": TEST, "batch_size": 8}
+        return running.run(make(optax.adam(rate)), out=tmp_path_factory.mktemp(name), **options)
+
+    return of
 
 
 def joint(parts):
@@ -50,7 +52,7 @@ def joint(parts):
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.sample("flora")
-def test_all_of_the_change_reaches_the_kernels(name):
+def test_all_of_the_change_reaches_the_kernels(name, run):
     result, held = run(name), model().compute_frozen()
     change = result.algorithm.server.frozen_delta(result.server)
     used = result.trained.compute_frozen()
@@ -65,26 +67,30 @@ def test_all_of_the_change_reaches_the_kernels(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_error_is_measured_on_the_kernels_of_the_clients(name):
+def test_the_error_is_measured_on_the_kernels_of_the_clients(name, run):
     """It is not 0, because bfloat16 rounds, and it is small beside what was learned."""
+    params, _ = read_params(run(name).out)
+    for leaf in run(name).algorithm.server.frozen_delta(run(name).server):  # also on disk
+        np.testing.assert_array_equal(params[leaf], run(name).trained.frozen[leaf])
     for row in run(name).metrics[1:]:
         assert 0 < row["aggregation_error_relative"] < 0.005
         assert row["layers"]["aggregation_error"].keys() == {
-            f"bert.encoder.layer.{i}.attention.self.{n}" for i in (0, 1) for n in ("query", "value")
+            f"bert.encoder.layer.{i}.attention.self.{n}" for i in (0,) for n in ("query", "value")
         }
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.sample("fedex")
-def test_going_on_from_a_run_starts_where_it_ended(name):
+def test_going_on_from_a_run_starts_where_it_ended(name, run):
     trained = run(name).trained
-    after = simulate(trained, fedavg(optax.sgd(0.0)), CLIENTS, test=TEST, rounds=1, batch_size=8)
+    options = {"clients": CLIENTS, "test": TEST, "batch_size": 8, "rounds": 1}
+    after = running.run(fedavg(optax.sgd(0.0)), model=trained, **options)
     assert after.metrics[0]["test_loss"] == run(name).metrics[-1]["test_loss"]
     for leaf, x in trained.frozen.items():
         np.testing.assert_array_equal(after.trained.frozen[leaf], x)
 
 
-def test_a_merged_export_has_the_kernels_of_the_clients(tmp_path):
+def test_a_merged_export_has_the_kernels_of_the_clients(run, tmp_path):
     result = run("flora")
     result.export(tmp_path / "merged", format="merged")
     loaded = load_model(str(tmp_path / "merged"), head=classification(4))
@@ -92,10 +98,3 @@ def test_a_merged_export_has_the_kernels_of_the_clients(tmp_path):
     a, b = (result.params[f"{path}.lora_{n}"] for n in "ab")
     expected = result.trained.frozen[f"{path}.base.kernel"] + a @ b
     assert_close(loaded.frozen[f"{path}.kernel"], expected, rtol=0, atol=1e-7)
-
-
-def test_a_run_on_disk_has_the_same_kernels(tmp_path):
-    result = run("flora", tmp_path / "run")
-    params, _ = read_params(tmp_path / "run")
-    for leaf in result.algorithm.server.frozen_delta(result.server):
-        np.testing.assert_array_equal(params[leaf], result.trained.frozen[leaf])

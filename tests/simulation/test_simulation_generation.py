@@ -10,10 +10,9 @@ from compiled import compilations
 from options import run_options
 
 import fedjax_peft as fp
-from fedjax_peft import tasks
+from fedjax_peft import simulate, tasks
 from fedjax_peft.algorithms import fedavg, fedsa
 from fedjax_peft.cli import main as cli
-from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks.text_scores import exact_match, mean_score, rouge_l
 from fedjax_peft.testing import write_tiny_language_model
 

@@ -180,26 +180,19 @@ learning_rate = 1e-2
 """
 
 
-def test_a_run_of_a_config_loads_from_its_directory_alone(checkpoint, tmp_path):
-    data = fp.testing.write_tiny_texts(tmp_path / "data", train=12, test=4)
-    (tmp_path / "c.toml").write_text(CONFIG.format(model=checkpoint, data=data))
-    out = tmp_path / "run"
-    assert cli.main(["run", str(tmp_path / "c.toml"), "--out", str(out), "-q"]) == 0
-    run = fp.load_run(out)
-    assert (run.algorithm.name, len(run.metrics), run.max_length) == ("fedavg", 2, 12)
-    assert run.predict(TEXTS, client=1).shape == (2, 4)
-    assert run.client_params(0)["classifier.bias"].shape == (4,)
-
-
-def test_a_preset_that_is_gone_does_not_stop_a_run_from_being_read(checkpoint, tmp_path, capsys):
+def test_a_run_of_a_config_loads_from_its_directory_alone(checkpoint, tmp_path, capsys):
+    """Also if its preset is gone since."""
     data = fp.testing.write_tiny_texts(tmp_path / "data", train=12, test=4)
     (tmp_path / "c.toml").write_text(CONFIG.format(model=checkpoint, data=data))
     out = tmp_path / "run"
     assert cli.main(["run", str(tmp_path / "c.toml"), "preset=fedlr", "--out", str(out), "-q"]) == 0
-    before = fp.load_run(out)
+    run = fp.load_run(out)
+    assert (run.algorithm.name, len(run.metrics), run.max_length) == ("fedavg", 2, 12)
+    assert run.predict(TEXTS, client=1).shape == (2, 4)
+    assert run.client_params(0)["classifier.bias"].shape == (4,)
     config = (out / "config.toml").read_text()
     assert 'preset = "fedlr"' in config
     (out / "config.toml").write_text(config.replace('"fedlr"', '"ffa_lora"'))  # renamed since
-    assert_same(fp.load_run(out), before)
+    assert_same(fp.load_run(out), run)
     assert cli.main(["resume", str(out)]) == 0
     assert "nothing to resume" in capsys.readouterr().out

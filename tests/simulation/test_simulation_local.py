@@ -5,36 +5,26 @@ import numpy as np
 import optax
 import pytest
 import reference
+import running
 import toy
 from closeness import approx
-from options import run_options, session_options
+from options import session_options
+from running import rows
 
-from fedjax_peft import aggregators, algorithms
-from fedjax_peft.simulation.records import Evaluation
-from fedjax_peft.simulation.session import session
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.support.errors import InputError
+from fedjax_peft import InputError, aggregators, algorithms, session
 
 pytestmark = pytest.mark.slow
 
-SIZES = [9, 4, 0, 13]
+CLIENTS = toy.clients([9, 4, 0, 13])
 TEST = toy.dataset(21, seed=3)
 SGD = optax.sgd(0.5)
 FEDAVG = algorithms.fedavg(SGD)
 MODEL, WITHOUT_DROPOUT = toy.model(), toy.model(dropout=0)
 
 
-def run(algorithm=FEDAVG, *, clients=None, model=MODEL, **options):
-    options = {
-        "rounds": 2,
-        "clients_per_round": 4,
-        "batch_size": 4,
-        "diagnostics": ["local"],
-        "test_clients": 4,
-        **options,
-    }
-    clients = clients or toy.clients(SIZES)
-    return simulate(model, algorithm, clients, test=TEST, **run_options(**options))
+def run(algorithm=FEDAVG, **options):
+    options = {"clients": CLIENTS, "model": MODEL, "diagnostics": ["local"], **options}
+    return running.run(algorithm, test=TEST, test_clients=4, **options)
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +32,11 @@ def measured():
     return run(eval_every=2, rounds=3)
 
 
-def without_times(rows):
-    return [{k: v for k, v in row.items() if k != "time"} for row in rows]
-
-
 def test_measuring_changes_no_number(measured):
     plain = run(eval_every=2, rounds=3, diagnostics=[])
-    rows = [
-        {k: v for k, v in row.items() if not k.startswith("local_")} for row in measured.metrics
-    ]
-    assert without_times(rows) == without_times(plain.metrics)
-    for name, x in plain.params.items():
-        np.testing.assert_array_equal(x, measured.params[name])
+    added = {name for row in measured.metrics for name in row if name.startswith("local_")}
+    assert rows(measured, *added) == rows(plain)
+    running.assert_same_models(measured, plain, atol=0)
 
 
 def test_evaluated_rounds_have_one_value_for_each_client(measured):
@@ -72,7 +55,7 @@ def test_evaluated_rounds_have_one_value_for_each_client(measured):
 
 def test_a_python_loop_over_local_steps_gives_the_same_loss():
     """The loop starts at the initial model and takes SGD steps on the batches of the plan."""
-    model, clients = WITHOUT_DROPOUT, toy.clients(SIZES)
+    model, clients = WITHOUT_DROPOUT, CLIENTS
     row = run(model=model, rounds=1).metrics[1]
     plan = session(model, FEDAVG, clients, clients_per_round=4, batch_size=4).plan(1)
     frozen, start = (reference.leaves64(x) for x in (model.frozen, model.trainable))
@@ -113,7 +96,7 @@ def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, opti
     """The aggregate of one upload is the upload, for these aggregators up to rounding."""
     options |= {"batch_size": 4, "clients_per_round": 4}
     row = run(algorithm, rounds=1, **options).metrics[1]
-    made = session(MODEL, algorithm, toy.clients(SIZES), **session_options(**options))
+    made = session(MODEL, algorithm, CLIENTS, **session_options(**options))
     for client, expected in zip(row["clients"], row["local_loss"], strict=True):
         others = set(range(4)) - {client}
         state, _ = made.step(made.init(0), made.plan(1, 0, without=others))
@@ -121,33 +104,8 @@ def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, opti
         assert alone["loss"] == approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("flora", {"head": "private"}),  # the sum on the frozen kernel, and leaves of the clients
-        pytest.param("fedrep", {}, marks=pytest.mark.exhaustive),
-        pytest.param("fra_ffa", {"at": 1}, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_the_reference_engine_measures_the_same(name, options):
-    algorithm = getattr(algorithms, name)(SGD, **options)
-    model = toy.lora_model()
-    common = {"rounds": 2, "clients_per_round": 3, "batch_size": 4, "diagnostics": ["local"]}
-    common |= {"test": TEST, "local_steps": 3}
-    ours, oracle = (
-        simulate(
-            model, algorithm, toy.clients(SIZES), **run_options(engine=engine, **common)
-        ).metrics
-        for engine in ("compiled", "reference")
-    )
-    for row, other in zip(ours[1:], oracle[1:], strict=True):
-        assert row["local_loss"] == approx(other["local_loss"], rel=1e-5)
-        assert row["local_accuracy"] == other["local_accuracy"]
-        assert len(row["local_loss"]) == len(row["clients"])
-
-
 def test_a_client_whose_upload_is_not_finite_has_no_value():
-    row = run(clients=toy.poisoned(toy.clients(SIZES), 1), rounds=1).metrics[1]
+    row = run(clients=toy.poisoned(CLIENTS, 1), rounds=1).metrics[1]
     assert row["dropped"] == [1]
     assert row["local_loss"][1] is None
     assert row["local_loss_mean"] == approx(np.mean(np.delete(row["local_loss"], 1)))
@@ -155,13 +113,7 @@ def test_a_client_whose_upload_is_not_finite_has_no_value():
 
 def test_a_test_set_is_needed():
     with pytest.raises(InputError, match="needs a test set"):
-        simulate(
-            MODEL,
-            FEDAVG,
-            toy.clients(SIZES),
-            evaluation=Evaluation(diagnostics=["local"]),
-            rounds=1,
-        )
+        running.run(FEDAVG, clients=CLIENTS, diagnostics=["local"])
 
 
 def test_uploads_of_another_form_need_a_local_model():

@@ -5,10 +5,7 @@ import optax
 import pytest
 from closeness import approx
 
-from fedjax_peft import aggregators, algorithms, testing
-from fedjax_peft.models import heads
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.peft import lora
+from fedjax_peft import aggregators, algorithms, heads, lora, random_model, testing
 from fedjax_peft.peft.base import abstract_model, attach
 from fedjax_peft.simulation.activations import Activations, activations
 from fedjax_peft.simulation.memory_plan import (

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import running
 import toy
 from closeness import approx
 from compiled import compilations
 from options import run_options
+from running import leaves, rows
 
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg, local
@@ -46,17 +48,10 @@ ALGORITHMS = {
 }
 
 
-def run(name, clients=TRAIN, **changes):
-    options = {
-        "test": TEST,
-        "client_test": HELD_OUT,
-        "rounds": 4,
-        "clients_per_round": 6,
-        "batch_size": 4,
-        "lanes": 3,
-        "test_clients": 3,
-    }
-    return simulate(MODEL, ALGORITHMS[name], clients, **run_options(**options | changes))
+def run(name, **changes):
+    options = {"clients": TRAIN, "test": TEST, "client_test": HELD_OUT, "clients_per_round": 6}
+    options |= {"model": MODEL, "rounds": 4, "lanes": 3, "test_clients": 3}
+    return running.run(ALGORITHMS[name], **options | changes)
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +65,6 @@ def finished(tmp_path_factory):
         return run(name, out=out, checkpoint_every=1, **count), counts
 
     return of
-
-
-def rows(result, *without):
-    return [{k: v for k, v in row.items() if k not in ("time", *without)} for row in result.metrics]
-
-
-def leaves(result):
-    return {**result.params, **{f"private {n}": x for n, x in result.client_state.items()}}
 
 
 @jax.jit
@@ -103,8 +90,7 @@ def test_nothing_compiles_after_the_first_round(finished, name):
 def test_the_same_seed_gives_the_same_rows_to_the_bit(finished):
     one, again = finished("mean")[0], run("mean")
     assert rows(one) == rows(again)
-    for name, x in leaves(one).items():
-        np.testing.assert_array_equal(x, leaves(again)[name])
+    running.assert_same_models(one, again, atol=0)
     other = run("mean", seed=1)
     assert [r["clients"] for r in rows(one)[1:]] != [r["clients"] for r in rows(other)[1:]]
     losses = [[row["train_loss"] for row in rows(r)[1:]] for r in (one, other)]
@@ -118,15 +104,9 @@ def tiny_bert(lanes, dtype="float32"):
     model = attach(model, lora(rank=2, dropout=0.1), seed=0)
     clients = partition.dirichlet(tiny_dataset(96), 12, 0.5, mode="class_wise", seed=0)
     assert len(set(clients.sizes.tolist())) > 4
-    algorithm = fedavg(optax.adamw(1e-2))
-    options = {"rounds": 3, "clients_per_round": 8, "batch_size": 4}
-    return model, simulate(
-        model,
-        algorithm,
-        clients,
-        test=tiny_dataset(40, seed=1),
-        **run_options(lanes=lanes, **options),
-    )
+    options = {"rounds": 3, "clients_per_round": 8, "lanes": lanes, "clients": clients}
+    test = tiny_dataset(40, seed=1)
+    return model, running.run(fedavg(optax.adamw(1e-2)), model=model, test=test, **options)
 
 
 # A round has eight clients; test_engine_round.py runs as many lanes as clients too.
@@ -327,11 +307,8 @@ FOUR = Dataset({"x": np.zeros((2, 5), np.float32), "labels": np.array([0, 3])}, 
 )
 def test_errors_of_settings_come_before_any_file_is_written(options, message, tmp_path):
     arguments = {"clients": TRAIN, "rounds": 1, "clients_per_round": 3, **options}
-    clients = arguments.pop("clients")
     with pytest.raises(InputError, match=message):
-        simulate(
-            MODEL, ALGORITHMS["mean"], clients, out=tmp_path / "run", **run_options(**arguments)
-        )
+        running.run(ALGORITHMS["mean"], model=MODEL, out=tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
 
 

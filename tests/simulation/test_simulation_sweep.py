@@ -13,30 +13,25 @@ import toy
 from closeness import approx, assert_close
 from compiled import compilations
 from options import run_options
+from running import CLIENTS as FEDERATION
 
 import fedjax_peft as fp
+from fedjax_peft import InputError, random_model
 from fedjax_peft.engine import program
 from fedjax_peft.engine.replicas import Replicas
-from fedjax_peft.models.registry import random_model
 from fedjax_peft.report.sweep import _names, _Shared
 from fedjax_peft.simulation.points import PointDone
 from fedjax_peft.simulation.stopping import median_rule
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.toml import read_toml
 
 pytestmark = pytest.mark.slow
 
-FEDERATION = toy.clients((7, 4, 12, 1, 9))
 TEST, VALIDATION = toy.dataset(20, seed=5), toy.dataset(20, seed=6)
 GIVEN = {
-    "rounds": 2,
-    "clients_per_round": 3,
-    "batch_size": 4,
-    "local_steps": 2,
-    "lanes": 1,
-    "test": TEST,
-    "validation": VALIDATION,
+    **{"rounds": 2, "clients_per_round": 3, "batch_size": 4, "local_steps": 2, "lanes": 1},
+    **{"test": TEST, "validation": VALIDATION},
 }
+OPTIONS = run_options(**GIVEN)
 POINTS = fp.grid(seed=range(3), rate=[0.05, 0.2], mu=[0.1, 1.0])
 
 
@@ -51,7 +46,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def swept(model):
-    return fp.sweep(make, model, FEDERATION, points=POINTS, **run_options(**GIVEN))
+    return fp.sweep(make, model, FEDERATION, points=POINTS, **OPTIONS)
 
 
 def test_grid_varies_seeds_least_often_and_keeps_the_order_of_names():
@@ -68,9 +63,7 @@ def test_grid_varies_seeds_least_often_and_keeps_the_order_of_names():
 def test_points_have_the_results_of_single_runs(swept, model):
     for point in (POINTS[0], POINTS[7]):
         name = next(n for n, p in swept.points.items() if p == point)
-        single = fp.simulate(
-            model, make(point), FEDERATION, seed=point["seed"], **run_options(**GIVEN)
-        )
+        single = fp.simulate(model, make(point), FEDERATION, seed=point["seed"], **OPTIONS)
         for leaf, value in single.params.items():
             assert_close(swept.runs[name].params[leaf], value, rtol=1e-5, atol=1e-6)
         mine, its = (run.metrics[-1]["test_loss"] for run in (swept.runs[name], single))
@@ -80,7 +73,7 @@ def test_points_have_the_results_of_single_runs(swept, model):
 def test_numbers_and_seeds_share_one_program(swept, model):
     compilations.clear()
     more = fp.grid(seed=[7, 8], rate=[0.01, 0.3], mu=[0.2])
-    fp.sweep(make, model, FEDERATION, points=more, **run_options(**GIVEN))
+    fp.sweep(make, model, FEDERATION, points=more, **OPTIONS)
     assert not compilations
 
 
@@ -140,7 +133,7 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
         )
 
     names = list(swept.points)[:3]
-    fp.sweep(make, model, FEDERATION, points=points[:1], out=tmp_path / "s", **run_options(**GIVEN))
+    fp.sweep(make, model, FEDERATION, points=points[:1], out=tmp_path / "s", **OPTIONS)
     with pytest.raises(KeyboardInterrupt):
         run(on_round=interrupted)
     assert seen == [(names[0], True)]
@@ -166,7 +159,7 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
 def test_a_failure_is_named_after_the_other_points_have_run(tmp_path, model):
     points = [{"seed": 0, "rate": 0.1, "mu": -1.0}, {"seed": 0, "rate": 0.1, "mu": 1.0}]
     with pytest.raises(InputError, match=r"1 of 2 runs.*mu=-1.0: mu = -1.0 must be"):
-        fp.sweep(make, model, FEDERATION, points=points, out=tmp_path / "s", **run_options(**GIVEN))
+        fp.sweep(make, model, FEDERATION, points=points, out=tmp_path / "s", **OPTIONS)
     assert (tmp_path / "s" / "seed=0,rate=0.1,mu=1.0" / "metrics.jsonl").exists()
 
 
@@ -207,9 +200,7 @@ def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swep
     # 5 points in groups of 3: the second group is not full. Cohorts and lengths differ by seed.
     points = [POINTS[i] for i in (0, 1, 4, 7, 8)]
     out = tmp_path / "s"
-    together = fp.sweep(
-        make, model, FEDERATION, points=points, out=out, replicas=3, **run_options(**GIVEN)
-    )
+    together = fp.sweep(make, model, FEDERATION, points=points, out=out, replicas=3, **OPTIONS)
     assert together.points.keys() == together.runs.keys()
     for name, run in together.runs.items():
         for leaf, value in swept.runs[name].params.items():
@@ -225,9 +216,7 @@ def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swep
 def test_a_point_that_fails_beside_others_does_not_stop_them(model, tmp_path):
     points = [{"seed": s, "rate": 0.1, "mu": m} for s, m in ((0, -1.0), (1, 1.0), (2, 0.5))]
     with pytest.raises(InputError, match="1 of 3 runs"):
-        fp.sweep(
-            make, model, FEDERATION, points=points, out=tmp_path, replicas=3, **run_options(**GIVEN)
-        )
+        fp.sweep(make, model, FEDERATION, points=points, out=tmp_path, replicas=3, **OPTIONS)
     assert len(list(tmp_path.glob("*/params.safetensors"))) == 2
 
 

@@ -1,5 +1,6 @@
 """Every task end to end on the command line, from files in their original format."""
 
+import functools
 import gzip
 import json
 import struct
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import approx, assert_close
+from shallow import shallow_encoder  # noqa: F401
 
 from fedjax_peft import embed, heads, load_model, load_tokenizer, tasks, testing
 from fedjax_peft.cli import main as cli
@@ -138,22 +140,34 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def finished(root):
-    """Returns the run of a data set, made when it is first asked for."""
-    runs = {}
+def config_of(root):
+    """Returns a function that writes the files of a data set and returns a config's path."""
 
-    def run(name, *overrides):
-        if name not in runs:
-            write, model, data, *_ = CASES[name]
-            folder = root / name
-            folder.mkdir()
-            write(folder)
-            model, data = (text.replace("{root}", str(root)) for text in (model, data))
-            config = root / f"{name}.toml"
-            config.write_text(CONFIG.format(name=name, folder=folder, data=data, model=model))
-            runs[name] = root / "runs" / name
-            assert cli.main(["run", str(config), "--out", str(runs[name]), *overrides]) == 0
-        return runs[name]
+    @functools.cache
+    def of(name):
+        write, model, data, *_ = CASES[name]
+        (root / name).mkdir()
+        write(root / name)
+        model, data = (text.replace("{root}", str(root)) for text in (model, data))
+        text = CONFIG.format(name=name, folder=root / name, data=data, model=model)
+        (root / f"{name}.toml").write_text(text)
+        return str(root / f"{name}.toml")
+
+    return of
+
+
+NATURAL = ['partition={name="natural"}', "evaluation.client_test=true"]
+
+
+@pytest.fixture(scope="module")
+def finished(root, config_of):
+    """Returns a function that returns the run of a data set."""
+
+    @functools.cache
+    def run(name):
+        more, out = NATURAL if name == "stack_overflow" else [], root / "runs" / name
+        assert cli.main(["run", config_of(name), "--out", str(out), *more]) == 0
+        return out
 
     return run
 
@@ -173,33 +187,29 @@ def test_a_task_from_its_files(finished, capsys, name):
     assert {"f1": "F1", "accuracy": "acc."}[headline] in capsys.readouterr().out
 
 
-def test_a_config_chooses_fednlps_metric(finished, root, capsys):
-    finished("squad")
+def test_a_config_chooses_fednlps_metric(finished, config_of, root, capsys):
     out = root / "runs" / "raw"
     overrides = ["metric=fednlp_raw", "--out", str(out)]
-    assert cli.main(["run", str(root / "squad.toml"), *overrides]) == 0
+    assert cli.main(["run", config_of("squad"), *overrides]) == 0
     rows = read_metrics(out / "metrics.jsonl")
     assert rows[0]["headline"] == "raw_f1"
     usual = read_metrics(finished("squad") / "metrics.jsonl")
     assert [row["test_raw_f1"] for row in rows] == [row["test_raw_f1"] for row in usual]
-    finished("sst2")
     overrides = ["metric=fednlp_raw", "--out", str(root / "never")]
-    assert cli.main(["run", str(root / "sst2.toml"), *overrides]) == 2
+    assert cli.main(["run", config_of("sst2"), *overrides]) == 2
     assert "metric = 'fednlp_raw' means nothing for the data set 'sst2'" in capsys.readouterr().err
 
 
-def test_a_config_chooses_the_order_of_tag_sets(finished, root, capsys):
-    finished("wnut17")
-    finished("sst2")
+def test_a_config_chooses_the_order_of_tag_sets(config_of, root, capsys):
     sets = {}
     for order in ("sorted", "first_seen"):
-        raw = config.override(config.load(root / "wnut17.toml"), f"data.order={order}")
+        raw = config.override(config.load(config_of("wnut17")), f"data.order={order}")
         data, _ = config.federation(config.resolve(raw))
         sets[order] = data["train"].meta["tag_set"]
     assert sorted(sets["sorted"].tolist()) != sorted(sets["first_seen"].tolist())
     assert len(set(sets["first_seen"])) >= len(set(sets["sorted"]))
     overrides = ["data.order=first_seen", "--out", str(root / "never")]
-    assert cli.main(["run", str(root / "sst2.toml"), *overrides]) == 2
+    assert cli.main(["run", config_of("sst2"), *overrides]) == 2
     assert "order = 'first_seen' means nothing to the data set 'sst2'" in capsys.readouterr().err
 
 
@@ -244,38 +254,27 @@ def test_lines_for_another_task_are_named(finished, tmp_path, capsys, name, line
     assert message in capsys.readouterr().err
 
 
-def test_clients_are_tested_on_their_own_part_of_the_test_split(finished, root):
-    finished("stack_overflow")
-    out = root / "runs" / "natural"
-    overrides = ['partition={name="natural"}', "evaluation.client_test=true"]
-    config = str(root / "stack_overflow.toml")
-    assert cli.main(["run", config, "--out", str(out), *overrides]) == 0
-    last = read_metrics(out / "metrics.jsonl")[-1]
+def test_clients_are_tested_on_their_own_part_of_the_test_split(finished):
+    last = read_metrics(finished("stack_overflow") / "metrics.jsonl")[-1]
     assert last["client_perplexity_worst"] >= last["client_perplexity_mean"]
     assert last["client_accuracy_worst"] <= last["client_accuracy_mean"]
     # Unequal clients, yet about what the whole test split says.
     assert last["client_loss_mean"] == approx(last["test_loss"], rel=0.1)
 
 
-def test_client_test_needs_clients_that_are_in_the_test_split_too(finished, root, capsys):
-    finished("sst2")
-    for overrides, message in (
-        (
-            ["evaluation.client_test=true"],
-            "name = 'natural' have such examples, not those of 'iid'",
-        ),
-        (
-            [
-                "evaluation.client_test=true",
-                "evaluation.client_holdout=0.1",
-                'partition={name="natural"}',
-            ],
-            "use only one",
-        ),
-    ):
-        out = ["--out", str(root / "never")]
-        assert cli.main(["run", str(root / "sst2.toml"), *out, *overrides]) == 2
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (NATURAL[1:], "name = 'natural' have such examples, not those of 'iid'"),
+        ([*NATURAL, "evaluation.client_holdout=0.1"], "use only one"),
+    ],
+)
+def test_client_test_needs_clients_that_are_in_the_test_split_too(
+    overrides, message, config_of, root, capsys
+):
+    out = ["--out", str(root / "never")]
+    assert cli.main(["run", config_of("sst2"), *out, *overrides]) == 2
+    assert message in capsys.readouterr().err
     assert not (root / "never").exists()
 
 

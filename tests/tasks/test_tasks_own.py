@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import functools
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shallow import shallow_encoder  # noqa: F401
+from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft
 from fedjax_peft import tasks, testing
@@ -27,6 +28,7 @@ ROOT = Path(fedjax_peft.__file__).parent
 PAGE = ROOT.parent / "docs" / "howto" / "own-task.md"
 
 
+@functools.cache
 def strings(path):
     """Returns the string constants of a module, docstrings apart."""
     tree = ast.parse(path.read_text())
@@ -87,7 +89,7 @@ def block(language):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(simple_encoder, tmp_path_factory):  # noqa: F811
     """A run of the page's config with its task, in a folder that has nothing else."""
     folder = tmp_path_factory.mktemp("rating")
     testing.write_tiny_checkpoint(folder / "model")

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import linear
 import numpy as np
 import optax
 import pytest
@@ -126,14 +127,14 @@ def test_memory_state_and_noise_equal_a_loop_over_clients():
     clip, codec = clip_norm(0.2), FEEDBACK
     server = {n: np.asarray(x) for n, x in plain().start()[0].items()}
     memory = [codec.memory(server)] * len(SIZES)
-    state = codec.init(server)
+    state, shorten, encode = codec.init(server), jax.jit(clip.client), jax.jit(codec.client)
     for number, result in enumerate(with_feedback(), 1):
         sent, lengths = [], []
         for client, change in enumerate(one_by_one(server, number)):
             key = client_key(stream(KEY, "transform"), number, client)
-            change = clip.client(change, (), (), jax.random.fold_in(key, 0)).update
+            change = shorten(change, (), (), jax.random.fold_in(key, 0)).update
             key = jax.random.fold_in(key, 1)
-            encoded = codec.client(change, memory[client], codec.broadcast(state), key)
+            encoded = encode(change, memory[client], codec.broadcast(state), key)
             memory[client] = encoded.memory
             sent.append(encoded.update)
             lengths.append(encoded.measured["length"])
@@ -155,6 +156,7 @@ def test_memory_state_and_noise_equal_a_loop_over_clients():
         )
 
 
+@pytest.mark.exhaustive  # the loop over clients above says so too
 def test_the_number_of_lanes_does_not_matter():
     for one, three in zip(with_feedback(1), with_feedback(3), strict=True):
         assert jax.tree.structure(one) == jax.tree.structure(three)
@@ -303,14 +305,12 @@ def test_norm_is_the_length_over_all_leaves():
 # --------------------------------------------------------------------------- the reference engine
 
 
-@pytest.mark.parametrize("poisoned", [(), (0, 1, 2, 3, 4)], ids=["all", "nobody"])
+@pytest.mark.parametrize("poisoned", [(), (0, 1)], ids=["all", "nobody"])
 @pytest.mark.sample("all")
 def test_the_reference_engine_transforms_uploads_in_the_same_way(poisoned):
-    federation, given = toy.poisoned(FEDERATION, *poisoned), [clip_norm(0.2), FEEDBACK]
-    made = [
-        run(given, 1, federation=federation, lanes=1, engine=name)
-        for name in ("compiled", "reference")
-    ]
+    federation, given = toy.poisoned(toy.clients([7, 4]), *poisoned), [clip_norm(0.2), FEEDBACK]
+    options = {"federation": federation, "model": linear.model(), "lanes": 1}
+    made = [run(given, 1, engine=name, **options) for name in ("compiled", "reference")]
     for name, x in made[0].params.items():
         assert_close(made[1].params[name], x, atol=1e-5)
     for name in ("clip_share", "clip_median_norm", "bytes_up"):

@@ -1,4 +1,7 @@
-"""Example-level privacy and every algorithm: it runs, or it is refused with a reason."""
+"""Privacy and every algorithm: it fits, or it is refused with a reason.
+
+Rounds with noise at clients are traced: ``test_algorithms_all.py`` and ``tests/privacy`` run some.
+"""
 
 import inspect
 import re
@@ -12,20 +15,22 @@ from test_algorithms_all import (
     DUAL,
     FEDERATION,
     NAMES,
+    PRIVACY_REFUSED,
     all_finite,
     clients_of,
     engine_of,
+    facts,
     make,
     only,
 )
 
-from fedjax_peft import algorithms
-from fedjax_peft.contracts import Feature, Federation, refusals
+from fedjax_peft import algorithms, privacy
+from fedjax_peft.contracts import Feature, refusals
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.privacy import example
 from fedjax_peft.support.errors import InputError
 
-FACTS = Federation(5, 5, "all", 4, "shuffled", 3, 1, 1)
+QUICK = ("fedavg", "fedavg_fra", "hetlora", "scaffold")
+"""Algorithms that are traced with every mechanism."""
 REFUSED = {
     "feddpa_f": "after the last round",
     "fedmcp": "couples the examples of a batch",
@@ -39,7 +44,7 @@ COUNTED = ("apfl", "ditto", "fedavg", "feddpa_t", "fedrep", "hilora", "moon", "p
 
 def run(name, federation, algorithm=None):
     """Returns the result of a round with private examples, and its engine."""
-    protected = example(0.5, 1.0).protect(algorithm or make(name), FACTS)
+    protected = privacy.example(0.5, 1.0).protect(algorithm or make(name), facts("fedavg"))
     engine = engine_of(name, protected)
     return engine.run(engine.schedule.cohort(1), 1, columns=federation.data.columns), engine
 
@@ -113,3 +118,34 @@ def test_no_algorithm_takes_gradients_of_examples_by_itself():
         and re.search(r"jax\.(value_and_)?grad\(", inspect.getsource(module))
     }
     assert found <= {"hetlora"}
+
+
+def marks(place, name):
+    """Returns the marks of a pair: an algorithm is tried with one mechanism, and a few with all."""
+    if name in QUICK:
+        return ()
+    return (pytest.mark.slow,) if NAMES.index(name) % 3 == place else (pytest.mark.exhaustive,)
+
+
+MECHANISMS = (privacy.central, privacy.local, privacy.distributed)
+PAIRS = [pytest.param(m, n, marks=marks(i, n)) for i, m in enumerate(MECHANISMS) for n in NAMES]
+
+
+def traced(mechanism, name):
+    """Returns the state before a private round, and the shapes of what the round returns."""
+    protected = mechanism(0.5, 1.0).protect(make(name), facts(name))
+    return engine_of(name, protected).traced()
+
+
+@pytest.mark.parametrize(("mechanism", "name"), PAIRS)
+def test_an_algorithm_fits_the_noise_of_a_mechanism_or_is_refused(mechanism, name):
+    if name in PRIVACY_REFUSED:
+        with pytest.raises(InputError, match=PRIVACY_REFUSED[name]):
+            traced(mechanism, name)
+        return
+    state, result = traced(mechanism, name)
+    shapes = jax.eval_shape(lambda: state)
+    assert jax.tree.structure(result.state) == jax.tree.structure(shapes)
+    for new, old in zip(jax.tree.leaves(result.state), jax.tree.leaves(shapes), strict=True):
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
+    assert "privacy_noise_std" in result.aggregation
