@@ -88,7 +88,7 @@ def test_the_engine_is_made_of_small_functions():
 @pytest.mark.parametrize(
     ("package", "homes", "lazy"),
     [
-        ("transformers", ("models.hub", "data."), True),
+        ("transformers", ("models.hub", "models.gguf", "data."), True),
         ("datasets", ("data.",), True),
         ("matplotlib", ("report.",), True),
         ("tensorboardX", ("simulation.",), True),

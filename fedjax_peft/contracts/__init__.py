@@ -3,6 +3,8 @@
 Implementations are plain functions and NamedTuples of functions; no base class is needed.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fedjax_peft.contracts.aggregator import (
     Aggregated,
     Aggregator,
@@ -54,7 +56,6 @@ from fedjax_peft.contracts.types import (
     Diagnosis,
     Key,
     Metrics,
-    Optimizer,
     Params,
     PyTree,
     RateSchedule,
@@ -128,3 +129,15 @@ __all__ = [
     "mean_gradient",
     "refusals",
 ]
+
+if TYPE_CHECKING:
+    from optax import GradientTransformation as Optimizer
+
+
+def __getattr__(name: str) -> Any:
+    """Returns ``Optimizer``, optax's type of an optimizer; who reads data needs no optax."""
+    if name != "Optimizer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import optax
+
+    return optax.GradientTransformation

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import optax
 from jax import Array
 
 PyTree: TypeAlias = Any
@@ -31,6 +30,3 @@ RateSchedule: TypeAlias = Callable[[Array], Array]
 
 Diagnosis: TypeAlias = Callable[[Params, Params, Params], dict[str, Array]]
 """(shared leaves before a round, after it, fixed leaves) -> float32 scalars."""
-
-Optimizer: TypeAlias = optax.GradientTransformation
-"""An optax optimizer, of the clients or of the server."""

@@ -27,8 +27,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from jax import Array
-
 from fedjax_peft.engine.connecting import check_arguments, meet, reason_of, try_collective
 from fedjax_peft.support.errors import InputError
 
@@ -162,7 +160,7 @@ def whole(arrays: Any) -> Any:
     from jax.experimental.multihost_utils import process_allgather
 
     def one(x: Any) -> Any:
-        if not isinstance(x, Array) or x.is_fully_addressable:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return x
         if x.is_fully_replicated:
             return x.addressable_data(0)

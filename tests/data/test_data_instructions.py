@@ -8,8 +8,8 @@ import pytest
 import tiny_tokenizers
 
 import fedjax_peft as fp
+from fedjax_peft.data import templates
 from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.data.encoders import conversations
 from fedjax_peft.data.instructions import FORMS, as_instructions
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.data.table import Table
@@ -196,8 +196,8 @@ def test_only_kept_rows_are_rendered_and_those_that_fit_once(own, monkeypatch):
         rendered.append(where)
         return render(tokenizer, template, conversation, where=where)
 
-    render = conversations.render
-    monkeypatch.setattr(conversations, "render", counted)
+    render = templates.render
+    monkeypatch.setattr(templates, "render", counted)
     options = {"tokenizer": TOKENIZER, "instructions": True, "train_examples": 30}
     data = load_dataset(own, **options, max_length=400)
     assert len(rendered) == len(set(rendered)) == len(data["train"]) + len(data["test"]) == 36
