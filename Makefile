@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 # The tests run with the versions that they were last seen green with.
 CONSTRAINTS ?= tests/constraints.txt
 
-.PHONY: demo test quick exhaustive portable docs fuzz lint mutants clean
+.PHONY: demo test quick exhaustive portable docs dist fuzz lint mutants clean
 
 demo: $(VENV)/.base
 	$(BIN)/fedjax-peft demo
@@ -34,6 +34,11 @@ portable: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 	@echo Open docs/_build/html/index.html
+
+# The wheel and the source distribution in dist/, after the wheel was installed and used alone.
+dist: $(VENV)/.test
+	@$(PIP) --constraint $(CONSTRAINTS) --editable '.[dist]'
+	$(BIN)/python tests/dist.py
 
 # New hostile inputs for every fuzzer, some hours of them with FUZZ_EXAMPLES=100000.
 fuzz: $(VENV)/.test
@@ -73,4 +78,4 @@ mutants: $(VENV)/.test
 	nice $(BIN)/python tests/mutants.py
 
 clean:
-	rm -rf $(VENV) runs docs/_build
+	rm -rf $(VENV) runs dist docs/_build

@@ -4,6 +4,7 @@ Nothing is fetched and nothing is executed during a build.
 """
 
 import sys
+import tomllib
 from pathlib import Path
 
 import fedjax_peft
@@ -11,7 +12,7 @@ import fedjax_peft
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "fedjax_peft"
-author = "the authors of fedjax_peft"
+author = "the fedjax_peft authors"
 copyright = f"2026, {author}"
 version = release = fedjax_peft.__version__
 
@@ -28,5 +29,14 @@ autodoc_default_options = {"members": True, "exclude-members": "__new__, __init_
 napoleon_numpy_docstring = False
 
 html_theme = "furo"
-html_title = "fedjax_peft"
+html_title = f"fedjax_peft {release}"
 html_static_path = ["_static"]
+
+pyproject = Path(__file__).parents[1] / "pyproject.toml"
+source = tomllib.loads(pyproject.read_text())["project"].get("urls", {}).get("Source")
+if source:  # each page links to its text
+    html_theme_options = {
+        "source_repository": source,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }

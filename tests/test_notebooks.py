@@ -81,7 +81,7 @@ def test_notebook(path, client, assets, tmp_path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_saved_outputs(path):
-    """A reader sees the results without running anything, and how to run it on Colab."""
+    """A reader sees the results without running anything, and how to install what they need."""
     notebook = json.loads(path.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [c for c in code if "print(" in "".join(c["source"]) and not c["outputs"]] == []
@@ -92,7 +92,6 @@ def test_saved_outputs(path):
     assert not re.search(r"/(tmp|home|root|work|Users)/", " ".join(text)), "a place of one machine"
     assert {output.get("name") for cell in code for output in cell["outputs"]} <= {None, "stdout"}
     intro = "".join("".join(cell["source"]) for cell in notebook["cells"][:3])
-    assert "colab-badge.svg" in intro
     assert "%pip install" in intro
 
 
