@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"
+
 # Name -> module of the public API. Modules are imported at first use, so that the import is fast.
 _PUBLIC = {
     "InputError": "support.errors",
@@ -112,7 +114,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    __version__: str
     from fedjax_peft import (
         aggregators,
         algorithms,
@@ -153,8 +154,6 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":  # pyproject.toml has it
-        return importlib.import_module("importlib.metadata").version("fedjax_peft")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'fedjax_peft' has no attribute {name!r}")
     owner = _PUBLIC[name]

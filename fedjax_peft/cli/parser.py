@@ -112,7 +112,7 @@ def _add_running(command: Callable[..., Any]) -> None:
     resume.set_defaults(resume=True, overwrite=False, dry_run=False)
 
     demo = command(
-        "demo", running.demo, "compare seven runs on real data; five minutes on two CPU cores"
+        "demo", running.demo, "compare seven runs on real data; four minutes on two CPU cores"
     )
     _add_overrides(demo)
     _add_run_options(demo)
