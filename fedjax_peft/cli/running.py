@@ -79,6 +79,8 @@ def demo(options: argparse.Namespace) -> None:
     first = out / records[0].path.name
     print(f"\nCurves and details: {page}\nNext, use the trained adapter:")
     print(f"  fedjax-peft export {first} --format peft --out adapter")
+    print("Or train on a table of your own texts:")
+    print("  fedjax-peft init mine --data reviews.csv && fedjax-peft run mine/config.toml")
     print("Or change a setting and compare:")
     again = out.with_name(f"{out.name}-seed1")
     print(f"  fedjax-peft demo seed=1 --out {again} && fedjax-peft report {out} {again} --out runs")
