@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.models.checkpoint import leaf_value
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.errors import InputError, first_line
 from fedjax_peft.support.libraries import silence_transformers_advice
 
 _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -92,7 +92,11 @@ class Gguf:
         """
         from transformers import AutoConfig
 
-        config = self._translated(AutoConfig).to_dict()
+        silence_transformers_advice()
+        try:
+            config = AutoConfig.from_pretrained(**self._place).to_dict()
+        except Exception as error:
+            raise self._broken(error) from error
         # The file stores the number in float32: 1e-5 is 9.99999975e-6 in it.
         config["rms_norm_eps"] = float(str(np.float32(config["rms_norm_eps"])))
         config["head_dim"] = self._head_width or config.get("head_dim")
@@ -101,14 +105,11 @@ class Gguf:
         return config
 
     def tokenizer(self) -> Any:
-        """Returns the tokenizer.
-
-        Raises:
-          InputError: the file has none, or a damaged one.
-        """
+        """Returns the tokenizer, unchecked; a damaged one raises all kinds of errors."""
         from transformers import AutoTokenizer
 
-        return self._translated(AutoTokenizer)
+        silence_transformers_advice()
+        return AutoTokenizer.from_pretrained(**self._place)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -126,19 +127,16 @@ class Gguf:
             array = _halves(array, self.config[_HEADS[rotated[1]]])
         return leaf_value(self.path, name, array, transposed)
 
-    def _translated(self, kind: Any) -> Any:
-        silence_transformers_advice()
-        try:
-            return kind.from_pretrained(str(self.path.parent), gguf_file=self.path.name)
-        except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
-            raise
-        except BaseException as error:  # damaged files raise all kinds, even a panic of Rust
-            raise self._broken(error) from error
+    @property
+    def _place(self) -> dict[str, str]:
+        """The arguments with which ``transformers`` finds the file."""
+        folder, name = str(self.path.parent), self.path.name
+        return {"pretrained_model_name_or_path": folder, "gguf_file": name}
 
     def _broken(self, reason: BaseException) -> InputError:
-        said = (str(reason).strip() or type(reason).__name__).splitlines()[0]
         return InputError(
-            f"{self.path} is not a whole GGUF file ({said}). It may be truncated: fetch it again."
+            f"{self.path} is not a whole GGUF file ({first_line(reason)}). It may be truncated:"
+            " fetch it again."
         )
 
 

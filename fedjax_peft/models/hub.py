@@ -17,7 +17,7 @@ from fedjax_peft.models.heads import Head
 from fedjax_peft.models.onnx import Onnx
 from fedjax_peft.models.quantized import Quantization
 from fedjax_peft.support import assets
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, first_line, nearest
 from fedjax_peft.support.libraries import printed_once, silence_transformers_advice
 
 _MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
@@ -71,7 +71,7 @@ def load_model(
     recipe = {"made_by": "load_model", **locals()}
     recipe |= {"name": str(Path(name).resolve() if Path(name).exists() else name)}
     stored = _open(name, source)
-    config, tensors = stored.config, stored.tensors()
+    config, tensors = stored.config(), stored.tensors()
     family, parsed = registry.parse_config(config, dropout)
     names = checkpoint.normal_names(tensors, family)
     head = head or checkpoint.held_head(str(name), config, family, names)
@@ -105,7 +105,7 @@ def read_config(name: str | Path, *, source: Literal["auto", "hub"] = "auto") ->
     Of a model on the hub, only this file is downloaded.
     """
     if Path(name).exists() or str(name) in _MODELS:
-        return _open(name, source).config
+        return _open(name, source).config()
     hub_id = _hub_id(name)
     from huggingface_hub import hf_hub_download
 
@@ -116,7 +116,7 @@ def read_config(name: str | Path, *, source: Literal["auto", "hub"] = "auto") ->
         raise
     except Exception as error:  # many kinds: offline, unknown id, gated
         raise InputError(
-            f"The config.json of {str(name)!r} cannot be read ({_reason(error)})."
+            f"The config.json of {str(name)!r} cannot be read ({first_line(error)})."
             f" {nearest(str(name), _MODELS)}"
         ) from error
 
@@ -140,12 +140,12 @@ def origin(model: Model) -> str:
 
 
 class _Checkpoint(NamedTuple):
-    """A checkpoint that is on this machine."""
+    """A checkpoint that is on this machine. Its parts are read when they are asked for."""
 
     path: Path
     """Its directory or file."""
-    config: dict[str, Any]
-    """The fields of its ``config.json``."""
+    config: Callable[[], dict[str, Any]]
+    """Returns the fields of its ``config.json``."""
     tensors: Callable[[], Tensors]
     """Returns its tensors."""
     tokenizer: Callable[[], Any]
@@ -154,30 +154,48 @@ class _Checkpoint(NamedTuple):
 
 def _open(name: str | Path, source: str) -> _Checkpoint:
     """Returns a checkpoint, after its download if it is not here."""
-    path, asset = Path(name), assets.ASSETS.get(str(name))
-    if source == "hub" and asset:
-        path = _download(asset.hub)
-    elif asset and asset.kind == "model" and not path.is_dir():
-        path = assets.fetch(asset.name)
-        if asset.config:
-            return _onnx(path, asset)
-        (path,) = [*path.glob("*.gguf")] or [path]
-    elif source == "hub" or not path.exists():
-        path = _download(_hub_id(name))
-    if path.is_file():
-        stored = Gguf(path)
-        return _Checkpoint(path, stored.config, lambda: stored, stored.tokenizer)
-    config = read_json(path / "config.json")
-    return _Checkpoint(path, config, lambda: Safetensors(path), lambda: _tokenizer(path))
+    path = Path(name)
+    if source != "hub" and path.is_dir():
+        return _in_directory(path)
+    if source != "hub" and path.suffix == ".gguf" and path.is_file():
+        return _in_gguf(path)
+    asset = assets.ASSETS.get(str(name))
+    if asset is None or asset.kind != "model":
+        return _in_directory(_download(_hub_id(name)))
+    return _in_directory(_download(asset.hub)) if source == "hub" else _of_asset(asset)
 
 
-def _onnx(folder: Path, asset: assets.Asset) -> _Checkpoint:
-    """Returns an asset whose weights are ONNX; its config and its tokenizer are not in the file."""
-    (file,) = folder.glob("*.onnx")
-    config = dict(asset.config)
+def _in_directory(path: Path) -> _Checkpoint:
     return _Checkpoint(
-        file, config, lambda: Onnx(file), lambda: _tokenizer(assets.fetch(asset.tokenizer))
+        path,
+        lambda: read_json(path / "config.json"),
+        lambda: Safetensors(path),
+        lambda: _tokenizer(path),
     )
+
+
+def _in_gguf(path: Path) -> _Checkpoint:
+    stored = Gguf(path)
+
+    def tokenizer() -> Any:
+        return _checked(stored.tokenizer, path, stored.config["vocab_size"], "Fetch it again.")
+
+    return _Checkpoint(path, lambda: stored.config, lambda: stored, tokenizer)
+
+
+def _of_asset(asset: assets.Asset) -> _Checkpoint:
+    """Returns the checkpoint of an asset, whose weights are safetensors, GGUF or ONNX."""
+    folder = assets.fetch(asset.name)
+    if path := next(folder.glob("*.gguf"), None):
+        return _in_gguf(path)
+    if path := next(folder.glob("*.onnx"), None):  # has no config and no tokenizer
+        return _Checkpoint(
+            path,
+            lambda: dict(asset.config),
+            lambda: Onnx(path),
+            lambda: _tokenizer(assets.fetch(asset.tokenizer)),
+        )
+    return _in_directory(folder)
 
 
 def _hub_id(name: str | Path) -> str:
@@ -197,38 +215,53 @@ def _download(hub_id: str) -> Path:
     except Exception as error:  # many kinds: offline, unknown id, gated
         raise InputError(
             f"The model {hub_id!r} is not a local directory or an asset, and the hub did not"
-            f" provide it ({_reason(error)}). {nearest(hub_id, _MODELS)}"
+            f" provide it ({first_line(error)}). {nearest(hub_id, _MODELS)}"
         ) from error
-
-
-def _reason(error: BaseException) -> str:
-    """Returns the first line of an error, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _tokenizer(directory: Path) -> Any:
     """Returns the tokenizer of a checkpoint directory, None if it has none."""
     if not any((directory / f).exists() for f in ("tokenizer.json", "vocab.txt", "vocab.json")):
         return None
-    silence_transformers_advice()
-    from transformers import AutoTokenizer
 
+    def load() -> Any:
+        from transformers import AutoTokenizer
+
+        silence_transformers_advice()
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+
+    config = directory / "config.json"
+    size = read_json(config).get("vocab_size") if config.is_file() else None
+    remedy = (
+        "It needs an intact tokenizer.json, or the files of its vocabulary with the config.json of"
+        " its model."
+    )
+    return _checked(load, directory, size, remedy)
+
+
+def _checked(load: Callable[[], Any], path: Path, size: Any, remedy: str) -> Any:
+    """Returns a tokenizer that works.
+
+    Args:
+      load: returns it.
+      path: its place, for the message.
+      size: the number of tokens in the model's vocabulary; anything but an int: unknown.
+      remedy: what to do about a damaged one.
+
+    Raises:
+      InputError: it is damaged, or has ids that the model does not know.
+    """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        tokenizer = load()
         highest = _highest_id(tokenizer)
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:  # damaged files raise all kinds, even a panic of Rust
-        raise InputError(
-            f"The tokenizer in {directory} cannot be read: {_reason(error).rstrip('.')}. It needs"
-            " an intact tokenizer.json, or the files of its vocabulary with the config.json of its"
-            " model."
-        ) from error
-    config = directory / "config.json"
-    size = read_json(config).get("vocab_size") if config.is_file() else None
+        reason = first_line(error).rstrip(".")
+        raise InputError(f"The tokenizer in {path} cannot be read: {reason}. {remedy}") from error
     if isinstance(size, int) and highest >= size + _spare(tokenizer, size):
         raise InputError(
-            f"The tokenizer in {directory} has ids up to {highest}, but the model's vocabulary has"
+            f"The tokenizer in {path} has ids up to {highest}, but the model's vocabulary has"
             f" {size} tokens, 0 to {size - 1}. They do not belong together."
         )
     return tokenizer

@@ -6,6 +6,7 @@ enters a product whose result is added to a bias, and the bias has kept its name
 """
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Onnx:
         names = _linear_names(graph)
         for tensor in graph.initializer:
             shape, size = tuple(tensor.dims), len(tensor.raw_data)
-            if tensor.data_type != _FLOAT or 4 * int(np.prod(shape, dtype=object)) != size:
+            if tensor.data_type != _FLOAT or 4 * math.prod(shape) != size:
                 raise self._broken(f"{tensor.name} is not an array of float32 numbers")
             array = np.frombuffer(tensor.raw_data, "<f4").reshape(shape)
             name = names.get(tensor.name)

@@ -78,6 +78,12 @@ be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037 466247 tokenize
 acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b 350 tokenizer_config.json
 07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3 231508 vocab.txt
 """  # noqa: E501
+_MINILM_L3 = """
+b388816f4fe4beccf2106589a786544596eb1385cac0c57c6a4e2a6758215b16 69060623 paraphrase-MiniLM-L3-v2.onnx
+"""  # noqa: E501
+_SMOLLM2 = """
+b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 98362432 SmolLM2-135M-Instruct.Q4_1.gguf
+"""  # noqa: E501
 _NEWSGROUPS = """
 34a4c6261eda98d87f66d8e12a2cccba06918b7877442536ef6a13810a47ba39 10808779 20newsgroups-test.tab
 3287f997870c109a5ed8f58087afb95ae3f863c75092d47b07eebf1700d6ef9c 16682951 20newsgroups-train.tab
@@ -108,12 +114,7 @@ ASSETS: dict[str, Asset] = {
             hub="sentence-transformers/paraphrase-MiniLM-L3-v2",
             licence="Apache-2.0",
             description="MiniLM sentence encoder: BERT, 3 layers, width 384, 17.2M parameters",
-            files={
-                "paraphrase-MiniLM-L3-v2.onnx": File(
-                    69_060_623,
-                    "b388816f4fe4beccf2106589a786544596eb1385cac0c57c6a4e2a6758215b16",
-                ),
-            },
+            files=_files(_MINILM_L3),
             config={
                 "model_type": "bert",
                 "architectures": ["BertModel"],
@@ -138,12 +139,7 @@ ASSETS: dict[str, Asset] = {
             licence="Apache-2.0",
             description="SmolLM2, tuned to follow instructions: Llama, 30 layers, width 576, 134.5M"
             " parameters; in 4 bits (GGUF)",
-            files={
-                "SmolLM2-135M-Instruct.Q4_1.gguf": File(
-                    98_362_432,
-                    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-                ),
-            },
+            files=_files(_SMOLLM2),
         ),
         Asset(
             name="20newsgroups",

@@ -1,4 +1,4 @@
-"""Checks of numbers that users give to servers and models of availability."""
+"""Checks of options: of a choice, of a whole number, of a number."""
 
 import math
 from collections.abc import Iterable

@@ -45,6 +45,11 @@ def check_known(what: str, name: Any, known: Iterable[str], after: str = "") -> 
         raise InputError(f"There is no {what} {name!r}{after}. {nearest(str(name), names)}")
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def users_level() -> int:
     """Returns the ``stacklevel`` that makes a warning point at the user's line of code."""
     level, frame = 1, sys._getframe(1)

@@ -51,6 +51,20 @@ def test_a_gguf_file_is_the_model_that_transformers_reads(tmp_path, family, kind
     assert load_tokenizer(path).eos_token == "<|endoftext|>"
 
 
+def test_a_tokenizer_needs_neither_a_config_nor_weights(tmp_path):
+    folder = testing.write_tiny_checkpoint(tmp_path)
+    expected = load_tokenizer(folder)("w1 w2").input_ids
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).unlink()
+    assert load_tokenizer(folder)("w1 w2").input_ids == expected
+
+
+def test_a_file_of_another_format_is_no_model(tmp_path):
+    path = testing.write_tiny_checkpoint(tmp_path) / "model.safetensors"
+    with pytest.raises(InputError, match="no model directory"):
+        load_model(path)
+
+
 @pytest.fixture
 def llama(tmp_path):
     return tiny_model("llama", kind="causal_lm", **SHAPE), tmp_path / "tiny.gguf"
