@@ -33,6 +33,7 @@ jax.config.update("jax_legacy_prng_key", "error")
 UNOPTIMISED = "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]
 for name, value in {
     "jax_disable_most_optimizations": UNOPTIMISED,
+    "jax_traceback_in_locations_limit": 0,  # nobody reads them, and compiling carries them
     "jax_compilation_cache_dir": COMPILED,
     "jax_persistent_cache_min_compile_time_secs": 0,
     "jax_persistent_cache_min_entry_size_bytes": -1,

@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parents[1] / "experiments" / "fra"
 SCRIPT = runpy.run_path(str(FOLDER / "tables.py"))
 PRIVATE = runpy.run_path(str(FOLDER / "private.py"))
 EXACT = runpy.run_path(str(FOLDER / "exact.py"))
+CHOSEN = runpy.run_path(str(FOLDER.parent / "chosen.py"))
 SPLITS = ("sst2_iid", "mnli_iid", "sst2_skew", "mnli_skew")
 
 
@@ -329,3 +330,18 @@ def test_exact_aggregation_is_compared_at_each_rate_and_at_the_chosen_one(tmp_pa
         "error, round 1",
         "error, last round",
     }
+
+
+def test_methods_are_compared_at_their_chosen_settings_with_fresh_seeds(tmp_path):
+    gaps = {"fedavg": 0.0, "fra": 0.01}
+    write_exact(tmp_path / "all", gaps, (0, 1, 2))
+    write_exact(tmp_path / "fresh", gaps, (3, 4), rates=(0.1, 0.2))
+    words = [str(tmp_path / "all"), "--fresh", str(tmp_path / "fresh")]
+    CHOSEN["main"]([*words, "--out", str(tmp_path / "table")])
+    fedavg, fra = read_table(tmp_path / "table.csv")
+    assert (fedavg["method"], fedavg["last round − fedavg"]) == ("fedavg", "-")
+    assert (fra["learning rate"], fra["seeds"]) == ("0.2", "5")
+    # Gaps of 1 to 5 points; means of two evaluations have the same gaps.
+    assert fra["last round − fedavg"].startswith("+3.0 [+1.0, +5.0], p = ")
+    assert fra["mean of evaluations − fedavg"].startswith("+3.0 [+1.0, +5.0], p = ")
+    assert (fra["last round"], fra["mean of evaluations"]) == ("75.0 ± 3.2", "65.0 ± 3.2")

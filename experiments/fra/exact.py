@@ -11,13 +11,13 @@ LaTeX) compares the methods at every rate, ``exact_chosen_rankR`` at the chosen 
 import argparse
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.report.figure_files import line_look, save, style, subplots, table_csv
-from fedjax_peft.report.intervals import Difference, holm, p_value
-from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
+from fedjax_peft.report.intervals import differences_in_words
+from fedjax_peft.report.study import At, Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.support.files import replace_file
 
@@ -29,13 +29,10 @@ METHODS = {
     "lora_fair": "LoRA-FAIR",
     "flora": "FLoRA",
 }
-OUTCOMES = {"last": "last round", "mean": "mean of evaluations"}
+OUTCOMES: dict[At, str] = {"final": "last round", "mean": "mean of evaluations"}
 """The two outcomes that were declared before the runs."""
 RATE = "optimizer.learning_rate"
 ERROR = "aggregation_error"
-
-Values = Mapping[Any, float]
-"""Seed -> value."""
 
 
 class Rank(NamedTuple):
@@ -80,15 +77,9 @@ def rate_of(cell: Cell) -> float:
     return float(next(iter(cell.runs.values())).config["optimizer"]["learning_rate"])
 
 
-def outcome(cell: Cell | None, name: str) -> dict[Any, float]:
+def outcome(cell: Cell | None, at: At) -> dict[Any, float]:
     """Returns seed -> the outcome of each run; nothing without a cell."""
-    if cell is None:
-        return {}
-    if name == "last":
-        return cell.values("test_accuracy")
-    curves = cell.series("test_accuracy")
-    after = {seed: [y for x, y in zip(*one, strict=True) if x] for seed, one in curves.items()}
-    return {seed: sum(ys) / len(ys) for seed, ys in after.items() if ys}
+    return {} if cell is None else cell.values("test_accuracy", at)
 
 
 def error(cell: Cell, last: bool, relative: bool = True) -> dict[Any, float]:
@@ -101,26 +92,10 @@ def error(cell: Cell, last: bool, relative: bool = True) -> dict[Any, float]:
 # ------------------------------------------------------------------------------------------ tables
 
 
-def corrected(differences: Sequence[Difference], pairs: Sequence[tuple[Values, Values]]) -> list:
-    """Returns texts of differences in points, with p-values by Holm over all of them."""
-    ps = [p_value(a, b) for a, b in pairs]
-    known = [i for i, p in enumerate(ps) if p is not None]
-    adjusted = dict(zip(known, holm([ps[i] for i in known]), strict=True))
-    return [
-        one.text(100) + (f", p {number(adjusted[i])}" if i in adjusted else "")
-        for i, one in enumerate(differences)
-    ]
-
-
-def number(p: float) -> str:
-    """Returns a p-value as text."""
-    return "< .001" if p < 0.001 else f"= {p:.3f}".replace("0.", ".", 1)
-
-
 def against(rows: Sequence[tuple[Cell | None, Cell | None]]) -> list[list[str]]:
     """Returns for each pair (method, FedAvg) the texts of both outcomes' differences."""
     pairs = [(outcome(a, x), outcome(b, x)) for a, b in rows for x in OUTCOMES]
-    texts = corrected([paired(a, b) for a, b in pairs], pairs)
+    texts = differences_in_words(pairs, 100)
     return [texts[2 * i : 2 * i + 2] for i in range(len(rows))]
 
 
@@ -208,7 +183,8 @@ def runs(ranks: Sequence[Rank]) -> list[dict[str, Any]]:
             for cell in [] if study is None else study.cells:
                 columns = {
                     "validation": cell.values("validation_accuracy"),
-                    **{name: outcome(cell, name) for name in OUTCOMES},
+                    "last": outcome(cell, "final"),
+                    "mean": outcome(cell, "mean"),
                     "error_first": error(cell, False),
                     "error_last": error(cell, True),
                 }

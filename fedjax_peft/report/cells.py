@@ -17,8 +17,9 @@ from fedjax_peft.support.display import one_line, shorten
 from fedjax_peft.support.errors import InputError, nearest
 
 Seed: TypeAlias = int | str
-At: TypeAlias = Literal["final", "best"] | int
-"""Which value of a run: the last one, the best one over all rounds, or that of a round."""
+At: TypeAlias = Literal["final", "best", "mean"] | int
+"""Which value of a run: the last one, the best one over all rounds, the mean of the evaluations
+after the start, or that of a round."""
 
 
 class Cell(NamedTuple):
@@ -42,7 +43,8 @@ class Cell(NamedTuple):
         Args:
           metric: a field of the rows, such as ``test_accuracy`` or ``time.train_s``.
           at: ``"final"`` (the last evaluation), ``"best"`` (the best over all rounds, which is an
-            optimistic figure on the test set), or the index of a round.
+            optimistic figure on the test set), ``"mean"`` (of the evaluations after round 0), or
+            the index of a round.
         """
         found = {seed: _value(run, metric, at) for seed, run in self.runs.items()}
         return {seed: value for seed, value in found.items() if value is not None}
@@ -207,6 +209,9 @@ def _value(run: RunRecord, metric: str, at: At) -> float | None:
         # A last evaluation that is not finite is no value: an earlier one would hide it.
         last = next(row for row in reversed(run.rows) if has_field(row, metric))
         return number(last, metric)
+    if at == "mean":
+        after = [value for at, value in zip(rounds, values, strict=True) if at > 0]
+        return statistics.fmean(after) if after else None
     return dict(zip(rounds, values, strict=True)).get(float(at))
 
 

@@ -179,6 +179,22 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def differences_in_words(
+    pairs: Sequence[tuple[Mapping[Any, float], Mapping[Any, float]]], scale: float = 1.0
+) -> list[str]:
+    """Returns the text of each paired difference, with p-values by Holm over all of them."""
+    ps = [p_value(a, b) for a, b in pairs]
+    known = [i for i, p in enumerate(ps) if p is not None]
+    adjusted = dict(zip(known, holm([ps[i] for i in known]), strict=True))  # type: ignore[misc]
+    texts = [paired(a, b).text(scale) for a, b in pairs]
+    return [f"{x}, {_p_text(adjusted[i])}" if i in adjusted else x for i, x in enumerate(texts)]
+
+
+def _p_text(p: float) -> str:
+    """Returns a p-value in words, such as ``p = .034``."""
+    return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
+
+
 def _are_equal(differences: Sequence[float], values: Sequence[float]) -> bool:
     """Returns whether differences of these values are equal up to rounding."""
     size = max(map(abs, values), default=0.0)

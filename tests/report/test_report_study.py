@@ -183,6 +183,7 @@ def test_values_and_series(tmp_path):
     assert cell.values("test_accuracy") == {5: 0.5}
     assert cell.values("test_accuracy", "best") == {5: 0.6}
     assert cell.values("test_loss", "best") == {5: 0.4}
+    assert cell.values("test_accuracy", "mean") == {5: approx(0.55)}
     assert cell.values("test_accuracy", 0) == {5: 0.1}
     assert cell.values("time.train_s") == {5: 2.0}
     assert cell.values("nothing") == {}

@@ -1,0 +1,81 @@
+"""Compares the methods of a sweep at their chosen settings, by two outcomes: a table.
+
+    python experiments/chosen.py runs/federa/small/long --out experiments/federa/results/long
+
+The outcomes are the test metric of the last round, and its mean over the evaluations after the
+start. Each method has the setting with the best validation metric, unless it has only one. Seeds
+that chose nothing can be added with ``--fresh FOLDER``, a sweep over the chosen settings.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedjax_peft.report.intervals import differences_in_words
+from fedjax_peft.report.study import At, Cell, Study, read_study, summarise
+from fedjax_peft.report.table_files import TextTable
+
+OUTCOMES: dict[At, str] = {"final": "last round", "mean": "mean of evaluations"}
+
+
+def cells(study: Study, fresh: Study | None) -> dict[str, Cell]:
+    """Returns method -> its chosen cell, with the runs of the same setting in ``fresh``."""
+    chosen = study.chosen(study.choose_by)
+    for name, cell in chosen.items():
+        for other in [] if fresh is None else fresh.methods.get(name, []):
+            if _rate(other) == _rate(cell):
+                chosen[name] = cell._replace(runs={**cell.runs, **other.runs})
+    return chosen
+
+
+def table(title: str, study: Study, fresh: Study | None, metric: str, baseline: str) -> TextTable:
+    """Returns a row for each method: both outcomes, and their differences to the baseline."""
+    found = cells(study, fresh)
+    names = [name for name in found if name != baseline]
+    values = {(name, at): found[name].values(metric, at) for name in found for at in OUTCOMES}
+    pairs = [(values[name, at], values[baseline, at]) for name in names for at in OUTCOMES]
+    texts = differences_in_words(pairs, 100) if baseline in found else ["-"] * len(pairs)
+    rows = []
+    for name, cell in found.items():
+        row = [name, f"{_rate(cell):g}", str(len(cell.runs))]
+        row += [summarise(values[name, at]).text(100) for at in OUTCOMES]
+        i = names.index(name) if name in names else None
+        row += ["-"] * 2 if i is None else texts[2 * i : 2 * i + 2]
+        rows.append(row)
+    header = ["method", "learning rate", "seeds", *OUTCOMES.values()]
+    header += [f"{words} − {baseline}" for words in OUTCOMES.values()]
+    notes = [
+        f"{metric} in %, mean ± standard deviation over seeds. Differences are in points, paired by"
+        " seed, with the 95 % t interval; p by a paired t test, with Holm's correction over all"
+        " differences of this table.",
+        *study.notes,
+    ]
+    if any(len(several) > 1 for several in study.methods.values()):
+        notes.insert(1, f"The setting was chosen by {study.choose_by}, its mean over seeds.")
+    return TextTable(title, header, rows, notes)
+
+
+def _rate(cell: Cell) -> float:
+    """Returns the learning rate of a cell."""
+    return float(next(iter(cell.runs.values())).config["optimizer"]["learning_rate"])
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Writes the table as Markdown, CSV and LaTeX."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", type=Path, help="folder of a sweep")
+    parser.add_argument("--fresh", type=Path, help="folder of a sweep with other seeds")
+    parser.add_argument("--metric", default="test_accuracy", help="a field of the rows")
+    parser.add_argument("--baseline", help="the sweep's own if it is left out")
+    parser.add_argument("--title", default="Methods at their chosen settings")
+    parser.add_argument("--out", required=True, type=Path, help="path of the files, no suffix")
+    a = parser.parse_args(words)
+    study = read_study(a.runs)
+    fresh = None if a.fresh is None else read_study(a.fresh)
+    made = table(a.title, study, fresh, a.metric, a.baseline or study.baseline or "")
+    made.write(a.out)
+    print(made.markdown())
+
+
+if __name__ == "__main__":
+    main()
