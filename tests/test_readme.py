@@ -7,14 +7,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from closeness import approx
 from shallow import simplify
 
-from fedjax_peft import aggregators, algorithms, testing
+from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.support import assets
 
@@ -66,14 +65,6 @@ def test_readme_is_short():
     assert max(map(len, code.splitlines())) <= 96
 
 
-FEDERATED_LORA = (
-    *("fedalt", "feddpa_t", "fedex", "fedmomentum", "fedrot", "fedsa", "fedsb", "fedsvd", "ffa"),
-    *("flexlora", "flora", "flora_na", "fra", "hetlora", "hilora", "ilora", "lora_a2"),
-    *("lora_fair", "pfedlora", "ravan", "rolora", "slora"),
-)
-"""An algorithm or aggregator of each paper."""
-OVER_FEDAVG = ("zhang2024fedit", "yan2024federa")
-"""Papers whose method is FedAvg over a LoRA."""
 KINDS = {
     "backbones": "backbones",
     "PEFT methods": "peft",
@@ -94,24 +85,6 @@ def test_numbers_of_names_are_those_of_the_list(capsys):
     table = README.partition("## What there is")[2].partition("\n## ")[0]
     for word, kind in KINDS.items():
         assert re.findall(rf"(\d+) {word}\b", table) == [counts[kind]], word
-
-
-def test_number_of_federated_lora_methods_is_that_of_the_papers():
-    """A method for each paper, as an algorithm, an aggregator or FedAvg over a LoRA."""
-    cited = (ROOT / "docs/reference/cite.md").read_text()
-    rows = [line for line in cited.splitlines() if line.startswith("| `")]
-    papers = {row for row in rows for name in FEDERATED_LORA if f"`{name}`" in row.split("|")[1]}
-    assert len(papers) == len(FEDERATED_LORA)
-    assert all(f"`{paper}`" in cited for paper in OVER_FEDAVG)
-    (claimed,) = re.findall(
-        r"^\| \[federated LoRA methods\]\(.*?\) \| (\d+) \|", README, re.MULTILINE
-    )
-    assert int(claimed) == len(papers) + len(OVER_FEDAVG)
-    for module in (algorithms, aggregators):
-        for name in module.__all__:
-            doc = sys.modules[getattr(module, name).__module__].__doc__ or ""
-            if "LoRA" in doc.partition("\n")[0] and name not in ("fedavg", "mean"):
-                assert any(f"`{name}`" in row for row in papers), name
 
 
 @pytest.mark.long("two algorithms that a user compiles")

@@ -48,7 +48,7 @@ def fedmomentum(
     weights: c.Weights = "size",
     keep_optimizer: bool = False,
 ) -> c.Algorithm:
-    """FedMomentum: factors of the average's largest directions; the residual is folded in.
+    """FedMomentum: LoRA factors of the average's largest directions; the residual is folded in.
 
     The metric ``residual`` is the Frobenius norm of what a round folds in.
 

@@ -43,7 +43,7 @@ def fedsvd(
     weights: c.Weights = "size",
     keep_optimizer: bool = False,
 ) -> c.Algorithm:
-    """FedSVD: B is trained and averaged, A follows by an SVD at the server; exact averages.
+    """FedSVD: LoRA's B is trained and averaged, A follows by an SVD at the server; exact averages.
 
     Args:
       period: the SVD follows every ``period``-th round.

@@ -36,7 +36,7 @@ def ravan(
     weights: c.Weights = "uniform",
     keep_optimizer: bool = False,
 ) -> c.Algorithm:
-    """RAVAN: cores between fixed bases, each with a scale of its own; exact averages.
+    """RAVAN: LoRA cores between fixed bases, each with a scale of its own; exact averages.
 
     Args:
       aggregator: how the products of scale and core combine; by default their mean.
