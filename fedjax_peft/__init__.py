@@ -24,6 +24,7 @@ _PUBLIC = {
     "peft": "",
     "Clients": "data.dataset",
     "Dataset": "data.dataset",
+    "load_clients": "data.clients",
     "load_dataset": "data.sources",
     "combine": "data.combine",
     "embed": "models.inference",
@@ -92,6 +93,7 @@ __all__ = [
     "heads",
     "heterogeneity",
     "lm_eval",
+    "load_clients",
     "load_dataset",
     "load_model",
     "load_run",
@@ -130,6 +132,7 @@ if TYPE_CHECKING:
     from fedjax_peft.config import lm_eval
     from fedjax_peft.config.loading import load_run
     from fedjax_peft.data import heterogeneity, partition
+    from fedjax_peft.data.clients import load_clients
     from fedjax_peft.data.combine import combine
     from fedjax_peft.data.dataset import Clients, Dataset
     from fedjax_peft.data.sources import load_dataset

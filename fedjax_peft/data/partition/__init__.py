@@ -10,6 +10,9 @@ units, and the key of a unit is the key of its first row.
 """
 
 from fedjax_peft.data.partition.features import feature_shift
+
+# Not in __all__, which lists the names that a config file can give.
+from fedjax_peft.data.partition.flower import from_flwr as from_flwr
 from fedjax_peft.data.partition.plain import iid, pooled
 from fedjax_peft.data.partition.skew import dirichlet, label_share, pathological, quantity
 from fedjax_peft.data.partition.users import grouped, natural

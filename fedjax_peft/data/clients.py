@@ -1,0 +1,104 @@
+"""Clients whose data come as ``datasets.Dataset``, one for each client."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedjax_peft import tasks
+from fedjax_peft.data import arrays
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.data.encode import encoder_of
+from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.naming import prepare, rename_columns
+from fedjax_peft.data.partition import natural
+from fedjax_peft.data.reading import OWN
+from fedjax_peft.data.table import Table
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks.base import Task
+
+_NAME = "clients"
+
+
+def load_clients(
+    datasets: Mapping[str, Any],
+    *,
+    tokenizer: Any = None,
+    max_length: int = 128,
+    columns: Mapping[str, str] | None = None,
+    label_names: Sequence[str] | None = None,
+    task: Task | str | None = None,
+) -> Clients[Dataset]:
+    """Returns the clients of a dict of Hugging Face data sets, encoded, in the order of the dict.
+
+    The data sets become one, with the key ``client``; all have the same columns. For data sets of
+    different tasks, see :func:`fedjax_peft.combine`.
+
+    Args:
+      datasets: client name -> its ``datasets.Dataset``, such as one split of
+        ``datasets.load_dataset``.
+      tokenizer: as for :func:`fedjax_peft.load_dataset`, like the next two.
+      max_length: tokens per example.
+      columns: our column name -> the name in the data sets, such as ``{"text": "review"}``.
+      label_names: the names of all classes in order. None: those of the data sets' ``ClassLabel``
+        if it is the same in all, or else those that occur, sorted. Give the test set the names of
+        the training set: ``label_names=train.data.label_names``.
+      task: what is learned; None: the task that fits the columns.
+
+    Raises:
+      InputError: no data sets or no rows, columns that differ, or a row that cannot be used; the
+        message names the client.
+    """
+    tables = dict(_tables(datasets, columns))
+    first = next(iter(tables.values()), None)
+    if first is None:
+        raise InputError("There are no data sets to make clients of.")
+    found = tasks.find(task)() if isinstance(task, str) else task
+    found = found or tasks.for_columns(first.columns.keys(), first.origin)
+    encoder, entry = encoder_of(found), OWN._replace(task=found)
+    tables = {name: prepare(table, entry) for name, table in tables.items()}
+    for table in tables.values():  # one by one, so that a message names the client
+        encoder.check(table, tuple(label_names or encoder.class_names(table)))
+    joined = _joined(tables)
+    names = tuple(label_names or joined.label_names or encoder.class_names(joined))
+    how = arrays.Encoding(tokenizer, max_length, 0, None)
+    _, data = arrays.encode_rows(_NAME, found, joined, names, how, {})
+    return natural(data, names=[*tables])
+
+
+def _tables(
+    datasets: Mapping[str, Any], columns: Mapping[str, str] | None
+) -> Iterator[tuple[str, Table]]:
+    """Yields the rows of each client, under our column names and with the key ``client``."""
+    if {*datasets} <= {"train", "validation", "test"} and datasets:
+        raise InputError(
+            f"The keys {', '.join(datasets)} are splits, not clients: give the data sets of the"
+            " clients, by name, or use fp.load_dataset and a partition."
+        )
+    for client, rows in datasets.items():
+        origin = f"the data set of client {client!r}"
+        if not hasattr(rows, "features") or not hasattr(rows, "select_columns"):
+            raise InputError(
+                f"The client {client!r} needs a datasets.Dataset, such as one of"
+                f" datasets.Dataset.from_dict({{...}}), not a {type(rows).__name__}. Of fp.Dataset,"
+                " fp.combine makes clients."
+            )
+        if not len(rows):
+            raise InputError(f"The data set of client {client!r} has no rows.")
+        table = rename_columns(tabular.from_datasets(rows, origin), OWN, columns)
+        own = {"client": [str(client)] * len(rows)}
+        yield str(client), replace(table, columns={**table.columns, **own})
+
+
+def _joined(tables: Mapping[str, Table]) -> Table:
+    """Returns the rows of all clients, one client after the other."""
+    first = next(iter(tables.values()))
+    for table in tables.values():
+        if {*table.columns} != {*first.columns}:
+            odd = ", ".join(sorted({*table.columns} ^ {*first.columns}))
+            raise InputError(f"The columns of {first.origin} and {table.origin} differ: {odd}.")
+    same = all(table.label_names == first.label_names for table in tables.values())
+    columns = {
+        name: [value for table in tables.values() for value in table.columns[name]]
+        for name in first.columns
+    }
+    return Table("the data sets of the clients", columns, first.label_names if same else None)

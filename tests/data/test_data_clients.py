@@ -1,0 +1,138 @@
+"""Clients of data sets that others divided: a dict of them, and partitions of flwr-datasets."""
+
+import datasets
+import numpy as np
+import pytest
+import tiny_tokenizers
+
+import fedjax_peft as fp
+from fedjax_peft.data.partition import from_flwr
+from fedjax_peft.support.errors import InputError
+
+CLASSES = datasets.ClassLabel(names=["low", "high"])
+TOKENIZER = tiny_tokenizers.bert()
+
+
+def reviews(n, stars=(0, 1), **more):
+    rows = {"review": [f"w{i} w{i % 3}" for i in range(n)], "stars": [*stars] * (n // len(stars))}
+    return datasets.Dataset.from_dict({**rows, **more})
+
+
+def load(data, **options):
+    columns = {"text": "review", "label": "stars"}
+    return fp.load_clients(data, tokenizer=TOKENIZER, max_length=6, columns=columns, **options)
+
+
+def test_every_data_set_is_a_client():
+    """In the order of the dict, with its name; further columns stay keys to partition by."""
+    clients = load({"b": reviews(2, age=[30, 40]), "a": reviews(4, age=[1, 2, 3, 4])})
+    assert clients.names == ("b", "a")
+    assert [rows.tolist() for rows in clients.indices] == [[0, 1], [2, 3, 4, 5]]
+    assert clients.data.columns["input_ids"].shape == (6, 6)
+    assert clients.data.labels.tolist() == [0, 1] * 3
+    assert clients.data.label_names == ("0", "1")
+    assert clients.data.meta["client"].tolist() == ["b"] * 2 + ["a"] * 4
+    assert clients.data.meta["age"].tolist() == [30, 40, 1, 2, 3, 4]
+
+
+def test_classes_are_those_of_all_clients():
+    """A client without a class, and a test set without one, have the numbers of the others."""
+    train = load({"a": reviews(2, ["bad"]), "b": reviews(2, ["good"])})
+    assert train.data.label_names == ("bad", "good")
+    assert train.data.labels.tolist() == [0, 0, 1, 1]
+    test = load({"a": reviews(2, ["good"])}, label_names=train.data.label_names)
+    assert test.data.labels.tolist() == [1, 1]
+    named = reviews(2).cast_column("stars", CLASSES).rename_column("stars", "label")
+    both = fp.load_clients(
+        {"a": named, "b": named}, tokenizer=TOKENIZER, columns={"text": "review"}
+    )
+    assert both.data.label_names == ("low", "high")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "no data sets"),
+        ({"train": reviews(2), "test": reviews(2)}, "splits, not clients"),
+        ({"a": {"review": ["x"]}}, "'a' needs a datasets.Dataset.*not a dict"),
+        ({"a": fp.testing.tiny_dataset(4)}, "'a' needs a datasets.Dataset.*fp.combine"),
+        ({"a": reviews(2), "b": reviews(0)}, "client 'b' has no rows"),
+        ({"a": reviews(2), "b": reviews(2, age=[1, 2])}, "client 'a' and .*'b' differ: age"),
+        ({"a": reviews(2), "b": reviews(2).remove_columns("stars")}, "client 'b' has no column"),
+        ({"a": reviews(2), "b": reviews(2, [None])}, "Row 1 of the data set of client 'b'"),
+    ],
+)
+def test_bad_data_sets_are_named(data, message):
+    with pytest.raises(InputError, match=message):
+        load(data)
+
+
+class Partitioner:
+    """The public interface of a partitioner of flwr-datasets: data set once, rows in parts."""
+
+    def __init__(self, parts):
+        self.parts = parts
+        self.num_partitions = len(parts)
+        self._dataset = None
+
+    @property
+    def dataset(self):
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, value):
+        if self._dataset is not None:
+            raise ValueError("The dataset should be assigned only once to the partitioner.")
+        self._dataset = value
+
+    def load_partition(self, partition_id):
+        return self.dataset.select(self.parts[partition_id])
+
+
+def data_with_units():
+    units = np.array([0, 0, 1, 2, 2, 3])
+    columns = {"labels": np.array([0, 0, 1, 1, 1, 0], np.int32)}
+    offsets = np.zeros((6, 2), np.int32)
+    meta = {"unit": units, "client": np.array([*"aabbbc"]), "offsets": offsets}
+    return fp.Dataset(columns, ("no", "yes"), "x", meta=meta)
+
+
+def test_rows_of_a_partition_become_a_client():
+    """Units stay together, and rows of no partition belong to nobody."""
+    partitioner = Partitioner([[2, 0], [3]])
+    clients = from_flwr(data_with_units(), partitioner)
+    assert [rows.tolist() for rows in clients.indices] == [[0, 1, 3, 4], [5]]
+    columns = partitioner.dataset.to_dict()
+    assert columns["label"] == [0, 1, 1, 0]
+    assert columns["client"] == [*"abbc"]
+    assert "offsets" not in columns
+    labels = from_flwr(np.array([1, 0, 1]), Partitioner([[1], [], [0, 2]]))
+    assert labels.sizes.tolist() == [1, 0, 2]
+
+
+def test_other_divisions_are_refused():
+    data = fp.testing.tiny_dataset(4)
+    with pytest.raises(InputError, match=r"gives an example twice.*client 1"):
+        from_flwr(data, Partitioner([[0, 1], [1]]))
+    used = Partitioner([[0]])
+    from_flwr(data, used)
+    with pytest.raises(InputError, match="Partitioner has data already"):
+        from_flwr(data, used)
+    columns = Partitioner([[0]])
+    columns.load_partition = lambda partition_id: columns.dataset.select_columns(["label"])
+    with pytest.raises(InputError, match="divides columns"):
+        from_flwr(data, columns)
+
+
+def test_partitioners_of_flwr_datasets():
+    """The package itself, where it is installed."""
+    flwr = pytest.importorskip("flwr_datasets.partitioner")
+    data = fp.testing.tiny_dataset(200)
+    clients = from_flwr(data, flwr.DirichletPartitioner(5, "label", alpha=0.5, seed=1))
+    assert sorted(np.concatenate(clients.indices).tolist()) == list(range(200))
+    again = from_flwr(data, flwr.DirichletPartitioner(5, "label", alpha=0.5, seed=1))
+    assert all(map(np.array_equal, clients.indices, again.indices))
+    pairs = from_flwr(data, flwr.PathologicalPartitioner(8, "label", 2))
+    assert all(len(set(data.labels[rows])) == 2 for rows in pairs.indices)
+    users = fp.Dataset(data.columns, data.label_names, meta={"user": np.arange(200) % 7})
+    assert len(from_flwr(users, flwr.NaturalIdPartitioner("user"))) == 7
