@@ -129,10 +129,10 @@ SMALL = {
 
 
 def commands(page: str = "docs/howto/command-line.md") -> list[str]:
-    """Returns the lines of a page's shell blocks, but for those of ``make``."""
+    """Returns the commands of a page's shell blocks, but for those of ``make``."""
     found = blocks("bash", (ROOT / page).read_text())
-    lines = [line for block in found for line in block.splitlines() if line]
-    return [line for line in lines if not line.startswith("make ")]
+    lines = [line for block in found for line in block.replace("\\\n", "").splitlines()]
+    return [line for line in lines if line and not line.startswith(("make ", "#"))]
 
 
 def test_commands_of_the_readme_are_those_of_the_page():
