@@ -31,6 +31,7 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = f"fedjax_peft {release}"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 pyproject = Path(__file__).parents[1] / "pyproject.toml"
 source = tomllib.loads(pyproject.read_text())["project"].get("urls", {}).get("Source")
