@@ -143,7 +143,8 @@ def problems_of_address(source: str, readme: str, notebooks: dict[str, str]) -> 
         return [
             f"{name} has a Colab badge without an address" for name, has in badges.items() if has
         ]
-    found = [f"{name} has no Colab badge" for name, has in badges.items() if not has]
+    github = source.startswith("https://github.com/")  # Colab and Kaggle read no other address
+    found = [f"{name} has no Colab badge" for name, has in badges.items() if github and not has]
     links = re.findall(r"\]\(([^)]+)\)", readme)
     return found + [
         f"README.md: write {source}/blob/main/{link} (an image: /raw/main/) for {link}"

@@ -3,8 +3,12 @@
 ``test_readme.py`` has the first one's steps with the real model and data.
 """
 
+import glob
+import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,11 @@ from fedjax_peft import testing
 
 pytestmark = pytest.mark.slow
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parents[1]
+SPEC = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "_ext" / "notebooks.py")
+shared = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(shared)
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 PRELUDE = """
@@ -81,7 +89,7 @@ def test_notebook(path, client, assets, tmp_path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_saved_outputs(path):
-    """A reader sees the results without running anything, and how to install what they need."""
+    """A reader sees the results without running anything."""
     notebook = json.loads(path.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [c for c in code if "print(" in "".join(c["source"]) and not c["outputs"]] == []
@@ -91,8 +99,62 @@ def test_saved_outputs(path):
     text = [str(x) for cell in code for output in cell["outputs"] for x in _texts(output)]
     assert not re.search(r"/(tmp|home|root|work|Users)/", " ".join(text)), "a place of one machine"
     assert {output.get("name") for cell in code for output in cell["outputs"]} <= {None, "stdout"}
-    intro = "".join("".join(cell["source"]) for cell in notebook["cells"][:3])
-    assert "%pip install" in intro
+
+
+def test_shared_cells_are_renewed():
+    """``python docs/_ext/notebooks.py`` would change nothing."""
+    for path in NOTEBOOKS:
+        notebook = json.loads(path.read_text())
+        assert shared.with_shared_cells(notebook, path.name, shared.address()) == notebook
+
+
+def test_badges_come_from_the_address():
+    """Below the title, once; none without an address, or where no service reads it."""
+    notebook = json.loads(NOTEBOOKS[0].read_text())
+    name = NOTEBOOKS[0].name
+    for _ in range(2):
+        notebook = shared.with_shared_cells(notebook, name, "https://github.com/us/peft")
+    title, badges, *_ = "".join(notebook["cells"][0]["source"]).splitlines()
+    assert title.startswith("# ")
+    assert badges.count("[![") == 2
+    assert f"/us/peft/blob/main/notebooks/{name})" in badges
+    for address in ("", "https://forge/us/peft"):
+        plain = shared.with_shared_cells(notebook, name, address)
+        assert "[![" not in "".join(plain["cells"][0]["source"])
+
+
+@pytest.mark.parametrize(
+    ("device", "file", "words", "installed"),
+    [
+        (None, None, "Here: a CPU; fedjax_peft is installed.", None),
+        (None, "../fedjax_peft/__init__.py", "from the checkout", "-e .."),
+        ("nvidia[0-9]*", "fedjax_peft/fedjax_peft/__init__.py", "GPU", "-e fedjax_peft[cuda]"),
+        ("accel*", "fedjax_peft-0.2-any.whl", "a TPU", "fedjax_peft-0.2-any.whl[tpu]"),
+        ("vfio/[0-9]*", None, "from the package index", "fedjax_peft[tpu]"),
+    ],
+)
+def test_first_cell_installs_what_fits(
+    device, file, words, installed, tmp_path, monkeypatch, capsys
+):
+    """From a checkout, the wheel beside it or the index, for the accelerator that is there."""
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    if file:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).touch()
+    found, called = glob.glob, []
+
+    def look(pattern):
+        return [pattern] * (pattern == f"/dev/{device}") if pattern[0] == "/" else found(pattern)
+
+    monkeypatch.setattr(glob, "glob", look)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed is None)
+    monkeypatch.setattr(subprocess, "run", lambda command, check: called.append(command[5:]))
+    monkeypatch.setattr(sys, "path", [])
+    exec(compile(shared.SETUP, "first cell", "exec"), {})
+    assert words in capsys.readouterr().out
+    assert called == ([installed.split()] if installed else [])
+    assert sys.path == ([str(Path(file).parents[1])] if file and "-e" in installed else [])
 
 
 def _texts(output):

@@ -105,11 +105,14 @@ def test_an_address_asks_for_badges_and_absolute_links():
     assert dist.problems_of_address("", "", badge) == [
         "a.ipynb has a Colab badge without an address"
     ]
-    address = "https://forge/fedjax_peft"
-    found = dist.problems_of_address(address, "[x](docs/a.md) [y](https://b)", {"a.ipynb": ""})
-    assert found[0] == "a.ipynb has no Colab badge"
-    assert f"write {address}/blob/main/docs/a.md" in found[1]
-    assert len(found) == 2
+    for address, missing in (
+        ("https://github.com/us/fedjax_peft", ["a.ipynb has no Colab badge"]),
+        ("https://forge/fedjax_peft", []),
+    ):
+        links = "[x](docs/a.md) [y](https://b)"
+        *badges, link = dist.problems_of_address(address, links, {"a.ipynb": ""})
+        assert badges == missing
+        assert f"write {address}/blob/main/docs/a.md" in link
 
 
 def test_tutorials_of_the_site_are_the_notebooks():
