@@ -57,6 +57,7 @@ _PUBLIC = {
     "early_stop": "simulation.stopping",
     "TimeModel": "simulation.time_model",
     "testing": "",
+    "trackers": "simulation",
     "tree": "numerics",
     "contracts": "",
 }
@@ -111,6 +112,7 @@ __all__ = [
     "sweep",
     "tasks",
     "testing",
+    "trackers",
     "transforms",
     "tree",
 ]
@@ -148,6 +150,7 @@ if TYPE_CHECKING:
     from fedjax_peft.peft.base import attach, count, merge, quantize
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.report.sweep import Sweep, grid, sweep
+    from fedjax_peft.simulation import trackers
     from fedjax_peft.simulation.records import Evaluation, Placement, Records, System
     from fedjax_peft.simulation.session import session
     from fedjax_peft.simulation.simulate import Run, simulate

@@ -142,7 +142,7 @@ def sweep(tmp_path_factory):
 
 def copy(run, to, name, seed, rate):
     """Writes a run with accuracies of our own: tests of .2 + seed / 100, .1 less for a low rate."""
-    shutil.copytree(run, to, ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+    shutil.copytree(run, to, ignore=shutil.ignore_patterns("checkpoints"))
     config = read_toml(to / "config.toml") | {"name": name, "seed": seed}
     config["optimizer"]["learning_rate"] = rate
     (to / "config.toml").write_text(tomli_w.dumps(config))

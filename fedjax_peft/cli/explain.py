@@ -42,6 +42,7 @@ TABLES = {
     "availability": "when clients can take part; without this table always",
     "attack": "what hostile clients do; without this table there are none",
     "transforms": "upload transforms, applied in this order; without these tables none",
+    "trackers": "where the rows of a run go beside its directory; without these tables nowhere",
 }
 """Table of a config -> its meaning."""
 

@@ -185,6 +185,11 @@ def _add_results(command: Callable[..., Any]) -> None:
         help="the method that the others are compared with; default: the sweep's, or the first",
     )
 
+    sync = command("sync", results.sync, "send the rows that trackers have missed")
+    _option(sync, "run", "RUN", "a run, a sweep, or a folder of runs", type=Path)
+    names = "trackers=mlflow"
+    _option(sync, "overrides", names, "another tracker than the runs' configs name", nargs="*")
+
 
 def _add_trained(command: Callable[..., Any]) -> None:
     export = command("export", results.export, "write a run's adapter and head, or merged model")

@@ -51,6 +51,31 @@ def report(options: argparse.Namespace) -> None:
     print(page)
 
 
+def sync(options: argparse.Namespace) -> None:
+    """Sends to the trackers of runs the rows that they have not taken, and prints how many."""
+    from fedjax_peft.config import config as configs
+    from fedjax_peft.report.records import find_runs
+    from fedjax_peft.simulation import record, tracking
+
+    runs = find_runs(options.run)
+    if not runs:
+        raise InputError(f"There is no run in {options.run}.")
+    for path in runs:
+        config = record.read_config(path)
+        asked = {"trackers": config.get("trackers", {})}
+        for text in options.overrides:
+            asked = configs.override(asked, text)
+        table = configs.resolve_table("trackers", configs.expanded(asked)["trackers"])
+        if not table:
+            raise InputError(
+                f"The config of {path} names no tracker: add one, such as trackers=mlflow."
+            )
+        for name, rows in tracking.sync(
+            path, config, configs.build_trackers({"trackers": table})
+        ).items():
+            print(f"{path}: {name} {f'has taken {rows} rows' if rows else 'had all rows'}")
+
+
 def print_table(runs: "Sequence[RunRecord]") -> None:
     """Prints the table of runs and, if there are several, a sentence about the best one."""
     from fedjax_peft.report.study import make_study

@@ -20,6 +20,7 @@ from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
 from fedjax_peft.simulation.time_model import TimeModel
+from fedjax_peft.simulation.trackers.base import Tracker
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
@@ -122,6 +123,18 @@ def build_transforms(config: Config) -> list[Transform]:
     ]
 
 
+def build_trackers(config: Config) -> list[Tracker]:
+    """Returns the trackers of a resolved config.
+
+    Raises:
+      InputError: the package that one needs is missing.
+    """
+    return [
+        seeded(function_of("trackers", name), config, options)
+        for name, options in config["trackers"].items()
+    ]
+
+
 def build_privacy(config: Config) -> Privacy | None:
     """Returns the mechanism of differential privacy of a resolved config, None without one.
 
@@ -164,6 +177,7 @@ def build_records(
         "time": TimeModel.preset(**config["time"]),
         "availability": build_availability(config),
         "stop": any_of(own, stop),
+        "trackers": build_trackers(config),
     }
     made = {}
     for table, record in RECORDS.items():

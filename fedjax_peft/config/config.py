@@ -10,6 +10,7 @@ means the same as the argument in Python.
     [data]                           # arguments of one function: load_dataset(name, ...)
     [algorithm]                      # name = a function of algorithms, and its arguments
     [transforms.NAME]                # one table for each function, in the order of application
+    [[trackers]]                     # likewise with its name inside; both tables take both forms
     [methods.NAME]                   # one run for each table; its keys replace the others
 
 :mod:`.keys` has all tables; ``fedjax-peft list keys`` and the reference page describe them.
@@ -38,6 +39,7 @@ from fedjax_peft.config.building import (
     build_model,
     build_privacy,
     build_records,
+    build_trackers,
     build_transforms,
     named_task,
     task_of,
@@ -53,7 +55,13 @@ from fedjax_peft.config.keys import (
     all_keys,
     in_words,
 )
-from fedjax_peft.config.reading import load, methods, override
-from fedjax_peft.config.resolving import head_kind, is_constant, resolve, resolve_recorded
+from fedjax_peft.config.reading import expanded, load, methods, override
+from fedjax_peft.config.resolving import (
+    head_kind,
+    is_constant,
+    resolve,
+    resolve_recorded,
+    resolve_table,
+)
 from fedjax_peft.config.running import describe, run, with_noise
 from fedjax_peft.config.schema import check_arguments

@@ -24,6 +24,7 @@ from fedjax_peft.config.schema import fields_of
 from fedjax_peft.data import partition, sources
 from fedjax_peft.models import hub
 from fedjax_peft.numerics import schedules
+from fedjax_peft.simulation import trackers
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
@@ -46,11 +47,12 @@ NAMESPACES: dict[str, types.ModuleType] = {
     "asynchronous": asynchronous,
     "availability": availability,
     "task": tasks,
+    "trackers": trackers,
 }
 """Tables whose ``name`` is a public function of a module."""
 
-CHAINED = ("transforms",)
-"""Keys of ``NAMESPACES`` with a table for each function instead of a ``name``. The functions are
+CHAINED = ("transforms", "trackers")
+"""Keys of ``NAMESPACES`` with a table for each function instead of a ``name``. Transforms are
 applied in the order of the tables."""
 
 SCHEDULES = ("schedule", "server_schedule")
@@ -174,7 +176,8 @@ MORE_KEYS: dict[str, type] = {
 
 def in_words(table: str) -> str:
     """Returns what a table names, in the singular, for messages."""
-    return {"transforms": "transform", "asynchronous": "asynchronous server"}.get(table, table)
+    words = {"transforms": "transform", "trackers": "tracker"}
+    return (words | {"asynchronous": "asynchronous server"}).get(table, table)
 
 
 def function_of(table: str, name: Any) -> Callable[..., Any]:

@@ -206,11 +206,23 @@ def expanded(raw: Config) -> Config:
         for key, value in raw.items()
     }
     for table in CHAINED:
-        names = result.get(table)
-        names = [names] if isinstance(names, str) else names
-        if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            result[table] = {name: {} for name in names}
+        if table in result:
+            result[table] = _linked(table, result[table])
     return result
+
+
+def _linked(table: str, given: Any) -> Any:
+    """Returns name -> options for a name, a list of names, or tables such as ``[[trackers]]``."""
+    if not isinstance(given, str | list):
+        return given
+    names = [given] if isinstance(given, str) else given
+    links: list[Any] = [{"name": one} if isinstance(one, str) else one for one in names]
+    if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in links):
+        return given
+    found = {one["name"]: {k: x for k, x in one.items() if k != "name"} for one in links}
+    if len(found) < len(links):
+        raise InputError(f"{table} has a name twice: {', '.join(one['name'] for one in links)}.")
+    return found
 
 
 def overlay(base: Config, over: Config) -> Config:

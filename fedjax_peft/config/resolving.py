@@ -65,7 +65,7 @@ def _resolved(raw: keys.Config) -> keys.Config:
         given = raw.get(table, {})
         if not isinstance(given, dict):
             raise InputError(f"[{table}] must be a table or a name, not {show(given)}.")
-        result[table] = _resolved_table(table, given)
+        result[table] = resolve_table(table, given)
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
     _check_schedules(result)
@@ -74,7 +74,7 @@ def _resolved(raw: keys.Config) -> keys.Config:
     return result
 
 
-def _resolved_table(table: str, given: keys.Config) -> keys.Config:
+def resolve_table(table: str, given: keys.Config) -> keys.Config:
     """Returns the complete options of a table."""
     if table in keys.CHAINED:
         return {name: _resolved_link(table, name, options) for name, options in given.items()}

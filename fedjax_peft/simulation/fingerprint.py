@@ -47,7 +47,7 @@ MAY_CHANGE = {
         )
     ),
     "evaluation": ("evaluation.every", "evaluation.batch_size", "evaluation.diagnostics"),
-    "records": ("records",),
+    "records": ("records", "trackers"),  # [trackers] is a table of its own
 }
 """The options of ``simulate``, and keys of a config, that a resumed run may change."""
 

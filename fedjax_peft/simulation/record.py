@@ -1,4 +1,4 @@
-"""A run on disk: config, environment, metrics, TensorBoard mirror, checkpoints."""
+"""A run on disk: config, environment, metrics, checkpoints."""
 
 import contextlib
 import json
@@ -24,7 +24,8 @@ from fedjax_peft.simulation import earlier, fingerprint, lock
 from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.lock import RunLock
 from fedjax_peft.simulation.rows import Row, append_metrics, read_metrics, write_metrics
-from fedjax_peft.simulation.tensorboard import EventWriter, tag
+from fedjax_peft.simulation.trackers.base import Tracker
+from fedjax_peft.simulation.tracking import Tracking
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.toml import read_toml
@@ -49,7 +50,7 @@ class Record:
         self._on_round = on_round
         self.checkpoints: Checkpoints | None = None
         self._lock: RunLock | None = None
-        self._tensorboard: EventWriter | None = None
+        self._tracking = Tracking(out, {})
 
     @classmethod
     def open(
@@ -59,6 +60,7 @@ class Record:
         config: Mapping[str, Any],
         found: Mapping[str, Any],
         on_round: Callable[[Row], Any] | None = None,
+        trackers: Sequence[Tracker] = (),
     ) -> "Record":
         """Opens a run directory; ``config`` and the fingerprint ``found`` are written to it.
 
@@ -69,7 +71,10 @@ class Record:
         if out is None:
             if resume:
                 raise InputError("resume=True needs the run directory, out=...")
-            return cls(None, on_round)
+            record = cls(None, on_round)
+            if distributed.is_writer():
+                record._tracking = Tracking(None, config, trackers)
+            return record
         out = Path(out)
         if not distributed.is_writer():
             record = cls(None, on_round)
@@ -94,6 +99,7 @@ class Record:
         distributed.before_end(record._lock.release)
         try:
             record._begin(resume, config, found)
+            record._tracking = Tracking(out, config, trackers)
         except BaseException:
             record.close()
             raise
@@ -142,8 +148,8 @@ class Record:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.close(ended=error is None)
 
     def rewind(self, round_index: int | None) -> None:
         """Removes the rows after ``round_index`` (all rows if None), which will be made again."""
@@ -153,11 +159,11 @@ class Record:
             return
         if (self.out / "metrics.jsonl").exists():
             write_metrics(self.out / "metrics.jsonl", self.rows)
-        self._tensorboard = EventWriter(self.out / "tensorboard", first_step=last + 1)
+        self._tracking.catch_up(self.rows)
 
     def add(self, row: Row) -> Any:
         """Records the row of a round; returns the answer of ``on_round``."""
-        self._write(row)
+        self._write(row, row)
         return None if self._on_round is None else self._on_round(row)
 
     def replace(self, rows: list[Row]) -> None:
@@ -171,18 +177,19 @@ class Record:
         before = self.rows.pop()
         assert before["round"] == row["round"]
         self.replace(self.rows)
-        self._write({**row})
+        new = {name: value for name, value in row.items() if name not in before}
+        self._write({**row}, {"round": row["round"], **new})
 
-    def _write(self, row: Row) -> None:
-        """Stores a row in memory, and on disk if there is a run directory."""
+    def _write(self, row: Row, tracked: Row) -> None:
+        """Stores a row in memory, and on disk if there is a run directory.
+
+        Args:
+          tracked: what trackers get of it.
+        """
         self.rows.append(row)
         if self.out is not None:
-            assert self._tensorboard is not None
             append_metrics(self.out / "metrics.jsonl", row)
-            for name, value in row.items():
-                if isinstance(value, int | float) and name != "round":
-                    self._tensorboard.add_scalar(tag(name), value, row["round"])
-            self._tensorboard.flush()
+        self._tracking.add(tracked)
 
     def save_params(self, params: Params, labels: Sequence[str]) -> None:
         """Writes the global model's trainable leaves to a file that other programs can read."""
@@ -192,15 +199,18 @@ class Record:
         metadata = {"labels": json.dumps(list(labels))}
         replace_file(self.out / _PARAMS, safetensors.numpy.save(arrays, metadata))
 
-    def close(self) -> None:
-        """Closes all open files; the checkpoints are closed even if another file fails."""
+    def close(self, *, ended: bool = False) -> None:
+        """Closes all open files; the checkpoints are closed even if another file fails.
+
+        Args:
+          ended: whether the run has come to its end without an error.
+        """
         with contextlib.ExitStack() as stack:
             if self._lock is not None:
                 stack.callback(self._lock.release)
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
-            if self._tensorboard is not None:
-                stack.callback(self._tensorboard.close)
+            stack.callback(self._tracking.close, ended=ended)
 
 
 def environment() -> dict[str, Any]:

@@ -24,6 +24,7 @@ from fedjax_peft.simulation.rows import Row
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.time_model import TimeModel, is_number
+from fedjax_peft.simulation.trackers.base import Tracker, check_tracker
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, check_known, nearest
 
@@ -239,6 +240,11 @@ class Records:
     the run ends after this round: its row gains the final evaluation and the field ``stopped``, and
     a checkpoint is written. A resume goes on from there; the row then loses the field, and the
     evaluation unless it was due."""
+    trackers: Sequence[Tracker] = ()
+    """Where the rows go beside ``out``, such as ``[fp.trackers.wandb(), fp.trackers.mlflow()]`` or
+    functions of yours with the arguments ``(row, run)``; in a config ``[[trackers]]``. Each is
+    called in a thread of its own, so that none stops or slows the run. ``fedjax-peft sync`` sends
+    what a tracker has missed."""
     on_phase: Callable[[Phase], None] | None = None
     """Called with a :class:`fedjax_peft.simulation.progress.Phase` at the beginning of each phase
     that takes time: compiling, training a round, evaluating a part of the examples, saving."""
@@ -248,6 +254,8 @@ class Records:
 
     def __post_init__(self) -> None:
         check_counts({"checkpoint_every": self.checkpoint_every}, {})
+        for tracker in self.trackers:
+            check_tracker(tracker)
 
 
 RECORDS: dict[str, type] = {

@@ -44,6 +44,7 @@ from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
 from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
+from fedjax_peft.simulation.tracking import recorded
 
 
 @moved
@@ -140,7 +141,7 @@ def simulate(
       placement: where and how the run is computed, such as lanes, devices and the engine.
       evaluation: when and on what the model is evaluated, and the rule that ends the run early.
       records: checkpoints, callbacks and progress.
-      out: a run directory to write records, checkpoints and TensorBoard files to.
+      out: a run directory to write records and checkpoints to.
       resume: continue the run in ``out`` from its last checkpoint, if it has one. The run must be
         the same: a call with another fingerprint (arguments, examples, clients, model) is refused.
         More ``rounds``, another stop rule, and what
@@ -163,19 +164,21 @@ def simulate(
     federation = federation_of(schedule, clients.data, algorithm)
     private = _private(given, session, federation)
     parts = _parts(given, session, state, private, federation)
-    recorded = records.config is not None and "point" not in records.config
+    complete = records.config is not None and "point" not in records.config
     metadata = _settings(given, session, schedule, private)
-    metadata = {**({} if recorded else metadata), **(records.config or {})}
+    metadata = {**({} if complete else metadata), **(records.config or {})}
     found = fingerprint(vars(given)) if out is not None or processes() > 1 else {}
     check_same_run({**metadata, **_of_this_process(given), **found})
     shown = records.progress if is_writer() else False
     with (
         noted() as request,
         Phases(rounds, records.on_phase, shown, _early(request, out)) as phases,
-        Record.open(out, resume, metadata, found, phases.apart(records.on_round)) as record,
+        Record.open(
+            *(out, resume, metadata, found, phases.apart(records.on_round)), records.trackers
+        ) as record,
     ):
         if record.out is not None:
-            _save_start(record.out, given, session, recipe=not recorded)
+            _save_start(record.out, given, session, recipe=not complete)
         loop = Loop(**parts, record=record, phases=phases, request=request)
         state = _train(loop, state, given)
     server, client_state = whole((state.server, session.trimmed(state).client_state))
@@ -302,6 +305,7 @@ def _settings(
         **({"values": dict(given.values)} if given.values else {}),
         **{name: part.name for name, part in named.items() if part is not None},
         **({} if origin is None else {"origin": origin_text(origin)}),
+        **({"trackers": tracked} if (tracked := recorded(given.records.trackers)) else {}),
     }
 
 

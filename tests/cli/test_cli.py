@@ -28,11 +28,11 @@ CONFIGS.append(Path(cli.__file__).with_name("demo.toml"))
 
 
 def test_run_writes_a_complete_directory(finished):
-    """It contains config, environment, metrics, checkpoints, TensorBoard files and parameters."""
+    """It contains config, environment, metrics, checkpoints and parameters."""
     names = {p.name for p in finished.iterdir()}
     assert names >= {
         *("config.toml", "environment.json", "metrics.jsonl"),
-        *("checkpoints", "tensorboard", "params.safetensors"),
+        *("checkpoints", "params.safetensors"),
     }
     assert [row["round"] for row in rows(finished)] == [0, 1, 2]
     assert json.loads((finished / "environment.json").read_text())["versions"]["jax"]

@@ -1,28 +1,41 @@
-"""A TensorBoard event file with the numbers of a run."""
+"""TensorBoard: an event file with the numbers of a run."""
 
 import time
 from pathlib import Path
 
+from fedjax_peft.simulation.rows import Row
+from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, built, scalars
 from fedjax_peft.support.files import naming
 
-_PREFIXES = (
-    *("global_test", "test", "client_validation", "client"),
-    *("global_validation", "validation", "train"),
-)
-_MACHINE = ("steps", "lanes", "slot_utilisation", "padded_utilisation", "padding_share")
-_GROUPS = {
-    **dict.fromkeys(("bytes_up", "bytes_down"), "comm"),
-    "simulated_seconds": "time",
-    **dict.fromkeys(_MACHINE, "engine"),
-    **dict.fromkeys(("epsilon", "delta"), "privacy"),
-}
+
+@built("tensorboardX")
+def tensorboard(*, folder: str = "tensorboard") -> Tracker:
+    """TensorBoard: event files in the run directory, for ``tensorboard --logdir runs``.
+
+    A resumed run adds a file, which hides the points that older files have from its first round on.
+
+    Args:
+      folder: of the event files; a relative path is in the run directory.
+
+    Raises:
+      InputError: the package ``tensorboardX`` is missing.
+    """
+
+    def take(row: Row, run: TrackedRun, /) -> None:
+        step = row["round"]
+        writer = run.opened(lambda: EventWriter(run.path(folder), step), EventWriter.close)
+        for name, value in scalars(row).items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return take
 
 
 class EventWriter:
     """Writes scalars to a new event file, in the caller's thread.
 
     ``tensorboardX.SummaryWriter`` is not used because it writes in another thread. When a disk is
-    full, that thread dies, and the run waits for it forever.
+    full, that thread dies, and the writer waits for it forever.
     """
 
     def __init__(self, folder: Path, first_step: int):
@@ -40,7 +53,8 @@ class EventWriter:
         self._folder = folder
         with naming(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._writer = EventsWriter(str(folder / "events"))
+            several = f".{len([*folder.iterdir()])}"  # files of one second need different names
+            self._writer = EventsWriter(str(folder / "events"), several)
             self._writer.write_event(Event(step=first_step, file_version="brain.Event:2"))
             start = SessionLog(status=SessionLog.START)
             self._writer.write_event(Event(step=first_step, session_log=start))
@@ -66,15 +80,3 @@ class EventWriter:
                 self._writer.flush()
             finally:  # EventsWriter.close leaves the file open when the flush fails
                 self._writer._py_recordio_writer.close()
-
-
-def tag(field: str) -> str:
-    """Returns the tag of a row's field, such as ``test/accuracy`` or ``comm/bytes_up``.
-
-    Fields in no other group, which mostly describe the update, are in the group ``update``, such
-    as ``update/update_norm`` and ``update/aggregation_error``.
-    """
-    for prefix in _PREFIXES:
-        if field.startswith(f"{prefix}_"):
-            return f"{prefix}/{field.removeprefix(f'{prefix}_')}"
-    return f"{_GROUPS.get(field, 'update')}/{field}"

@@ -1,0 +1,59 @@
+"""A table of a run's numbers, for spreadsheets and data frames."""
+
+import csv as tables
+import io
+from pathlib import Path
+
+from fedjax_peft.simulation.rows import Row, fields, number
+from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, built
+from fedjax_peft.support.files import naming, replace_file
+
+
+@built()
+def csv(*, path: str = "metrics.csv") -> Tracker:
+    """A CSV file with a line for each round and a column for each number.
+
+    Columns have the names of the fields in ``metrics.jsonl``; ``time.train_s`` is the field
+    ``train_s`` of the table ``time``. A number that a round lacks is an empty cell.
+
+    Args:
+      path: of the file; a relative path is in the run directory.
+    """
+
+    def take(row: Row, run: TrackedRun, /) -> None:
+        table = run.opened(lambda: _Table(run.path(path)), lambda table: None)
+        table.add({name: number(row, name) for name in fields(row)})
+
+    return take
+
+
+class _Table:
+    """A CSV file of rows, which starts with those that the file has."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._rows: dict[int, dict[str, object]] = {}
+        self._columns: list[str] = []
+        if path.is_file():
+            with naming(path), path.open(newline="", encoding="utf-8") as file:
+                for row in tables.DictReader(file):
+                    self._rows[int(row["round"])] = dict(row)
+                    self._columns = list(row)
+
+    def add(self, numbers: dict[str, float | None]) -> None:
+        """Adds a row. A new column, or a row that is there already, writes the file anew."""
+        cells = {n: int(x) if x is not None and x.is_integer() else x for n, x in numbers.items()}
+        index = int(numbers["round"] or 0)
+        new = [name for name in cells if name not in self._columns]
+        later = index > max(self._rows, default=-1)
+        self._rows[index] = self._rows.get(index, {}) | cells
+        if later and not new and self._path.is_file():
+            with naming(self._path), self._path.open("a", newline="", encoding="utf-8") as file:
+                tables.DictWriter(file, self._columns).writerow(cells)
+            return
+        self._columns += new
+        text = io.StringIO(newline="")
+        writer = tables.DictWriter(text, self._columns)
+        writer.writeheader()
+        writer.writerows(self._rows[i] for i in sorted(self._rows))
+        replace_file(self._path, text.getvalue().encode())

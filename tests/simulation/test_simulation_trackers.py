@@ -1,0 +1,393 @@
+"""Trackers: what they get, that none stops or slows a run, and what a resume or ``sync`` sends."""
+
+import csv
+import json
+import threading
+import time
+
+import pytest
+from running import run
+from small_config import small
+
+import fedjax_peft as fp
+from fedjax_peft import InputError
+from fedjax_peft.cli import main as cli
+from fedjax_peft.config import config as configs
+from fedjax_peft.simulation import tracking
+from fedjax_peft.simulation.record import Record
+from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.simulation.trackers.base import scalars, tag
+
+ROWS = [
+    {"round": 0, "test_accuracy": 0.25, "bytes_up": 0, "parameters": {"head": 8}},
+    {"round": 1, "train_loss": 0.5, "bytes_up": 8, "clients": [1], "time": {"train_s": 0.5}},
+    {"round": 2, "test_accuracy": 0.75, "bytes_up": 8, "train_loss": None, "headline": "accuracy"},
+]
+TAGS = {
+    **{("test/accuracy", 0): 0.25, ("test/accuracy", 2): 0.75, ("train/loss", 1): 0.5},
+    **{("comm/bytes_up", 0): 0.0, ("comm/bytes_up", 1): 8.0, ("comm/bytes_up", 2): 8.0},
+    ("time/train_s", 1): 0.5,
+}
+
+
+def record(out, *trackers, rows=ROWS, resume=False, config=None, drop=None):
+    """Records rows as a run does; a resumed one first drops those after the round ``drop``."""
+    config = {"rounds": 2, "algorithm": "fedavg", **(config or {})}
+    with Record.open(out, resume, config, {}, trackers=trackers) as opened:
+        opened.rewind(drop)
+        for row in rows:
+            opened.add({**row})
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("test_accuracy", "test/accuracy"),
+        ("global_test_macro_f1", "global_test/macro_f1"),
+        ("client_accuracy_mean_unseen", "client/accuracy_mean_unseen"),
+        ("train_loss", "train/loss"),
+        ("bytes_up", "comm/bytes_up"),
+        ("simulated_seconds", "time/simulated_seconds"),
+        ("slot_utilisation", "engine/slot_utilisation"),
+        ("aggregation_error", "update/aggregation_error"),
+    ],
+)
+def test_tags(field, expected):
+    assert tag(field) == expected
+
+
+def test_scalars_are_the_finite_numbers_of_a_row():
+    assert {(n, row["round"]): x for row in ROWS for n, x in scalars(row).items()} == TAGS
+
+
+# ------------------------------------------------------------------------------------- the services
+
+
+def read_csv(out):
+    with (out / "metrics.csv").open(newline="") as file:
+        return {(n, int(row["round"])): x for row in csv.DictReader(file) for n, x in row.items()}
+
+
+def read_events(out):
+    """Returns the points that TensorBoard shows, and how many the files have."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    shown, written = {}, 0
+    for path in sorted((out / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:
+            size = int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+            if event.HasField("session_log"):  # hides what older files have from here on
+                shown = {key: x for key, x in shown.items() if key[1] < event.step}
+            for value in event.summary.value:
+                shown[value.tag, event.step] = value.simple_value
+                written += 1
+    return shown, written
+
+
+def test_tensorboard_shows_all_numbers_once_also_after_a_resume(tmp_path):
+    pytest.importorskip("tensorboardX", reason="the extra tensorboard is not installed")
+    out, board = tmp_path / "run", fp.trackers.tensorboard()
+    record(out, board, rows=ROWS[:2])
+    assert read_events(out) == ({key: x for key, x in TAGS.items() if key[1] < 2}, 5)
+    record(out, board, rows=ROWS[1:], resume=True, drop=0)
+    assert read_events(out)[0] == TAGS
+
+
+def test_csv_has_a_line_for_each_round_and_a_column_for_each_number(tmp_path):
+    out, table = tmp_path / "run", fp.trackers.csv()
+    record(out, table, rows=ROWS[:2])
+    assert read_csv(out)["train_loss", 0] == ""
+    record(out, table, rows=[{**ROWS[1], "bytes_up": 9}, ROWS[2]], resume=True, drop=0)
+    found = read_csv(out)
+    assert [found[name, 1] for name in ("round", "bytes_up", "time.train_s")] == ["1", "9", "0.5"]
+    assert found["test_accuracy", 2] == "0.75"
+    assert {index for _, index in found} == {0, 1, 2}
+    elsewhere = tmp_path / "all.csv"
+    record(None, fp.trackers.csv(path=str(elsewhere)))
+    assert elsewhere.read_text().startswith("round,test_accuracy,bytes_up,parameters.head,")
+
+
+@pytest.fixture(params=["sqlite", "file"])
+def mlflow(request, tmp_path, monkeypatch):
+    """A tracker with a store here, and a function that returns what the store has."""
+    library = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    path = tmp_path / "store"
+    uri = f"sqlite:///{path}" if request.param == "sqlite" else path.as_uri()
+    client = library.MlflowClient(uri)
+
+    def stored(**tags):
+        (found,) = client.search_runs(
+            [client.get_experiment_by_name("mine").experiment_id],
+            " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items()),
+        )
+        history = [
+            (name, metric.step, metric.value)
+            for name in found.data.metrics
+            for metric in client.get_metric_history(found.info.run_id, name)
+        ]
+        assert len(history) == len({key[:2] for key in history})  # nothing twice
+        return found, {(name, step): value for name, step, value in history}
+
+    return fp.trackers.mlflow(experiment="mine", tracking_uri=uri), stored
+
+
+@pytest.mark.long("MLflow makes its tables")
+@pytest.mark.filterwarnings("ignore:.*noload.*:DeprecationWarning")  # of MLflow's own
+def test_mlflow_continues_the_same_run_and_groups_a_sweep(mlflow, tmp_path):
+    tracker, stored = mlflow
+    out = tmp_path / "lr" / "rate=1"
+    out.parent.mkdir()
+    (out.parent / "sweep.toml").touch()
+    record(out, tracker, rows=ROWS[:2])
+    record(out, tracker, rows=ROWS[1:], resume=True, drop=0)
+    identity = json.loads((out / tracking.NAME).read_text())["id"]
+    found, history = stored(**{"fedjax_peft.id": identity})
+    assert history == TAGS
+    assert (found.info.run_name, found.info.status) == ("rate=1", "FINISHED")
+    assert found.data.params == {"rounds": "2", "algorithm": "fedavg"}
+    parent, _ = stored(**{"fedjax_peft.group": "lr"})
+    assert found.data.tags["mlflow.parentRunId"] == parent.info.run_id
+
+
+def read_offline(path):
+    """Returns the records of a file of W&B's offline mode, in the format of LevelDB's log."""
+    from wandb.proto.wandb_internal_pb2 import Record as Written
+
+    data, found, part = path.read_bytes()[7:], [], b""
+    place = 7  # in blocks of 32 KiB, with a head of 7 bytes
+    while len(data) >= 7:
+        if (left := 32768 - place % 32768) < 7:
+            data, place = data[left:], place + left
+            continue
+        size, kind = int.from_bytes(data[4:6], "little"), data[6]
+        part, data, place = part + data[7 : 7 + size], data[7 + size :], place + 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            found.append(Written.FromString(part))
+            part = b""
+    return found
+
+
+@pytest.mark.long("W&B starts a process of its own")
+def test_wandb_writes_offline_under_the_id_and_the_group_of_the_run(tmp_path):
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    out = tmp_path / "lr" / "rate=1"
+    out.parent.mkdir()
+    (out.parent / "sweep.toml").touch()
+    tracker = fp.trackers.wandb(project="mine", mode="offline")
+    record(out, tracker, rows=ROWS[:2])
+    record(out, tracker, rows=ROWS[2:], resume=True, drop=1)
+    identity = json.loads((out / tracking.NAME).read_text())["id"]
+    files = sorted((out / "wandb").glob("offline-run-*/*.wandb"))
+    shown = {}
+    for records in map(read_offline, files):
+        (begun,) = [one.run for one in records if one.HasField("run")]
+        assert (begun.run_id, begun.project, begun.display_name) == (identity, "mine", "rate=1")
+        assert begun.run_group == "lr"
+        for row in (one.history for one in records if one.HasField("history")):
+            cells = {c.key or "/".join(c.nested_key): json.loads(c.value_json) for c in row.item}
+            shown |= {(n, row.step.num): x for n, x in cells.items() if not n.startswith("_")}
+    assert shown == TAGS
+
+
+def test_a_missing_package_is_named_with_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"needs the package wandb: pip install 'fedjax_peft\[wan"):
+        fp.trackers.wandb()
+
+
+# ---------------------------------------------------------------- they neither stop nor slow a run
+
+
+def test_own_functions_get_every_row_with_its_run(tmp_path):
+    found = []
+    record(tmp_path / "run", lambda row, run: found.append((row, run.name, run.group, run.config)))
+    assert [row for row, *_ in found] == ROWS
+    assert found[0][1:] == ("run", None, {"rounds": 2, "algorithm": "fedavg"})
+
+
+def test_what_a_tracker_opens_is_closed_after_the_last_row(tmp_path):
+    events = []
+
+    def tracker(row, run):
+        run.opened(lambda: events.append("open"), lambda _: events.append(("close", run.ended)))
+        events.append(row["round"])
+
+    record(None, tracker)
+    assert events == ["open", 0, 1, 2, ("close", True)]
+    del events[:]
+    with pytest.raises(TypeError):
+        record(None, tracker, rows=[ROWS[0], None])
+    assert events == ["open", 0, ("close", False)]
+
+
+def test_a_row_that_gains_fields_is_sent_with_these_alone(tmp_path):
+    found = []
+    with Record.open(None, False, {}, {}, trackers=[lambda row, run: found.append(row)]) as opened:
+        opened.add(ROWS[1])
+        opened.amend({**ROWS[1], "test_accuracy": 0.5})
+    assert found == [ROWS[1], {"round": 1, "test_accuracy": 0.5}]
+
+
+def test_a_tracker_that_fails_warns_once_and_its_rows_are_sent_later(tmp_path, capsys):
+    out, taken, down = tmp_path / "run", [], [True]
+
+    def service(row, run):
+        if down[0] and row["round"] == 1:
+            raise ConnectionError("no route to host")
+        taken.append((run.id, row["round"]))
+
+    others = []
+    with pytest.warns(UserWarning, match="takes no more") as warned:
+        record(out, service, lambda row, run: others.append(row))
+    (text,) = [str(one.message) for one in warned]
+    assert "The tracker service takes no more rows: ConnectionError: no route to host." in text
+    assert f"fedjax-peft sync {out}" in text
+    assert others == ROWS
+    assert read_metrics(out / "metrics.jsonl") == ROWS
+
+    with pytest.raises(InputError, match=r"service does not take the rows of .*no route to host"):
+        tracking.sync(out, {"rounds": 2}, [service])
+    down[0] = False
+    assert tracking.sync(out, {"rounds": 2}, [service]) == {"service": 2}
+    assert tracking.sync(out, {"rounds": 2}, [service]) == {"service": 0}
+    assert [index for _, index in taken] == [0, 1, 2]
+    assert len({identity for identity, _ in taken}) == 1
+
+
+def test_a_resumed_run_sends_what_a_tracker_has_missed(tmp_path):
+    out, taken, down = tmp_path / "run", [], [True]
+
+    def service(row, run):
+        if down[0]:
+            raise ConnectionError
+        taken.append(row["round"])
+
+    with pytest.warns(UserWarning, match="takes no more rows"):
+        record(out, service, rows=ROWS[:2])
+    down[0] = False
+    record(out, service, rows=ROWS[2:], resume=True, drop=1)
+    assert taken == [0, 1, 2]
+
+
+def test_a_tracker_that_hangs_holds_up_no_row_and_the_end_only_for_the_patience(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tracking, "PATIENCE", 0.05)
+    release = threading.Event()
+    with Record.open(
+        tmp_path / "run", False, {}, {}, trackers=[lambda row, run: release.wait()]
+    ) as opened:
+        began = time.perf_counter()
+        for index in range(100):
+            opened._tracking.add({"round": index})
+        assert time.perf_counter() - began < 0.5
+        with pytest.warns(UserWarning, match="It has not answered for 0.05 s"):
+            opened.close()
+    release.set()
+
+
+def test_a_slow_tracker_is_waited_for_while_it_takes_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "PATIENCE", 0.2)
+    taken = []
+
+    def slow(row, run):
+        time.sleep(0.1)
+        taken.append(row["round"])
+
+    record(tmp_path / "run", slow, rows=[{"round": i} for i in range(5)])
+    assert taken == [*range(5)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (fp.trackers.csv, r"makes a tracker: write fp\.trackers\.csv\(\)"),
+        ("wandb", r"function with the arguments \(row, run\), not str"),
+    ],
+)
+def test_what_is_no_tracker_is_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        fp.Records(trackers=[given])
+
+
+# ----------------------------------------------------------------------- runs, configs and commands
+
+
+def test_a_run_and_its_command_sync(tmp_path, capsys):
+    """A run made in Python records its trackers, so that the command finds them."""
+    out, seen = tmp_path / "run", []
+    trackers = [fp.trackers.csv(path="numbers.csv"), lambda row, run: seen.append(row)]
+    result = run(out=out, records=fp.Records(trackers=trackers))
+    assert seen == result.metrics
+    whole = (out / "numbers.csv").read_text()
+    assert configs.load(out / "config.toml")["trackers"] == {"csv": {"path": "numbers.csv"}}
+    assert cli.main(["sync", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: csv had all rows\n"
+    assert cli.main(["sync", str(tmp_path), "trackers=csv"]) == 0  # into another file
+    assert capsys.readouterr().out == f"{out}: csv has taken 3 rows\n"
+    assert (out / "metrics.csv").read_text() == whole
+    # Other trackers are no other run.
+    assert run(out=out, resume=True, records=fp.Records()).metrics == result.metrics
+
+
+def test_sync_of_runs_without_trackers_asks_for_one(tmp_path, capsys):
+    record(tmp_path / "run")
+    assert cli.main(["sync", str(tmp_path / "run")]) == 2
+    assert "names no tracker: add one, such as trackers=mlflow." in capsys.readouterr().err
+    assert cli.main(["sync", str(tmp_path / "none")]) == 2
+    assert "There is no run in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        [{"name": "csv", "path": "all.csv"}, {"name": "tensorboard"}],
+        {"csv": {"path": "all.csv"}, "tensorboard": {}},
+        [{"name": "csv", "path": "all.csv"}, "tensorboard"],
+    ],
+)
+def test_tables_of_a_config(written):
+    config = configs.resolve(small(trackers=written))
+    assert config["trackers"] == {
+        "csv": {"path": "all.csv"},
+        "tensorboard": {"folder": "tensorboard"},
+    }
+    assert [one.name for one in configs.build_trackers(config)] == ["csv", "tensorboard"]
+
+
+def test_config_of_an_own_tracker(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def count(start: int = 0):\n    def take(row, run):\n        pass\n    return take\n"
+    )
+    (tmp_path / "config.toml").write_text('[[trackers]]\nname = "mine.py:count"\nstart = 3\n')
+    given = configs.load(tmp_path / "config.toml")["trackers"]
+    config = configs.resolve(small(trackers=given))
+    assert config["trackers"] == {f"{tmp_path / 'mine.py'}:count": {"start": 3}}
+    assert fp.Records(trackers=configs.build_trackers(config))
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (["wandbb"], "There is no tracker 'wandbb'.*wandb"),
+        ([{"name": "csv", "file": "x"}], r"\[trackers.csv\] 'file'"),
+        ([{"path": "x"}], r"\[trackers\] must be a table or a name"),
+        (["csv", "csv"], "trackers has a name twice: csv, csv"),
+    ],
+)
+def test_bad_tables_are_refused(written, message):
+    with pytest.raises(InputError, match=message):
+        configs.resolve(small(trackers=written))
+
+
+def test_an_unreachable_server_of_mlflow_does_not_hold_up_a_run(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    monkeypatch.setattr(tracking, "PATIENCE", 0.3)
+    began = time.perf_counter()
+    with pytest.warns(UserWarning, match="The tracker mlflow takes no more rows"):
+        record(tmp_path / "run", fp.trackers.mlflow(tracking_uri="http://127.0.0.1:9"))
+    assert time.perf_counter() - began < 5
