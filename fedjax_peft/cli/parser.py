@@ -196,13 +196,20 @@ def _add_trained(command: Callable[..., Any]) -> None:
     export.add_argument("run", type=Path, metavar="RUN")
     export.add_argument(
         "--format",
-        choices=["peft", "adapterhub", "merged"],
+        choices=["peft", "adapterhub", "merged", "hub"],
         default="peft",
-        help="for Hugging Face PEFT (default), for AdapterHub's adapters, or a plain checkpoint",
+        help="for Hugging Face PEFT (default), for AdapterHub's adapters, a plain checkpoint, or"
+        " for the Hugging Face hub: an adapter, a model card made from the run, and its config",
     )
     _add_client_options(export, "one export for each of these clients (or all), in a folder")
     export.add_argument("--out", type=Path, required=True, metavar="DIR")
     _flag(export, "--overwrite", "replace another export in DIR")
+    hub = export.add_argument_group("for --format hub")
+    _flag(hub, "--merged", "also write the merged model, into DIR/merged")
+    _option(hub, "--license", "ID", "of the adapter, such as apache-2.0")
+    _option(hub, "--base-model", "ID", "of the base model on the hub; default: its name here")
+    _option(hub, "--push", "USER/NAME", "upload it to this repository of the hub")
+    _flag(hub, "--private", "make a repository that others do not see")
 
     predict = command(
         "predict",

@@ -109,10 +109,21 @@ def print_study(study: "Study", options: "Options | None" = None) -> None:
 def export(options: argparse.Namespace) -> None:
     """Writes the trained leaves of a run in an exchange format."""
     prepare_jax()
-    from fedjax_peft.peft.io import export as exporting
-    from fedjax_peft.peft.io.describe import describe
     from fedjax_peft.simulation.rows import read_metrics
     from fedjax_peft.simulation.summaries import personal_privacy_note
+
+    models = (_export_to_hub if options.format == "hub" else _export)(options)
+    _print_note(models)
+    if models.chosen and (
+        note := personal_privacy_note(read_metrics(options.run / "metrics.jsonl"))
+    ):
+        print(f"fedjax-peft: {note}", file=sys.stderr)
+
+
+def _export(options: argparse.Namespace) -> "TrainedModels":
+    """Writes the export of one model, or of each client, and prints how to load it."""
+    from fedjax_peft.peft.io import export as exporting
+    from fedjax_peft.peft.io.describe import describe
 
     models = _models(options)
     how = {"format": options.format, "overwrite": options.overwrite}
@@ -124,11 +135,35 @@ def export(options: argparse.Namespace) -> None:
         out = exporting.export_clients(models.model, clients, options.out, **how)
         first = exporting.client_directory(out, models.chosen[0])
     print(f"{out}\n{describe(models.model, first, options.format)}")
-    _print_note(models)
-    if models.chosen and (
-        note := personal_privacy_note(read_metrics(options.run / "metrics.jsonl"))
-    ):
-        print(f"fedjax-peft: {note}", file=sys.stderr)
+    return models
+
+
+def _export_to_hub(options: argparse.Namespace) -> "TrainedModels":
+    """Writes a folder for the Hugging Face hub, and uploads it on request."""
+    from fedjax_peft.report import hub
+    from fedjax_peft.report.records import load_run
+
+    if options.clients is not None:
+        raise InputError("A repository has one model: choose it with --client N.")
+    if options.push is not None:
+        hub.check_repository(options.push)
+    models = _models(options)
+    folder = hub.write_folder(
+        models.model,
+        models.params(options.client),
+        load_run(options.run),
+        options.out,
+        choices=hub.Choices(options.merged, options.license, options.base_model),
+        client=options.client,
+        moved=models.algorithm.server.frozen_delta is not None,
+        overwrite=options.overwrite,
+    )
+    print(folder)
+    if options.push is None:
+        print(f"Upload it: {hub.upload_command(folder)}")
+    else:
+        print(hub.upload(folder, options.push, private=options.private))
+    return models
 
 
 def predict(options: argparse.Namespace) -> None:
@@ -180,7 +215,7 @@ def _models(options: argparse.Namespace) -> "TrainedModels":
 
     clients = options.clients if options.client is None else [options.client]
     models = load_models(options.run, clients)
-    if hasattr(options, "format"):
+    if getattr(options, "format", "hub") != "hub":
         check_format(options.format, moved=models.algorithm.server.frozen_delta is not None)
     return models
 

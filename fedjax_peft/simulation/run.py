@@ -21,6 +21,7 @@ from fedjax_peft.simulation.client_models import (
 )
 from fedjax_peft.simulation.rows import Row, headline, seen_clients
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task as BuiltTask
 
 
@@ -75,7 +76,7 @@ class Run:
         self,
         directory: str | Path,
         *,
-        format: Literal["peft", "adapterhub", "merged"] = "peft",
+        format: Literal["peft", "adapterhub", "merged", "hub"] = "peft",
         client: int | None = None,
         overwrite: bool = False,
     ) -> Path:
@@ -83,7 +84,8 @@ class Run:
 
         Args:
           directory: a directory that is new, is empty, or holds an export of the same content.
-          format: ``peft`` (Hugging Face PEFT), ``adapterhub``, or ``merged``: a plain checkpoint.
+          format: ``peft`` (Hugging Face PEFT), ``adapterhub``, ``merged`` (a plain checkpoint), or
+            ``hub``: the folder of :meth:`push_to_hub`.
           client: the client whose model is exported, in a run whose clients keep a state; by
             default the global model.
           overwrite: also replace an export of other content in the directory.
@@ -95,13 +97,60 @@ class Run:
         """
         from fedjax_peft.peft.io.export import export
 
-        note = "" if client is None else personal_privacy_note(self.metrics)
-        if note:
-            warnings.warn(note[0].upper() + note[1:], stacklevel=2)
+        self._warn_personal(client)
+        if format == "hub":
+            return self._hub_folder(directory, client, (), overwrite)
         check_format(format, moved=self.algorithm.server.frozen_delta is not None)
         params = self._params_of(client)
         model = self.model.replace(frozen=self.trained.frozen)
         return export(model, params, directory, format=format, overwrite=overwrite)
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        directory: str | Path | None = None,
+        client: int | None = None,
+        merged: bool = False,
+        license: str | None = None,
+        base_model: str | None = None,
+        private: bool = False,
+        overwrite: bool = False,
+    ) -> str | None:
+        """Uploads the adapter with a model card made from this run to the Hugging Face hub.
+
+        The folder is written first. If the hub cannot be reached, it stays, and a warning has the
+        command that uploads it.
+
+        Args:
+          repository: on the hub, such as ``me/my-adapter``; it is made if there is none.
+          directory: the folder; by default ``hub`` in the run directory, or without one the
+            repository's name in the working directory.
+          client: as for :meth:`export`.
+          merged: also upload the merged model, in the folder ``merged``.
+          license: the hub's identifier of a licence for the adapter, such as ``apache-2.0``.
+          base_model: the hub id of the base model; by default where the model came from.
+          private: make a repository that others do not see.
+          overwrite: as for :meth:`export`.
+
+        Returns:
+          The address of the upload; None if the hub has not taken it.
+
+        Raises:
+          InputError: as :meth:`export`, or the repository's name cannot be used.
+        """
+        from fedjax_peft.report import hub
+
+        hub.check_repository(repository)
+        self._warn_personal(client)
+        usual = Path(repository).name if self.out is None else self.out / "hub"
+        chosen = (merged, license, base_model)
+        folder = self._hub_folder(directory or usual, client, chosen, overwrite)
+        try:
+            return hub.upload(folder, repository, private=private)
+        except InputError as problem:
+            warnings.warn(str(problem), stacklevel=2)
+            return None
 
     def predict(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, client: int | None = None
@@ -150,6 +199,29 @@ class Run:
         task = self.task if isinstance(self.task, BuiltTask) else None
         of_run: dict[str, Any] = {"task": task, "max_length": self.max_length}
         return generate(self.trained, self._params_of(client), prompts, **of_run, **options)
+
+    def _hub_folder(
+        self, directory: str | Path, client: int | None, chosen: Sequence[Any], overwrite: bool
+    ) -> Path:
+        """Writes what :meth:`push_to_hub` uploads; ``chosen`` are :class:`report.hub.Choices`."""
+        from fedjax_peft.report import hub
+
+        return hub.write_folder(
+            self.model.replace(frozen=self.trained.frozen),
+            self._params_of(client),
+            hub.record_of(self),
+            directory,
+            choices=hub.Choices(*chosen),
+            client=client,
+            moved=self.algorithm.server.frozen_delta is not None,
+            overwrite=overwrite,
+        )
+
+    def _warn_personal(self, client: int | None) -> None:
+        """Warns of a client's model that the run's guarantee of privacy does not cover."""
+        note = "" if client is None else personal_privacy_note(self.metrics)
+        if note:
+            warnings.warn(note[0].upper() + note[1:], stacklevel=3)
 
     def _params_of(self, client: int | None) -> Params:
         """Returns the trainable leaves of a client's model, or of the global one."""

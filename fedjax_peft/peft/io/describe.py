@@ -121,19 +121,29 @@ def snippet(
 
 def card(model: Model, format: Format, base_model: str | None = None) -> str:
     """Returns the text of a model card, ``README.md``: what was trained, and how to load it."""
-    base, method = base_model or origin(model), model.method
-    name = "full" if method is None else method.name
-    counts = model.counts()
-    library = {"peft": "peft", "adapterhub": "adapters", "merged": "transformers"}[format]
+    found = fields(model, format, base_model)
+    base, tags = json.dumps(found.pop("base_model")), ", ".join(found.pop("tags"))
+    lines = [f"base_model: {base}"]  # JSON is YAML, also of strange names
+    lines += [*(f"{name}: {word}" for name, word in found.items()), f"tags: [{tags}]"]
+    return "\n".join(["---", *lines, "---", "", *body(model, format, base_model)])
+
+
+def fields(model: Model, format: Format, base_model: str | None = None) -> dict[str, Any]:
+    """Returns the metadata of a model card that follow from the model."""
+    libraries = {"peft": "peft", "adapterhub": "adapters", "merged": "transformers"}
     auto = _auto_class(model)
-    lines = [
-        "---",
-        f"base_model: {json.dumps(base)}",  # JSON is YAML, also of strange names
-        f"library_name: {library}",
-        *([f"pipeline_tag: {_PIPELINES[auto]}"] if auto in _PIPELINES else []),
-        f"tags: [fedjax_peft, federated-learning, {name}]",
-        "---",
-        "",
+    return {
+        "base_model": base_model or origin(model),
+        "library_name": libraries[format],
+        **({"pipeline_tag": _PIPELINES[auto]} if auto in _PIPELINES else {}),
+        "tags": ["fedjax_peft", "federated-learning", _method_name(model)],
+    }
+
+
+def body(model: Model, format: Format, base_model: str | None = None) -> list[str]:
+    """Returns the lines of a model card that follow from the model: a title, and how to load it."""
+    base, name, counts = base_model or origin(model), _method_name(model), model.counts()
+    return [
         f"# {name} of {one_line(base)}, trained by federated learning",
         "",
         f"Trained in a simulation with fedjax_peft {__version__}: {counts['adapter']:,} parameters"
@@ -147,7 +157,10 @@ def card(model: Model, format: Format, base_model: str | None = None) -> str:
         "```",
         "",
     ]
-    return "\n".join(lines)
+
+
+def _method_name(model: Model) -> str:
+    return "full" if model.method is None else model.method.name
 
 
 def _auto_class(model: Model) -> str:

@@ -47,6 +47,7 @@ def export(
     format: Format = "peft",
     base_model: str | None = None,
     overwrite: bool = False,
+    finish: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
     """Writes the trained leaves, the head included; returns the directory.
 
@@ -56,6 +57,7 @@ def export(
       base_model: recorded as an adapter's base model; by default where the model came from.
       overwrite: also replace an export of other content in the directory, if it has the same file
         names.
+      finish: called with the complete folder before it appears, to add files to it.
 
     Raises:
       InputError: the format cannot hold the method, the model is of no Hugging Face family, the
@@ -63,6 +65,7 @@ def export(
     """
     with _staged(directory, format, overwrite) as scratch:
         _writer(model, format, base_model)(params, scratch)
+        finish(scratch)
     return Path(directory)
 
 
