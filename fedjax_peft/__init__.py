@@ -50,6 +50,8 @@ _PUBLIC = {
     "grid": "report.sweep",
     "sweep": "report.sweep",
     "Sweep": "report.sweep",
+    "tune": "report.tune",
+    "Tuned": "report.tune",
     "session": "simulation.session",
     "differentiable": "engine",
     "RoundInfo": "engine.state",
@@ -75,6 +77,7 @@ __all__ = [
     "Sweep",
     "System",
     "TimeModel",
+    "Tuned",
     "aggregators",
     "algorithms",
     "asynchronous",
@@ -115,6 +118,7 @@ __all__ = [
     "trackers",
     "transforms",
     "tree",
+    "tune",
 ]
 
 if TYPE_CHECKING:
@@ -150,6 +154,7 @@ if TYPE_CHECKING:
     from fedjax_peft.peft.base import attach, count, merge, quantize
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.report.sweep import Sweep, grid, sweep
+    from fedjax_peft.report.tune import Tuned, tune
     from fedjax_peft.simulation import trackers
     from fedjax_peft.simulation.records import Evaluation, Placement, Records, System
     from fedjax_peft.simulation.session import session

@@ -94,6 +94,7 @@ def test_the_engine_is_made_of_small_functions():
         ("tensorboardX", ("simulation.trackers.",), True),
         ("mlflow", ("simulation.trackers.",), True),
         ("wandb", ("simulation.trackers.",), True),
+        ("optuna", ("report.tune",), True),
         ("pydantic", ("config.",), False),
         ("rich", ("report.", "cli."), False),
         ("orbax", ("simulation.",), False),

@@ -161,72 +161,109 @@ def sweep(
       InputError: points repeat each other or have different names; runs failed (the others are
         complete); or as ``simulate``.
     """
-    if processes() > 1:
-        raise InputError("A sweep runs in one process: several processes share one run at a time.")
-    named = _names(points)
-    recorded = {name: {"point": _recorded(point)} for name, point in named.items()}
-    make_model, make_clients = _Shared(model), _Shared(clients)
-    records = options.pop("records", Records(progress=False))
-    placement = options.get("placement", Placement())
-    evaluation = options.get("evaluation", Evaluation())
-    forward: dict[str, Any] = {}
-    lock = threading.Lock()
-
-    def run_of(name: str, point: Point) -> Job:
-        def called(act: Callable[..., Any], **others: Any) -> Any:
-            kept = replace(records, config=recorded[name])
-            numbers = {n: x for n, x in point.items() if _is_runtime(n, x)}
-            fixed = {n: x for n, x in point.items() if n not in numbers and n != "seed"}
-            with lock:  # points side by side are threads
-                built, key = make_model(point)
-                built = built.replace(apply=forward.setdefault(key, built.apply))
-                own, _ = make_clients(point)
-            return act(
-                built,
-                _Made(algorithm, _key(fixed), fixed),
-                own,
-                transforms=_made(transforms, fixed),
-                privacy=_made(privacy, fixed),
-                attack=_made(attack, fixed),
-                values=numbers,
-                seed=point.get("seed", 0),
-                records=kept,
-                **{**options, **others},
-            )
-
-        def run(path: Path | None, resume: bool, stop: Stop | None, engine: Any) -> Run:
-            others = {} if engine is None else {"placement": replace(placement, engine=engine)}
-            others["evaluation"] = replace(evaluation, stop=any_of(evaluation.stop, stop))
-            return called(simulate, out=path, resume=resume, **others)
-
-        def check(path: Path) -> None:
-            called(check_recorded, out=path)
-
-        return Job(name, options.get("rounds", 0), run, check)
-
-    path = None if out is None else Path(out)
-    keys = list(dict.fromkeys(key for table in recorded.values() for key in flatten(table)))
-    if path is not None:
-        path.mkdir(parents=True, exist_ok=True)
-        table = {"keys": keys} | ({"choose_by": choose_by} if choose_by else {})
-        replace_file(path / "sweep.toml", tomli_w.dumps(table).encode())
-    jobs = [run_of(name, point) for name, point in named.items()]
+    functions = {"transforms": transforms, "privacy": privacy, "attack": attack}
+    made = Points(algorithm, model, clients, functions, options)
+    path, named = None if out is None else Path(out), named_points(points)
+    write_table(path, named.values(), choose_by)
     runs = run_points(
-        jobs,
+        [made.job(name, point) for name, point in named.items()],
         out=path,
         metric=choose_by,
         early_stop=early_stop,
         replicas=replicas,
         on_point=on_point,
     )
-    done = [_record(path or Path(), name, config, runs) for name, config in recorded.items()]
+    return collect(path, named, runs, choose_by)
+
+
+class Points:
+    """Makes the jobs of points, which share models, clients and compiled programs."""
+
+    def __init__(
+        self,
+        algorithm: Callable[[Values], Algorithm],
+        model: Model | Callable[[Point], Model],
+        clients: Clients | Callable[[Point], Clients],
+        functions: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ):
+        """The arguments are those of :func:`sweep`.
+
+        Args:
+          functions: ``transforms``, ``privacy`` and ``attack``.
+          options: of ``simulate``, the same for all points.
+
+        Raises:
+          InputError: there are several processes.
+        """
+        if processes() > 1:
+            raise InputError(
+                "A sweep runs in one process: several processes share one run at a time."
+            )
+        self._algorithm, self._functions = algorithm, functions
+        self._model, self._clients = _Shared(model), _Shared(clients)
+        self._options = {"records": Records(progress=False), **options}
+        self._forward: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def job(self, name: str, point: Point) -> Job:
+        """Returns the job of a point."""
+        placement = self._options.get("placement", Placement())
+        evaluation = self._options.get("evaluation", Evaluation())
+
+        def run(path: Path | None, resume: bool, stop: Stop | None, engine: Any) -> Run:
+            others = {} if engine is None else {"placement": replace(placement, engine=engine)}
+            others["evaluation"] = replace(evaluation, stop=any_of(evaluation.stop, stop))
+            return self._call(simulate, point, out=path, resume=resume, **others)
+
+        def check(path: Path) -> None:
+            self._call(check_recorded, point, out=path)
+
+        return Job(name, self._options.get("rounds", 0), run, check)
+
+    def _call(self, act: Callable[..., Any], point: Point, **others: Any) -> Any:
+        """Returns what ``simulate``, or a function with its arguments, returns for a point."""
+        numbers = {n: x for n, x in point.items() if _is_runtime(n, x)}
+        fixed = {n: x for n, x in point.items() if n not in numbers and n != "seed"}
+        with self._lock:  # points side by side are threads
+            built, key = self._model(point)
+            built = built.replace(apply=self._forward.setdefault(key, built.apply))
+            own, _ = self._clients(point)
+        options = {**self._options, **others}
+        options["records"] = replace(options["records"], config={"point": _recorded(point)})
+        options |= {name: _made(given, fixed) for name, given in self._functions.items()}
+        algorithm = _Made(self._algorithm, point_key(fixed), fixed)
+        return act(built, algorithm, own, values=numbers, seed=point.get("seed", 0), **options)
+
+
+def write_table(out: Path | None, points: Iterable[Point], choose_by: str | None) -> None:
+    """Writes ``sweep.toml``, by which a directory is that of a sweep; nothing without one."""
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    table = {"keys": _keys(points)} | ({"choose_by": choose_by} if choose_by else {})
+    replace_file(out / "sweep.toml", tomli_w.dumps(table).encode())
+
+
+def _keys(points: Iterable[Point]) -> list[str]:
+    """Returns the dotted keys of the values of points, as their runs record them."""
+    return list(dict.fromkeys(k for point in points for k in flatten({"point": _recorded(point)})))
+
+
+def collect(
+    out: Path | None,
+    named: dict[str, dict[str, Any]],
+    runs: dict[str, Run],
+    choose_by: str | None,
+) -> Sweep:
+    """Returns the results of the points of a sweep, some of which earlier calls may have run."""
+    folder, done = out or Path(), []
+    for name, point in named.items():
+        file = folder / name / "metrics.jsonl"
+        rows = runs[name].metrics if name in runs else read_metrics(file)
+        done.append(RunRecord("sweep", folder / name, {"point": _recorded(point)}, {}, rows))
+    keys = _keys(named.values())
     return Sweep(make_study(done, keys=keys, choose_by=choose_by), runs, named)
-
-
-def _record(out: Path, name: str, config: dict[str, Any], runs: Mapping[str, Run]) -> RunRecord:
-    """Returns the record of a point, whose run may have finished in an earlier call."""
-    rows = runs[name].metrics if name in runs else read_metrics(out / name / "metrics.jsonl")
-    return RunRecord("sweep", out / name, config, {}, rows)
 
 
 def _is_runtime(name: str, value: Any) -> bool:
@@ -234,7 +271,7 @@ def _is_runtime(name: str, value: Any) -> bool:
     return name != "seed" and isinstance(value, float) and value != 0
 
 
-def _names(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
+def named_points(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
     """Returns name -> point; names show the values.
 
     Raises:
@@ -251,13 +288,13 @@ def _names(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
                     f" {nearest(name, points[0])}"
                 )
         text = ",".join(f"{name}={value}" for name, value in point.items())
-        if _key(point) in texts:
+        if point_key(point) in texts:
             raise InputError(f"The point {text} occurs twice.")
-        texts[_key(point)] = text
+        texts[point_key(point)] = text
     return dict(zip(folder_names(texts).values(), map(dict, points), strict=True))
 
 
-def _key(values: Point) -> str:
+def point_key(values: Point) -> str:
     """Returns a text that is equal for equal values, arrays and lists included."""
     return json.dumps(describe(dict(values), "contents"), sort_keys=True)
 
@@ -298,7 +335,7 @@ class _Made:
 
 def _made(given: Any, fixed: Point) -> Any:
     """Returns an object as it is, and a function of a point as one of the run-time values."""
-    return _Made(given, _key(fixed), fixed) if callable(given) else given
+    return _Made(given, point_key(fixed), fixed) if callable(given) else given
 
 
 class _Shared:
@@ -315,14 +352,14 @@ class _Shared:
         if not callable(self._made) or isinstance(self._made, Model | Clients):
             return self._made, ""
         for read, made, key in self._known:
-            if all(_key({name: point[name]}) == text for name, text in read.items()):
+            if all(point_key({name: point[name]}) == text for name, text in read.items()):
                 return made, key
         reads = _Reads(point)
         made = self._made(reads)
         # A seed that decides initial values only gives models with equal forward passes.
         key = digest(describe(getattr(made, "apply", None), "behaviour"))
         reads.close()
-        read = {name: _key({name: point[name]}) for name in sorted(reads.read)}
+        read = {name: point_key({name: point[name]}) for name in sorted(reads.read)}
         key += "".join(text for name, text in read.items() if name != "seed")
         self._known = [*self._known[-3:], (read, made, key)]  # models and data are large
         return made, key

@@ -15,7 +15,7 @@ import jax
 from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.simulation.interrupts import noted
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, has_ended, number, read_metrics
-from fedjax_peft.simulation.stopping import Stop, median_rule
+from fedjax_peft.simulation.stopping import Stop, any_of, median_rule
 from fedjax_peft.support.errors import InputError
 
 _REPLICAS = 8
@@ -68,6 +68,7 @@ def run_points(
     metric: str | None = None,
     early_stop: bool = False,
     replicas: int | Literal["auto"] = "auto",
+    stop: Callable[[str], Stop | None] = lambda name: None,
     on_start: Callable[[int, Job], None] = lambda index, job: None,
     on_point: Callable[[PointDone], None] = lambda done: None,
 ) -> dict[str, Any]:
@@ -82,6 +83,7 @@ def run_points(
       replicas: the number of points that run side by side, as one program. ``auto`` is 8 on an
         accelerator and 1 on a CPU, which one run keeps busy. With ``early_stop`` it is 1, because
         the rule compares a run with those that have finished.
+      stop: returns another rule that can end the point of a name early.
       on_start: called before a point with the number of points that have ended.
 
     Raises:
@@ -95,7 +97,7 @@ def run_points(
         )
     usual = _REPLICAS if jax.default_backend() != "cpu" else 1
     count = 1 if early_stop else min(usual if replicas == "auto" else replicas, len(jobs))
-    results = _Results(jobs, metric, early_stop, on_start, on_point)
+    results = _Results(jobs, metric, early_stop, stop, on_start, on_point)
     finished = [j for j in jobs if out is not None and is_finished(out / j.name, j.rounds)]
     for job in finished:
         assert out is not None
@@ -150,11 +152,13 @@ class _Results:
         jobs: Sequence[Job],
         metric: str | None,
         early_stop: bool,
+        stop: Callable[[str], Stop | None],
         on_start: Callable[[int, Job], None],
         on_point: Callable[[PointDone], None],
     ):
         self.runs: dict[str, Any] = {}
         self._jobs, self._metric, self._early_stop = jobs, metric, early_stop
+        self._stop = stop
         self._on_start, self._on_point = on_start, on_point
         self._rows: dict[str, list[list[Row]]] = {}
         self._best: tuple[str, float] | None = None
@@ -168,7 +172,8 @@ class _Results:
         with self._lock:
             self._on_start(self._ended, job)
             others = self._rows.setdefault(job.group, [])
-        rule = median_rule(others, str(self._metric)) if self._early_stop else None
+        median = median_rule(others, str(self._metric)) if self._early_stop else None
+        rule = any_of(median, self._stop(job.name))
         path = None if out is None else out / job.name
         resume = path is not None and (path / "config.toml").exists()
         began = time.perf_counter()

@@ -19,7 +19,7 @@ import fedjax_peft as fp
 from fedjax_peft import InputError, random_model
 from fedjax_peft.engine import program
 from fedjax_peft.engine.replicas import Replicas
-from fedjax_peft.report.sweep import _names, _Shared
+from fedjax_peft.report.sweep import _Shared, named_points
 from fedjax_peft.simulation.points import PointDone
 from fedjax_peft.simulation.stopping import median_rule
 from fedjax_peft.support.toml import read_toml
@@ -354,13 +354,13 @@ def test_a_forward_pass_that_depends_on_the_seed_is_that_of_its_own_seed():
 
 def test_points_stay_in_the_directory_of_the_sweep_and_are_told_apart():
     values = ["../../escaped", "a/b", "a:b", "A:B", "1", 1, 1.0, True, None, "x" * 300, "\udcff\n"]
-    names = list(_names(fp.grid(kind=values)))
+    names = list(named_points(fp.grid(kind=values)))
     assert len({name.casefold() for name in names}) == len(values)
     for name in names:
         assert Path(name).name == name
         assert len(name.encode()) <= 255
     assert names[:2] == ["kind=.._.._escaped", "kind=a_b"]
-    assert list(_names(fp.grid(seed=[0], rate=[0.1], layers=[(1, 2)]))) == [
+    assert list(named_points(fp.grid(seed=[0], rate=[0.1], layers=[(1, 2)]))) == [
         "seed=0,rate=0.1,layers=(1, 2)"
     ]
 
@@ -384,4 +384,4 @@ def test_values_may_be_lists_dicts_and_arrays(model, tmp_path):
     recorded = read_toml(tmp_path / next(iter(swept.points)) / "config.toml")["point"]
     assert recorded == {"seed": 0, "table": {"rates": [0.1, 0.2]}, "x": [0.0, 1.0]}
     with pytest.raises(InputError, match="occurs twice"):
-        _names([points[0], {**points[0], "x": np.array([0.0, 1.0])}])
+        named_points([points[0], {**points[0], "x": np.array([0.0, 1.0])}])

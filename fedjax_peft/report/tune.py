@@ -1,0 +1,238 @@
+"""``tune``: a search by Optuna, whose trials run side by side as the points of a sweep do."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fedjax_peft.contracts import Algorithm
+from fedjax_peft.data.dataset import Clients
+from fedjax_peft.models.base import Model
+from fedjax_peft.numerics.hyperparameters import Values
+from fedjax_peft.report.sweep import (
+    Point,
+    Points,
+    Sweep,
+    collect,
+    named_points,
+    point_key,
+    write_table,
+)
+from fedjax_peft.simulation.points import PointDone, run_points
+from fedjax_peft.simulation.rows import Row, field_is_lower_better, fields, number
+from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.support.errors import InputError, check_known
+from fedjax_peft.support.libraries import log_level
+
+_FILE = "optuna.db"
+"""Optuna's storage in the directory of a search."""
+
+
+class Tuned(NamedTuple):
+    """The results of :func:`tune`."""
+
+    sweep: Sweep
+    """The runs, as those of a sweep: ``tuned.sweep.best()``, ``tuned.sweep.table()``."""
+    study: Any
+    """Optuna's study: ``tuned.study.best_params``, ``tuned.study.trials``. A trial has the name of
+    its run in ``trial.user_attrs["run"]``."""
+
+
+def tune(
+    algorithm: Callable[[Values], Algorithm],
+    model: Model | Callable[[Point], Model],
+    clients: Clients | Callable[[Point], Clients],
+    *,
+    space: Callable[[Any], Point],
+    choose_by: str,
+    trials: int = 32,
+    batch: int = 8,
+    out: str | Path | None = None,
+    study: Any = None,
+    replicas: int | Literal["auto"] = "auto",
+    transforms: Any = None,
+    privacy: Any = None,
+    attack: Any = None,
+    **options: Any,
+) -> Tuned:
+    """Searches for the values with the best metric; needs the extra ``optuna``.
+
+    Optuna is asked for ``batch`` trials at once, which run as the points of a sweep: one program
+    for all numbers, and on an accelerator side by side. Every evaluation is reported to Optuna. A
+    trial that its pruner gives up ends after that round, and the others of the batch go on.
+
+    Args:
+      algorithm: a function of a point's values, as for :func:`sweep`.
+      model: the model, or a function of the point.
+      clients: the clients, or a function of the point.
+      space: returns the point of an Optuna trial, such as
+        ``lambda t: {"learning_rate": t.suggest_float("learning_rate", 1e-4, 1e-1, log=True)}``.
+      choose_by: the metric of the rows to optimise, such as ``validation_accuracy``: the value of
+        a trial is that of its last evaluation.
+      trials: of the whole search, those of earlier calls in the same study included.
+      batch: trials that are asked for at once. A larger batch runs faster and learns less from the
+        trials before it.
+      out: a directory for the runs, as for :func:`sweep`, and for Optuna's storage ``optuna.db``.
+        Another call continues the search there.
+      study: an Optuna study with a direction, a sampler, a pruner and a storage of your choice; by
+        default Optuna's own, with a seed.
+      replicas: as for :func:`sweep`.
+      transforms: as for :func:`sweep`, as are ``privacy`` and ``attack``.
+      privacy: likewise.
+      attack: likewise.
+      **options: of ``simulate``, the same for all trials, such as ``rounds`` and ``validation``.
+
+    Raises:
+      InputError: Optuna is missing; the metric is not recorded; the study optimises in the wrong
+        direction; or as :func:`sweep`.
+    """
+    if trials < 1 or batch < 1:
+        raise InputError(f"trials = {trials} and batch = {batch} must be at least 1.")
+    path = None if out is None else Path(out)
+    functions = {"transforms": transforms, "privacy": privacy, "attack": attack}
+    made, runs = Points(algorithm, model, clients, functions, options), dict[str, Run]()
+    with log_level("optuna", logging.WARNING):  # it reports every trial
+        search = _Search(_study(path, choose_by) if study is None else study, space, choose_by)
+        while (missing := trials - search.asked) > 0:
+            names = search.ask(min(batch, missing))
+            write_table(path, search.points.values(), choose_by)
+            new = run_points(
+                [made.job(name, search.points[name]) for name in names],
+                out=path,
+                metric=choose_by,
+                replicas=replicas,
+                stop=search.rule,
+                on_point=search.tell,
+            )
+            runs |= new
+            search.check(new.values())
+    return Tuned(collect(path, search.points, runs, choose_by), search.study)
+
+
+def _study(out: Path | None, choose_by: str) -> Any:
+    """Returns a new Optuna study, or the one in a directory.
+
+    Raises:
+      InputError: Optuna is missing.
+    """
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise InputError(
+            "A search needs the package optuna: pip install 'fedjax_peft[optuna]'."
+        ) from None
+    storage = None
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        storage = f"sqlite:///{out / _FILE}"
+    lower = field_is_lower_better([], choose_by)
+    study = optuna.create_study(
+        study_name="fedjax_peft",
+        storage=storage,
+        load_if_exists=True,
+        direction="minimize" if lower else "maximize",
+    )
+    # Another seed for every call, which would otherwise draw the values of the first one again.
+    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials), constant_liar=True)
+    return study
+
+
+class _Search:
+    """The trials of a study, and the points that are run for them."""
+
+    def __init__(self, study: Any, space: Callable[[Any], Point], choose_by: str):
+        """Trials of an earlier call that has not ended are asked for again."""
+        from optuna.trial import FixedTrial, TrialState
+
+        self.study, self._space, self._choose_by = study, space, choose_by
+        self._states = TrialState
+        self.points: dict[str, dict[str, Any]] = {}
+        """Name -> point, in the order of the trials."""
+        self._names: dict[str, str] = {}
+        self._open: dict[str, list[Any]] = {}
+        """Name -> the trials that wait for its run."""
+        self._told: dict[str, dict[str, Any]] = {}
+        """Name -> what Optuna was told of its run."""
+        self._pruned: set[str] = set()
+        self._lock = threading.RLock()  # points side by side are threads
+        for trial in study.get_trials(deepcopy=False):
+            if trial.state == TrialState.RUNNING:
+                study.tell(trial.number, state=TrialState.FAIL)
+                study.enqueue_trial(trial.params)
+            elif trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+                name = self._named(dict(space(FixedTrial(trial.params))))
+                value = trial.value if trial.state == TrialState.COMPLETE else None
+                self._told[name] = {"state": trial.state, "values": value}
+        self.asked = len(self._told)
+        """The trials so far, without those that have failed."""
+
+    def ask(self, count: int) -> list[str]:
+        """Returns the names of the points to run for the next trials of the study.
+
+        A point that was run before is not run again: its trial gets the same value.
+        """
+        for _ in range(count):
+            trial = self.study.ask()
+            name = self._named(dict(self._space(trial)))
+            trial.set_user_attr("run", name)
+            self.asked += 1
+            if name in self._told:
+                self.study.tell(trial, **self._told[name])
+            else:
+                self._open.setdefault(name, []).append(trial)
+        return list(self._open)
+
+    def _named(self, point: dict[str, Any]) -> str:
+        """Returns the name of a point, which is added if it is new."""
+        key = point_key(point)
+        if key not in self._names:
+            self.points = named_points([*self.points.values(), point])
+            self._names[key] = next(reversed(self.points))
+        return self._names[key]
+
+    def rule(self, name: str) -> Stop:
+        """Returns the rule that reports the evaluations of a run, and ends it if it is pruned."""
+        trial, reported = self._open[name][0], set[int]()
+
+        def stop(rows: Sequence[Row]) -> str | None:
+            found = {row["round"]: number(row, self._choose_by) for row in rows if row["round"]}
+            with self._lock:
+                for index, value in found.items():
+                    if value is not None and index not in reported:
+                        trial.report(value, index)
+                        reported.add(index)
+                if found.get(rows[-1]["round"]) is None or not trial.should_prune():
+                    return None
+                self._pruned.add(name)
+            return f"Optuna's pruner has given up trial {trial.number}"
+
+        return stop
+
+    def tell(self, done: PointDone) -> None:
+        """Tells Optuna how the run of a point has ended."""
+        name, state = done.job.name, self._states.COMPLETE
+        if done.value is None:
+            state = self._states.FAIL
+        elif name in self._pruned:
+            state = self._states.PRUNED
+        values = done.value if state == self._states.COMPLETE else None
+        with self._lock:
+            self._told[name] = {"state": state, "values": values}
+            for trial in self._open.pop(name):
+                self.study.tell(trial, **self._told[name])
+
+    def check(self, runs: Iterable[Run]) -> None:
+        """Raises InputError if runs lack the metric, or the study optimises it the wrong way."""
+        for run in runs:
+            known = {name for row in run.metrics for name in fields(row)}
+            check_known("metric", self._choose_by, known)
+            lower = field_is_lower_better(run.metrics, self._choose_by)
+            if lower != (self.study.direction.name == "MINIMIZE"):
+                better = "lower" if lower else "higher"
+                raise InputError(
+                    f"The study would {self.study.direction.name.lower()} {self._choose_by}, of"
+                    f" which {better} values are better. Give study=optuna.create_study("
+                    f"direction={'minimize' if lower else 'maximize'!r})."
+                )

@@ -1,0 +1,132 @@
+"""``fp.tune``: trials that run as points of a sweep, pruning, and continued searches."""
+
+import optax
+import pytest
+import toy
+from closeness import assert_close
+from compiled import compilations
+from options import run_options
+from running import CLIENTS
+
+import fedjax_peft as fp
+from fedjax_peft import InputError
+
+optuna = pytest.importorskip("optuna", reason="the extra optuna is not installed")
+pytestmark = pytest.mark.slow
+
+GIVEN = {
+    **{"rounds": 2, "clients_per_round": 3, "batch_size": 4, "local_steps": 2, "lanes": 1},
+    "validation": toy.dataset(20, seed=6),
+}
+OPTIONS = {**run_options(**GIVEN), "choose_by": "validation_loss"}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy.model()
+
+
+def make(p):
+    return fp.algorithms.fedprox(optax.sgd(p["rate"]), mu=p["mu"])
+
+
+def space(trial):
+    return {"rate": trial.suggest_float("rate", 0.01, 0.5, log=True), "mu": 0.1}
+
+
+class Second(optuna.pruners.BasePruner):
+    """Gives up the second trial at its first evaluation."""
+
+    def prune(self, study, trial):
+        return trial.number == 1
+
+
+def study(**options):
+    usual = {"direction": "minimize", "sampler": optuna.samplers.RandomSampler(seed=0)}
+    return optuna.create_study(**{**usual, "pruner": Second(), **options})
+
+
+def states(tuned):
+    return [trial.state.name for trial in tuned.study.trials]
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """Trials that run one after the other."""
+    return fp.tune(make, model, CLIENTS, space=space, trials=4, batch=2, study=study(), **OPTIONS)
+
+
+def test_trials_have_the_values_of_their_runs_and_pruners_stop_them(alone):
+    assert states(alone) == ["COMPLETE", "PRUNED", "COMPLETE", "COMPLETE"]
+    for trial in alone.study.trials:
+        rows = alone.sweep.runs[trial.user_attrs["run"]].metrics
+        # The value of the last round is that of the trial.
+        assert trial.intermediate_values == {1: rows[1]["validation_loss"]}
+        assert trial.value == rows[-1]["validation_loss"]
+        assert alone.sweep.points[trial.user_attrs["run"]] == {"mu": 0.1, **trial.params}
+        pruned = trial.state.name == "PRUNED"
+        assert len(rows) == (2 if pruned else 3)
+        assert (rows[-1].get("stopped") == "Optuna's pruner has given up trial 1") == pruned
+    best = alone.sweep.best()
+    assert best.settings["point.rate"] == alone.study.best_params["rate"]
+
+
+def test_trials_of_a_batch_run_side_by_side_in_one_program(model, alone):
+    options = {**OPTIONS, "space": space, "batch": 2, "replicas": 2}
+    fp.tune(make, model, CLIENTS, trials=2, study=study(), **options)
+    compilations.clear()
+    together = fp.tune(make, model, CLIENTS, trials=4, study=study(), **options)
+    assert compilations == []  # of two batches
+    assert states(together) == states(alone)
+    for one, other in zip(together.study.trials, alone.study.trials, strict=True):
+        assert_close(one.value, other.value, rtol=1e-5, atol=0)
+
+
+def test_a_search_continues_in_its_directory(model, tmp_path):
+    """An interrupted trial is asked for again, and its run goes on."""
+    options = {**OPTIONS, "space": space, "batch": 2, "out": tmp_path}
+
+    def interrupt(row, seen=[]):  # noqa: B006 -- counts the calls
+        seen.append(row["round"])
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+
+    records = fp.Records(on_round=interrupt, progress=False, checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        fp.tune(make, model, CLIENTS, trials=3, records=records, **options)
+    rows, first = [], fp.Records(on_round=lambda row: rows.append(row["round"]), progress=False)
+    tuned = fp.tune(make, model, CLIENTS, trials=3, records=first, **options)
+    assert states(tuned) == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert tuned.study.trials[1].params == tuned.study.trials[2].params
+    assert rows == [2, 0, 1, 2]  # the interrupted run had made round 1
+    names = {trial.user_attrs["run"] for trial in tuned.study.trials}
+    assert {path.parent.name for path in tmp_path.glob("*/config.toml")} == names
+    assert set(tuned.sweep.points) == names
+    more = fp.tune(make, model, CLIENTS, trials=3, **options)
+    assert (len(more.study.trials), more.sweep.runs) == (4, {})
+    assert len(more.sweep.study.cells) == 3
+
+
+def test_a_point_that_comes_again_is_not_run_again(model):
+    def few(trial):
+        return {"rate": trial.suggest_categorical("rate", [0.05]), "mu": 0.1}
+
+    options = {**OPTIONS, "space": few, "trials": 3, "batch": 2}
+    tuned = fp.tune(make, model, CLIENTS, study=study(pruner=None), **options)
+    assert states(tuned) == ["COMPLETE"] * 3
+    assert len({trial.value for trial in tuned.study.trials}) == len(tuned.sweep.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"choose_by": "validation_los"}, "There is no metric 'validation_los'.*validation_loss"),
+        ({"study": "maximize"}, "The study would maximize validation_loss, of which lower values"),
+        ({"batch": 0}, "batch = 0 must be at least 1"),
+    ],
+)
+def test_bad_requests_are_refused(model, change, message):
+    if "study" in change:
+        change = {"study": study(direction=change["study"])}
+    with pytest.raises(InputError, match=message):
+        fp.tune(make, model, CLIENTS, **{**OPTIONS, "space": space, "trials": 1, **change})
