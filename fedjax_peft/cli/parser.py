@@ -184,6 +184,12 @@ def _add_results(command: Callable[..., Any]) -> None:
         metavar="METHOD",
         help="the method that the others are compared with; default: the sweep's, or the first",
     )
+    report.add_argument(
+        "--detect",
+        type=float,
+        metavar="0.01",
+        help="say how many seeds a difference of this size needs; default: 0.01 of a fraction",
+    )
 
     sync = command("sync", results.sync, "send the rows that trackers have missed")
     _option(sync, "run", "RUN", "a run, a sweep, or a folder of runs", type=Path)

@@ -33,7 +33,7 @@ def report(options: argparse.Namespace) -> None:
     from fedjax_peft.report.targets import target_table
 
     study = read_study(*options.runs)
-    asked = Options(options.metric, options.at, options.choose_by, options.baseline)
+    asked = Options(options.metric, options.at, options.choose_by, options.baseline, options.detect)
     print_study(study, asked)
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
     page = pages.write_report(
@@ -94,6 +94,7 @@ def print_study(study: "Study", options: "Options | None" = None) -> None:
     console, shown = Console(), compare(study, options)
     tables = shown.terminal_tables(console.width)
     texts = [shown.lead] if shown.over_seeds or len(shown.names) > 1 else []
+    texts += [shown.power] if shown.power else []
     texts += [f"Note: {warning}" for warning in shown.warnings]
     if not shown.over_seeds:
         words = {run.name: privacy_in_words(run.rows) for run in shown.runs}

@@ -46,6 +46,8 @@ class Comparison(NamedTuple):
     """Sentences that explain the columns."""
     paired: str = ""
     """Sentences on the columns of the differences; empty without them."""
+    power: str = ""
+    """How many seeds the comparisons need; empty if it is not known. ``paired`` contains it."""
     warnings: Sequence[str] = ()
     """What a reader must know before comparing the numbers."""
     settings: tuple[list[str], list[Column]] | None = None

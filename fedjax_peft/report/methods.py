@@ -3,6 +3,7 @@
 Each method is shown with the setting that was chosen for it; a second table has all settings.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,14 @@ from fedjax_peft.report.columns import (
     mean_column,
 )
 from fedjax_peft.report.comparison import Comparison
-from fedjax_peft.report.intervals import FEWEST_RESAMPLED, summarise
+from fedjax_peft.report.intervals import (
+    FEWEST_RESAMPLED,
+    MOST_SEEDS,
+    POWER,
+    largest_deviation,
+    seeds_needed,
+    summarise,
+)
 from fedjax_peft.report.judgement import Judgement, obstacle, sampling_variance
 from fedjax_peft.report.records import unique
 from fedjax_peft.report.runs import compare_runs
@@ -25,7 +33,7 @@ from fedjax_peft.report.separation import TESTED, Group, Measurement
 from fedjax_peft.report.wording import MISSING, capital, is_share, listing, plural, word
 from fedjax_peft.simulation.summaries import summary
 from fedjax_peft.support.display import one_line
-from fedjax_peft.support.errors import check_known
+from fedjax_peft.support.errors import InputError, check_known
 
 FEW = 3
 """Fewer seeds than this are warned of."""
@@ -42,6 +50,8 @@ class Options(NamedTuple):
     """The metric that chooses the settings; see :meth:`fedjax_peft.report.study.Study.choice`."""
     baseline: str | None = None
     """The method that the others are compared with; by default the sweep's, else the first."""
+    detect: float | None = None
+    """The difference for which the needed seeds are told; by default .01 of a fraction."""
 
 
 def compare(study: Study, options: Options | None = None) -> Comparison:
@@ -96,7 +106,8 @@ def compare_methods(study: Study, options: Options | None = None) -> Comparison:
         stem=re.sub(r"\W+", "_", metric),  # a nested metric has dots in its name
         metric=metric,
         captions=_captions(metric, columns),
-        paired=_paired(judged),
+        paired=" ".join(filter(None, [_paired(judged), power := _power(judged, options.detect)])),
+        power=power,
         warnings=[*notes, *_few_seeds(rows), *_unpaired(judged), *study.notes],
         settings=_settings(study, metric, at, choice) if several and choice.cells else None,
     )
@@ -355,3 +366,47 @@ def _paired(judged: Judgement | None) -> str:
         " (Bonferroni)."
     )
     return " ".join(texts)
+
+
+def _power(judged: Judgement | None, detect: float | None) -> str:
+    """Returns how many seeds the comparisons need to find a difference; empty if it is not known.
+
+    Raises:
+      InputError: the difference is not above 0.
+    """
+    if detect is not None and not 0 < detect < math.inf:
+        raise InputError(f"A difference to find must be above 0, such as 0.01, not {detect:g}.")
+    size = detect or (0.01 if judged and judged.share else None)
+    comparisons = judged.ranking.comparisons if judged else []
+    sds = {one.name: sd for one in comparisons if (sd := one.difference.sd)}
+    if size is None or judged is None or not sds:
+        return ""
+    known = {one.name: one.difference for one in comparisons if one.name in sds}
+    needs = {name: seeds_needed(size, sd) or MOST_SEEDS + 1 for name, sd in sds.items()}
+    order = sorted(needs, key=needs.__getitem__, reverse=True)
+    texts = [_need(name, needs[name], known[name].n, judged.gap(sds[name])) for name in order]
+    out = (
+        f"To find a difference of {judged.gap(size)} to {comparisons[0].reference} in"
+        f" {100 * POWER:.0f} % of studies (paired t test at 5 %), {listing(texts)}."
+    )
+    fewest = min(one.n for one in known.values())
+    if fewest < FEWEST_RESAMPLED:
+        out += (
+            f" These are rough numbers: a standard deviation (sd) of {fewest} seeds can be"
+            f" {largest_deviation(fewest):.2g} times as large in truth."
+        )
+    tested = max(one.tested for one in known.values())
+    if tested >= size:
+        out += (
+            f" The chance of the test examples is up to ± {judged.gap(tested)} with any number of"
+            " seeds: a difference of this size needs a larger test set too."
+        )
+    return out
+
+
+def _need(name: str, needed: int, n: int, sd: str) -> str:
+    """Returns the seeds that a comparison needs in words."""
+    if needed > MOST_SEEDS:
+        return f"{name} needs more than {MOST_SEEDS:,} seeds (sd {sd})"
+    more = f"{needed - n} more" if needed > n else "no more"
+    return f"{name} needs {needed} seeds ({more}; sd {sd})"

@@ -135,6 +135,38 @@ def test_few_seeds_and_broken_pairs_are_warned_of(tmp_path):
     assert row(found, "b")["Difference to a (points)"] == "+3.1"
 
 
+def test_the_report_says_how_many_seeds_a_difference_needs(tmp_path):
+    """Differences of .02 + (0, d, -d) have the standard deviation d."""
+    jitter = {"b": 0.001, "c": 0.0125, "d": 0.5}
+    methods = {"a": scores(0, jitter=(0.0, 0.0, 0.0))}
+    methods |= {name: scores(0.02, jitter=(0.0, d, -d)) for name, d in jitter.items()}
+    study = read_study(write_sweep(tmp_path / "s", methods, choose_by="validation_accuracy"))
+    found = compare_methods(study)
+    assert found.power == (
+        "To find a difference of 1.0 points to a in 80 % of studies (paired t test at 5 %), d needs"
+        " more than 1,000 seeds (sd 50.0 points), c needs 15 seeds (12 more; sd 1.2 points) and b"
+        " needs 3 seeds (no more; sd 0.1 points). These are rough numbers: a standard deviation"
+        " (sd) of 3 seeds can be 4.4 times as large in truth."
+    )
+    assert found.paired.endswith(found.power)
+    assert "c needs 5 seeds (2 more" in compare_methods(study, Options(detect=0.025)).power
+    with pytest.raises(InputError, match="above 0"):
+        compare_methods(study, Options(detect=0.0))
+
+
+def test_a_small_test_set_limits_what_seeds_can_show(tmp_path):
+    tested = {"validation_accuracy": 0.5, "test_examples": 100}
+    rates = {
+        name: {0.1: {s: {**tested, "test_accuracy": 0.5 + up + s / 100} for s in seeds}}
+        for name, up, seeds in (("a", 0.0, (0, 1, 2, 3)), ("b", 0.05, (0, 1, -1, 2)))
+    }
+    rates["b"][0.1] = dict(enumerate(rates["b"][0.1].values()))
+    power = compare_methods(read_study(write_sweep(tmp_path / "s", rates))).power
+    # Twice the variance .5 (1 - .5) / 100, times 1.96.
+    assert "The chance of the test examples is up to ± 13." in power
+    assert "rough" not in power
+
+
 def test_any_metric_baseline_and_best_value(sweep):
     study = read_study(sweep)
     found = compare_methods(study, Options("validation_accuracy", "best", None, "moon"))

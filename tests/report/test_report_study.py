@@ -14,7 +14,14 @@ import tomli_w
 from closeness import approx
 from toy_sweeps import accuracy, write_run, write_sweep
 
-from fedjax_peft.report.intervals import holm, p_value, paired, summarise
+from fedjax_peft.report.intervals import (
+    holm,
+    largest_deviation,
+    p_value,
+    paired,
+    seeds_needed,
+    summarise,
+)
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import make_study, read_study
 from fedjax_peft.report.table_files import Bold, TextTable
@@ -235,7 +242,7 @@ def test_one_seed_has_no_deviation_and_no_interval():
     assert summarise([0.5]).text(100) == "50.0"
     assert summarise([]) == (None, None, 0, None, None)
     assert paired({0: 0.5}, {0: 0.2})[:7] == (0.3, 1, None, None, None, None, False)
-    assert paired({0: 0.5}, {1: 0.2}) == (None, 0, None, None, None, None, False, (0, 1))
+    assert paired({0: 0.5}, {1: 0.2})[:8] == (None, 0, None, None, None, None, False, (0, 1))
 
 
 def test_a_paired_difference_by_hand():
@@ -279,6 +286,33 @@ def test_p_values_equal_scipy_and_holm_multiplies_them():
     assert holm([0.03, 0.01, 0.9, 0.02]) == approx([0.06, 0.04, 0.9, 0.06])
     assert holm([0.5, 0.6]) == approx([1.0, 1.0])
     assert holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("difference", "sd", "needed"),
+    [
+        (0.5, 1.0, 34),  # the tables of Cohen (1988) and G*Power 3: a paired t test, power .8
+        (0.8, 1.0, 15),
+        (-0.2, 1.0, 199),
+        (1.0, 1.0, 10),
+        (1e3, 1e-9, 2),
+        (1e-6, 1.0, None),
+    ],
+)
+def test_the_needed_seeds_are_those_of_the_tables(difference, sd, needed):
+    assert seeds_needed(difference, sd) == needed
+    if needed is None or needed < 3:
+        return
+    for n in (needed - 1, needed):
+        t, shift = scipy.stats.t.ppf(0.975, n - 1), math.sqrt(n) * abs(difference) / sd
+        power = scipy.stats.nct.sf(t, n - 1, shift) + scipy.stats.nct.cdf(-t, n - 1, shift)
+        assert (power >= 0.8) == (n == needed)
+
+
+def test_the_deviation_of_few_seeds_can_be_far_larger():
+    # 5 % quantiles of chi-square with 1, 2 and 9 degrees of freedom.
+    expected = [math.sqrt(1 / 0.003932), math.sqrt(2 / 0.10259), math.sqrt(9 / 3.3251)]
+    assert [largest_deviation(n) for n in (2, 3, 10)] == approx(expected, rel=1e-4)
 
 
 def test_a_paired_difference_equals_scipy():
