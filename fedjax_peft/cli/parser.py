@@ -158,8 +158,8 @@ def _add_results(command: Callable[..., Any]) -> None:
     )
     report.add_argument(
         "--x",
-        choices=["round", "bytes", "simulated_seconds"],
-        help="draw the curves against this axis alone; default: one figure for each",
+        choices=["round", "bytes", "simulated_seconds", "wall_seconds"],
+        help="draw the curves against this axis alone; default: the page has a choice",
     )
     report.add_argument(
         "--smooth",

@@ -1,11 +1,13 @@
 """What a reader must know before comparing runs."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
 from fedjax_peft.report.records import SEED, RunRecord
 from fedjax_peft.report.settings import compare_settings, printed
-from fedjax_peft.report.wording import numbered, plural
+from fedjax_peft.report.wording import digits, is_share, numbered, plural, word
+from fedjax_peft.simulation.summaries import summary
 
 _TEST_SET = re.compile(r"(^|\.|_)(test|dataset)($|\.|_)|^data(\.(name|path|source|split|subset))?$")
 _UPLOADS = {
@@ -16,6 +18,8 @@ _UPLOADS = {
 }
 """Field of a row -> why the uploads of the clients in it were not aggregated, or incomplete."""
 _ROUNDS = re.compile(r"(^|\.)rounds$")
+_SMALL = 1000
+"""A test set of fewer examples is called coarse: its accuracy has an error above 1.5 points."""
 
 
 def cautions(runs: Sequence[RunRecord], *, over_seeds: bool = False) -> list[str]:
@@ -39,6 +43,20 @@ def cautions(runs: Sequence[RunRecord], *, over_seeds: bool = False) -> list[str
         elif _TEST_SET.search(key):
             out.append(f"The runs may have different test sets: {difference}.")
     return out
+
+
+def coarse(runs: Sequence[RunRecord]) -> str:
+    """Returns how coarse a fraction of the smallest test set is; empty if that is not small."""
+    facts = [summary(run.rows) for run in runs if run.rows]
+    sizes = [fact["test_examples"] for fact in facts if is_share(fact["headline"])]
+    n = min((int(size) for size in sizes if size), default=_SMALL)
+    if n >= _SMALL:
+        return ""
+    return (
+        f"The test set has {n} {plural('example', n)}: one of them is {digits(100 / n)} points of"
+        f" {word(facts[0]['headline'])}, whose standard error is up to"
+        f" {digits(50 / math.sqrt(n))} points."
+    )
 
 
 def _of_run(run: RunRecord) -> Iterator[str]:

@@ -53,7 +53,7 @@ class Cell(NamedTuple):
         """Returns seed -> the x and y coordinates of the metric's curve.
 
         Args:
-          x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"``
+          x: ``"round"``, ``"bytes"``, ``"simulated_seconds"`` or ``"wall_seconds"``
           (:func:`fedjax_peft.simulation.summaries.series`).
         """
         return {seed: series(run.rows, x, metric) for seed, run in self.runs.items()}

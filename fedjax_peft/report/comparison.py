@@ -47,7 +47,7 @@ class Comparison(NamedTuple):
     paired: str = ""
     """Sentences on the columns of the differences; empty without them."""
     power: str = ""
-    """How many seeds the comparisons need; empty if it is not known. ``paired`` contains it."""
+    """How many seeds the comparisons need; empty if it is not known."""
     warnings: Sequence[str] = ()
     """What a reader must know before comparing the numbers."""
     settings: tuple[list[str], list[Column]] | None = None
@@ -85,7 +85,12 @@ class Comparison(NamedTuple):
     def files(self) -> dict[str, TextTable]:
         """Returns stem of the files -> table: ``table``, and ``settings`` if there are several."""
         shown = [column for column in self.columns if column.part != "costs"]
-        notes = [self.lead, *self.captions, *filter(None, [self.paired]), *self.warnings]
+        notes = [
+            self.lead,
+            *self.captions,
+            *filter(None, [self.paired, self.power]),
+            *self.warnings,
+        ]
         table = text_table(self.caption, self.head, self.names, shown)
         out = {"table": table._replace(notes=notes)}
         if self.settings is not None:

@@ -6,14 +6,14 @@ comes with its data and with a caption that says what is shown.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedjax_peft.report import drawing
 from fedjax_peft.report.figure_files import INK, MUTED, bands, line_look, rolling, styles
 from fedjax_peft.report.layers import HEAT_MAPS, heat_map
-from fedjax_peft.report.wording import capital, is_share, shorten, word
+from fedjax_peft.report.wording import MISSING, capital, is_share, percent, shorten, word
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ WORST = 0.1
 """The share of clients that counts as the worst ones."""
 MOST_CLIENTS = 6
 """Most clients whose local models have a line each; of more clients, the mean has a band."""
+MOST_ROWS = 500
+"""Most clients in the table of single clients."""
 _GLOBAL: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (6, 2)), "marker": ""}
 """The line of the global model."""
 
@@ -83,6 +85,36 @@ def client_distribution(runs: drawing.Runs, metric: str | None = None) -> drawin
         lambda narrow: _draw_distribution(values, metric, lower, narrow),
         [row for row in data if row["name"] in values],
     )
+
+
+class ClientScores(NamedTuple):
+    """The scores of single clients on their own tests, as a table."""
+
+    metric: str
+    rows: list[tuple[int, list[str]]]
+    """Client, and the text of its score for each method, a mean over seeds."""
+    more: int
+    """Number of clients that are left out."""
+
+
+def client_scores(runs: drawing.Runs) -> ClientScores | None:
+    """Returns the scores of the clients in the last evaluation; None without any."""
+    every = [rows for by_seed in runs.values() for rows in by_seed.values()]
+    metric = next((headline(rows) for rows in every if rows), "accuracy")
+    found: dict[int, dict[str, list[float]]] = {}
+    for name, by_seed in runs.items():
+        for rows in by_seed.values():
+            for client, x in _last_tests(rows, metric):
+                found.setdefault(client, {}).setdefault(name, []).append(x)
+    if not found:
+        return None
+    text = percent if is_share(metric) else "{:.4g}".format
+    cells = [
+        (client, [text(float(np.mean(one[name]))) if name in one else MISSING for name in runs])
+        for client, one in sorted(found.items())
+    ]
+    title = f"{capital(word(metric))}{' (%)' if is_share(metric) else ''}"
+    return ClientScores(title, cells[:MOST_ROWS], max(0, len(cells) - MOST_ROWS))
 
 
 def _last_tests(rows: drawing.Rows, metric: str) -> list[tuple[int, float]]:

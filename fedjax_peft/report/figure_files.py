@@ -225,6 +225,18 @@ def table_csv(data: Iterable[Mapping[str, Any]]) -> str:
     return csv_text([header, *([_cell(row.get(key)) for key in header] for row in rows)])
 
 
+def page_svg(fig: "Figure", prefix: str) -> str:
+    """Returns a figure as an element for a page (:func:`svg`) whose texts are texts, not shapes.
+
+    What has a gid is of this class, so that a style sheet can hide it.
+    """
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none"}):
+        text = render(fig, "svg")
+    return svg(re.sub(rb'id="(run-\d+)"', rb'class="\1"', text), prefix)
+
+
 def svg(file: bytes, prefix: str = "") -> str:
     """Returns an SVG file of a figure as an ``<svg>`` element for an HTML page.
 

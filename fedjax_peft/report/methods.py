@@ -106,8 +106,8 @@ def compare_methods(study: Study, options: Options | None = None) -> Comparison:
         stem=re.sub(r"\W+", "_", metric),  # a nested metric has dots in its name
         metric=metric,
         captions=_captions(metric, columns),
-        paired=" ".join(filter(None, [_paired(judged), power := _power(judged, options.detect)])),
-        power=power,
+        paired=_paired(judged),
+        power=_power(judged, options.detect),
         warnings=[*notes, *_few_seeds(rows), *_unpaired(judged), *study.notes],
         settings=_settings(study, metric, at, choice) if several and choice.cells else None,
     )

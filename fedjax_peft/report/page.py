@@ -1,21 +1,23 @@
 """The report of one run or several as an HTML page with figures."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from fedjax_peft.report import figure_files, plots
-from fedjax_peft.report.cautions import cautions
+from fedjax_peft.report.cautions import cautions, coarse
+from fedjax_peft.report.chart import AXES, chart, recorded_axes
 from fedjax_peft.report.comparison import Comparison
-from fedjax_peft.report.details import details
+from fedjax_peft.report.details import client_scores, details
+from fedjax_peft.report.figure_files import page_svg
 from fedjax_peft.report.intervals import LEVEL
 from fedjax_peft.report.methods import Options, compare
 from fedjax_peft.report.records import SEED, RunRecord
-from fedjax_peft.report.settings import compare_settings
+from fedjax_peft.report.settings import compare_settings, repeating
 from fedjax_peft.report.study import Study, make_study
 from fedjax_peft.report.targets import score_printer, targets
 from fedjax_peft.report.wording import listing
@@ -24,16 +26,6 @@ from fedjax_peft.simulation.summaries import privacy_in_words, series, summary
 from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.nested import flatten
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-AXES = {
-    "round": ("vs_round", "communication rounds"),
-    "bytes": ("vs_bytes", "the bytes that all clients sent and received"),
-    "simulated_seconds": ("vs_time", "simulated time"),
-}
-"""X axis -> end of the file's name (after the metric), and the axis in words."""
 
 
 def write_report(
@@ -62,7 +54,8 @@ def write_report(
         options: The metric, its choice and the baseline; with any of them, runs are shown by
             method.
         smooth: Width of the rolling mean of curves, in evaluated rounds; the captions say it.
-        x: Draw the curves against this axis alone: ``round``, ``bytes`` or ``simulated_seconds``.
+        x: Draw the curves against this axis alone, a key of :data:`fedjax_peft.report.chart.AXES`.
+            By default, a reader of the page chooses among the recorded ones.
 
     Returns:
         The path of ``report.html``.
@@ -72,6 +65,40 @@ def write_report(
             value of the score, ``smooth`` is below 1, or an option names something unknown.
     """
     study = runs if isinstance(runs, Study) else make_study(runs)
+    page, shown, axes = _page(study, target=target, options=options, smooth=smooth, x=x)
+    out = Path(out_dir)
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"The report cannot be written to {out}: {error.strerror}.") from error
+    _write_figures(shown, axes, smooth, out / "figures")
+    for stem, table in shown.files().items():
+        table.write(out / stem)
+    replace_file(out / "report.html", page.encode(errors="replace"))
+    return out / "report.html"
+
+
+def render_report(study: Study, *, version: str = "", **options: Any) -> str:
+    """Returns the page of a study.
+
+    Args:
+        version: Of what is shown. With it, the page asks its server for the current version from
+            time to time, and loads itself again when that is another one.
+        **options: ``target``, ``options``, ``smooth`` and ``x`` of :func:`write_report`.
+    """
+    return _page(study, version=version, **options)[0]
+
+
+def _page(
+    study: Study,
+    *,
+    target: float | None = None,
+    options: Options | None = None,
+    smooth: int = 1,
+    x: str | None = None,
+    version: str = "",
+) -> tuple[str, Comparison, list[str]]:
+    """Returns the page, and the comparison and the axes that it shows."""
     if not study.records:
         raise InputError("A report needs at least one run.")
     if smooth < 1:
@@ -79,24 +106,24 @@ def write_report(
     if x is not None:
         check_known("axis", x, AXES)
     shown = compare(study, options)
-    content = _content(shown, target)
-    out = Path(out_dir)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"The report cannot be written to {out}: {error.strerror}.") from error
-    (out / "figures").mkdir(exist_ok=True)
-    axes = [axis for axis in AXES if x in (None, axis)]
+    axes = [x] if x is not None else recorded_axes(_rows(shown), shown.metric)
     page = _template().render(
-        **content,
+        **_content(shown, target),
         smooth=smooth,
-        figures=[_write_curves(shown, axis, smooth, out) for axis in axes],
-        details=_write_details(shown, smooth, out),
+        version=version,
+        axes={axis: AXES[axis].title for axis in axes},
+        chart=chart(_rows(shown), axes, shown.metric, smooth=smooth),
+        details=[
+            {
+                "title": one.title,
+                "caption": one.caption,
+                "wide": Markup(page_svg(one.draw(False), f"{one.stem}-")),
+                "narrow": Markup(page_svg(one.draw(True), f"{one.stem}-narrow-")),
+            }
+            for one in details(_rows(shown), smooth=smooth)
+        ],
     )
-    for stem, table in shown.files().items():
-        table.write(out / stem)
-    replace_file(out / "report.html", page.encode(errors="replace"))
-    return out / "report.html"
+    return page, shown, axes
 
 
 def _content(shown: Comparison, target: float | None) -> dict[str, Any]:
@@ -121,6 +148,9 @@ def _content(shown: Comparison, target: float | None) -> dict[str, Any]:
         "goal": "best" if target is None else f"target {score_printer(runs)(target)}",
         "config": compare_settings(configs),
         "environment": compare_settings([run.environment for run in first]),
+        "coarse": coarse(runs),
+        "clients": client_scores(_rows(shown)),
+        "repeat": repeating(runs),
     }
 
 
@@ -143,35 +173,15 @@ def _coincident(runs: Sequence[RunRecord]) -> list[str]:
     return [listing(names, shown=len(names)) for names in found.values() if len(names) > 1]
 
 
-# Figures.
-
-
-def _write_curves(shown: Comparison, x: str, smooth: int, out: Path) -> dict[str, Any]:
-    """Writes the curves against an axis as files; returns them as SVG elements with the axis."""
-    ending, words = AXES[x]
-    if shown.metric is None:
-        rows = {run.name: run.rows for run in shown.runs}
-        figures = [plots.curves(rows, x, narrow=n, smooth=smooth) for n in (False, True)]
-        data = plots.curve_data(rows, x, smooth=smooth)
-    else:
-        seeds, metric = _rows(shown), shown.metric
-        figures = [
-            plots.mean_curves(seeds, x, metric, narrow=n, smooth=smooth) for n in (False, True)
-        ]
-        data = plots.mean_curve_data(seeds, x, metric, smooth=smooth)
-    return {**_write(figures, out, f"{shown.stem}_{ending}", data), "axis": words}
-
-
-def _write_details(shown: Comparison, smooth: int, out: Path) -> list[dict[str, Any]]:
-    """Writes the other figures as files; returns them as SVG elements with titles and captions."""
-    return [
-        {
-            **_write([one.draw(False), one.draw(True)], out, one.stem, one.data),
-            "title": one.title,
-            "caption": one.caption,
-        }
-        for one in details(_rows(shown), smooth=smooth)
-    ]
+def _write_figures(shown: Comparison, axes: Sequence[str], smooth: int, out: Path) -> None:
+    """Writes the figures as files with their data."""
+    runs = _rows(shown)
+    for x in axes:
+        figure = plots.curves(runs, x, shown.metric, smooth=smooth)
+        data = plots.curve_data(runs, x, shown.metric, smooth=smooth)
+        figure_files.save(figure, out / f"{shown.stem}_{AXES[x].ending}", data)
+    for one in details(runs, smooth=smooth):
+        figure_files.save(one.draw(False), out / one.stem, one.data)
 
 
 def _rows(shown: Comparison) -> dict[str, dict[Any, Any]]:
@@ -179,19 +189,6 @@ def _rows(shown: Comparison) -> dict[str, dict[Any, Any]]:
     return {
         name: {seed: run.rows for seed, run in by_seed.items()}
         for name, by_seed in shown.rows.items()
-    }
-
-
-def _write(
-    figures: Sequence["Figure"], out: Path, stem: str, data: Sequence[Mapping[str, Any]]
-) -> dict[str, Markup]:
-    """Writes a figure as files; returns the SVG elements for wide and narrow windows."""
-    wide, narrow = figures
-    paths = figure_files.save(wide, out / "figures" / stem, data)
-    small = figure_files.render(narrow, "svg")
-    return {
-        "wide": Markup(figure_files.svg(paths[1].read_bytes(), f"{stem}-")),
-        "narrow": Markup(figure_files.svg(small, f"{stem}-narrow-")),
     }
 
 

@@ -1,12 +1,12 @@
 """Curves of runs as matplotlib figures, for notebooks, papers and the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedjax_peft.report import wording
-from fedjax_peft.report.drawing import Rows, Runs, key, legend_below, panels, plain_log, styled
+from fedjax_peft.report.drawing import Rows, Runs, key, legend_below, plain_log, styled
 from fedjax_peft.report.figure_files import (
     INK,
     MUTED,
@@ -14,10 +14,12 @@ from fedjax_peft.report.figure_files import (
     bands,
     dash,
     line_look,
+    mean_band,
     rolling,
     styles,
+    subplots,
 )
-from fedjax_peft.simulation.rows import field_is_lower_better, headline, headline_is_lower_better
+from fedjax_peft.simulation.rows import field_is_lower_better, headline
 from fedjax_peft.simulation.summaries import series
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
@@ -28,97 +30,98 @@ LOG_FROM = 30
 """A cost axis is logarithmic if the runs' totals differ at least by this factor."""
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """The points of a curve."""
 
     xs: list[float]
     by_seed: dict[Any, list[float]]
-    """Seed -> one value for each of ``xs``."""
+    """Seed -> one value for each of ``xs``; fractions are in percent."""
 
     @property
-    def end(self) -> float:
-        """The last value, a mean over seeds."""
-        return sum(ys[-1] for ys in self.by_seed.values()) / len(self.by_seed)
+    def band(self) -> tuple[list[float], list[float]]:
+        """The means over seeds and the standard deviations, 0 for one seed."""
+        mean, deviation = mean_band(list(self.by_seed.values()))
+        return mean.tolist(), deviation.tolist()
 
 
 def curves(
-    runs: Mapping[str, Rows],
+    runs: Mapping[str, Rows] | Runs,
     x: str,
     metric: str | None = None,
     *,
     narrow: bool = False,
     smooth: int = 1,
 ) -> "Figure":
-    """Returns a figure of one metric of each run, against rounds, bytes or simulated seconds.
+    """Returns a figure of one metric of each run, against rounds, bytes or seconds.
 
-    Curves that coincide are drawn with different line widths, the thinnest on top, so that all of
-    them are visible.
+    The curve of several seeds is their mean, with a band of one standard deviation. Its points are
+    the rounds that all seeds of a method have evaluated, on a cost axis at their mean cost. Curves
+    of single runs that coincide are drawn with different line widths, the thinnest on top, so that
+    all of them are visible.
 
     Args:
-        runs: Name -> rows, in the order of the labels. The styles are those of
-            :func:`fedjax_peft.report.figure_files.styles`.
-        x: ``"round"``, ``"bytes"`` or ``"simulated_seconds"``; the latter two are accumulated. A
-            cost axis is logarithmic if the runs' totals differ much.
+        runs: Name -> rows, or name -> seed -> rows, in the order of the labels. The styles are
+            those of :func:`fedjax_peft.report.figure_files.styles`.
+        x: ``"round"``, ``"bytes"``, ``"simulated_seconds"`` or ``"wall_seconds"``; costs are
+            accumulated. A cost axis is logarithmic if the runs' totals differ much.
         metric: A numeric field of the rows; by default the headline metric on the test set.
             Fractions are drawn in percent.
         narrow: Whether the figure is for a narrow screen, with the names below the axes.
-        smooth: Width of the rolling mean of each curve, in evaluated rounds.
+        smooth: Width of the rolling mean of each seed's curve, in evaluated rounds.
 
     Raises:
         InputError: ``x`` is another word.
     """
-    fields = {name: metric or f"test_{headline(rows)}" for name, rows in runs.items()}
-    lines = {
-        name: _points({None: rows}, x, fields[name], smooth=smooth) for name, rows in runs.items()
+    found = lines(runs, x, metric, smooth=smooth)
+    height = 2.7 + 0.2 * len(found) if narrow else max(4.0, 0.8 + 0.2 * len(found))
+    fig = draw(found, x, *y_axis(runs, metric), size=(3.7 if narrow else 7.2, height))
+    (_name_below if narrow else _name_beside)(fig.axes[0], found)
+    return fig
+
+
+def lines(
+    runs: Mapping[str, Rows] | Runs, x: str, metric: str | None = None, *, smooth: int = 1
+) -> dict[str, Line]:
+    """Returns the curves of :func:`curves`: x coordinates in rounds, bytes or seconds."""
+    return {
+        name: _points(by_seed, x, metric or _headline(by_seed), smooth=smooth)
+        for name, by_seed in _seeds(runs).items()
     }
-    lower = all(map(headline_is_lower_better, runs.values())) and metric is None and bool(runs)
-    shown = wording.common(fields.values(), "test_score")
-    return _figure(lines, x, shown, means=False, lower=lower, narrow=narrow)
 
 
-def mean_curves(
-    runs: Runs, x: str, metric: str, *, narrow: bool = False, smooth: int = 1
-) -> "Figure":
-    """Returns a figure of the mean of a metric over seeds, with a band of one standard deviation.
-
-    The points are the rounds that all seeds of a method have evaluated. On a cost axis, a point is
-    at the mean cost of the seeds. The other arguments are those of :func:`curves`.
-
-    Args:
-        smooth: As in :func:`curves`; each seed is smoothed.
-
-    Raises:
-        InputError: ``x`` is another word.
-    """
-    lines = {name: _points(by_seed, x, metric, smooth=smooth) for name, by_seed in runs.items()}
-    every = [rows for by_seed in runs.values() for rows in by_seed.values()]
-    lower = bool(every) and all(field_is_lower_better(rows, metric) for rows in every)
-    return _figure(lines, x, metric, means=True, lower=lower, narrow=narrow)
+def y_axis(runs: Mapping[str, Rows] | Runs, metric: str | None) -> tuple[str, bool]:
+    """Returns the metric that names the y axis, and whether its lower values are better."""
+    names, every = [], []
+    for by_seed in _seeds(runs).values():
+        names.append(metric or _headline(by_seed))
+        every += [field_is_lower_better(rows, names[-1]) for rows in by_seed.values()]
+    return wording.common(names, "test_score"), bool(every) and all(every)
 
 
 def curve_data(
-    runs: Mapping[str, Rows], x: str, metric: str | None = None, *, smooth: int = 1
+    runs: Mapping[str, Rows] | Runs, x: str, metric: str | None = None, *, smooth: int = 1
 ) -> list[dict[str, Any]]:
-    """Returns the points of :func:`curves`, a row for each point: ``name``, ``x`` and the metric.
+    """Returns the points of :func:`curves`, a row for each point of each seed.
 
-    Bytes and seconds are in these units, and fractions are not in percent. Of smooth curves, a
-    further column has the rolling means.
+    The columns are ``name``, ``seed`` (if the runs have seeds), ``x`` and the metric. Bytes and
+    seconds are in these units, and fractions are not in percent. Of smooth curves, a further column
+    has the rolling means.
     """
     return [
-        {"name": name, **point}
-        for name, rows in runs.items()
-        for point in _data(rows, x, metric or f"test_{headline(rows)}", smooth)
-    ]
-
-
-def mean_curve_data(runs: Runs, x: str, metric: str, *, smooth: int = 1) -> list[dict[str, Any]]:
-    """Returns the points behind :func:`mean_curves`: a row for each point of each seed."""
-    return [
-        {"name": name, "seed": seed, **point}
-        for name, by_seed in runs.items()
+        {"name": name, **({} if seed is None else {"seed": seed}), **point}
+        for name, by_seed in _seeds(runs).items()
         for seed, rows in by_seed.items()
-        for point in _data(rows, x, metric, smooth)
+        for point in _data(rows, x, metric or _headline(by_seed), smooth)
     ]
+
+
+def _seeds(runs: Mapping[str, Any]) -> dict[str, Mapping[Any, Rows]]:
+    """Returns name -> seed -> rows; the seed of rows without one is None."""
+    return {n: one if isinstance(one, Mapping) else {None: one} for n, one in runs.items()}
+
+
+def _headline(by_seed: Mapping[Any, Rows]) -> str:
+    return f"test_{headline(next(iter(by_seed.values()), []))}"
 
 
 def _data(rows: Rows, x: str, metric: str, smooth: int) -> list[dict[str, Any]]:
@@ -129,7 +132,7 @@ def _data(rows: Rows, x: str, metric: str, smooth: int) -> list[dict[str, Any]]:
     return [dict(zip(columns, point, strict=True)) for point in zip(*columns.values(), strict=True)]
 
 
-def _points(by_seed: Mapping[Any, Rows], x: str, metric: str, *, smooth: int) -> _Line:
+def _points(by_seed: Mapping[Any, Rows], x: str, metric: str, *, smooth: int) -> Line:
     """Returns the mean x coordinates and the values at the rounds of all seeds.
 
     A seed without costs on this axis (not simulated) has no points.
@@ -144,73 +147,86 @@ def _points(by_seed: Mapping[Any, Rows], x: str, metric: str, *, smooth: int) ->
         found[seed] = dict(zip(rounds, zip(xs, ys, strict=True), strict=False))
     rounds = sorted(set.intersection(*map(set, found.values()))) if found else []
     means = [sum(one[r][0] for one in found.values()) / len(found) for r in rounds]
-    return _Line(means, {seed: [one[r][1] for r in rounds] for seed, one in found.items()})
+    return Line(means, {seed: [one[r][1] for r in rounds] for seed, one in found.items()})
 
 
 @styled
-def _figure(
-    lines: Mapping[str, _Line], x: str, metric: str, *, means: bool, lower: bool, narrow: bool
+def draw(
+    found: Mapping[str, Line], x: str, metric: str, lower: bool, *, size: tuple[float, float]
 ) -> "Figure":
-    """Returns a figure of curves.
+    """Returns a figure of curves without their names; what shows curve i has the gid ``run-i``.
 
     Args:
         metric: The metric that names the y axis.
-        means: Whether the curves are means over seeds, with bands.
+        lower: Whether its lower values are better.
+        size: Width and height in inches.
     """
-    height = 2.7 + 0.2 * len(lines) if narrow else max(4.0, 0.8 + 0.2 * len(lines))
-    fig, (ax,) = panels(1, narrow, height=height)
-    unit = _x_axis(ax, x, [line.xs for line in lines.values()])
+    fig, ax = subplots(size=size)
+    ax.tick_params(which="both", length=0)
+    ax.tick_params(axis="x", which="major", length=3)
+    unit = _x_axis(ax, x, found.values()).size
     if ax.get_xscale() == "log":
-        lines = {name: _positive(line) for name, line in lines.items()}
-    style = styles(lines)
-    drawn = {name: line for name, line in lines.items() if line.xs}
-    if means:
-        for name, line in drawn.items():
+        found = {name: _positive(line) for name, line in found.items()}
+    style, names = styles(found), list(found)
+    drawn = {name: line for name, line in found.items() if line.xs}
+    order = sorted(drawn, key=lambda name: dash(style[name]))  # densest line first
+    for i, name in enumerate(order):
+        line, before = drawn[name], ax.get_children()
+        if None in line.by_seed:
+            above = sum(line == drawn[other] for other in order[i + 1 :])
+            _draw(ax, line, unit, style[name], above=above)
+        else:
             bands(ax, name, [a / unit for a in line.xs], line.by_seed, number=style[name])
-    else:
-        order = sorted(drawn, key=lambda name: dash(style[name]))  # densest line first
-        for i, name in enumerate(order):
-            above = sum(drawn[name] == drawn[other] for other in order[i + 1 :])
-            _draw(ax, drawn[name], unit, style[name], above=above)
+        for artist in ax.get_children():
+            if artist not in before:
+                artist.set_gid(f"run-{names.index(name)}")
     _y_axis(ax, metric, lower=lower)
-    labels = {name: _label(name, line, means=means) for name, line in lines.items()}
-    ends = {name: line.end for name, line in drawn.items()}
-    (_name_below if narrow else _name_beside)(ax, labels, ends, style)
     if not drawn:
         ax.set(xticks=[], yticks=[])
         ax.text(0.5, 0.5, "Nothing recorded", ha="center", transform=ax.transAxes)
     return fig
 
 
-def _positive(line: _Line) -> _Line:
+def _positive(line: Line) -> Line:
     """Returns the points that a logarithmic axis can show."""
     kept = [i for i, x in enumerate(line.xs) if x]
     by_seed = {seed: [ys[i] for i in kept] for seed, ys in line.by_seed.items()}
-    return _Line([line.xs[i] for i in kept], by_seed)
+    return Line([line.xs[i] for i in kept], by_seed)
 
 
-def _x_axis(ax: "Axes", x: str, columns: Sequence[Sequence[float]]) -> float:
-    """Sets up the x axis; returns the number of bytes, seconds or rounds in one of its units."""
+def x_unit(x: str, found: Iterable[Line]) -> wording.Unit:
+    """Returns the unit of an x axis for these curves; that of rounds has no symbol."""
+    if x == "round":
+        return wording.Unit(1.0, "", "")
+    largest = max((line.xs[-1] for line in found if line.xs), default=0.0)
+    return wording.byte_unit(largest) if x == "bytes" else wording.time_unit(largest)
+
+
+_X_AXES = {
+    "bytes": "Communication, up and down",
+    "simulated_seconds": "Simulated time",
+    "wall_seconds": "Wall time",
+}
+
+
+def _x_axis(ax: "Axes", x: str, found: Collection[Line]) -> wording.Unit:
+    """Sets up the x axis; returns its unit."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
-    totals = [xs[-1] for xs in columns if xs]
-    largest = max(totals, default=0.0)
-    unit, name = 1.0, "Communication round"
+    totals = [line.xs[-1] for line in found if line.xs]
+    unit, name = x_unit(x, found), "Communication round"
     if x == "round":
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     else:
-        choice = wording.byte_unit(largest) if x == "bytes" else wording.time_unit(largest)
-        unit = choice.size
-        name = "Communication, up and down" if x == "bytes" else "Simulated time"
-        name += f" ({choice.name})"
+        name = f"{_X_AXES[x]} ({unit.name})"
         positive = [total for total in totals if total > 0]
-        if positive and largest >= LOG_FROM * min(positive):
+        if positive and max(positive) >= LOG_FROM * min(positive):
             ax.set_xscale("log")
             ax.xaxis.set_major_locator(LogLocator(subs=(1.0,)))
             ax.xaxis.minorticks_off()
             plain_log(ax.xaxis)
             name += ", logarithmic"
-    if totals and not largest:  # only round 0: avoid an axis of tiny and negative numbers
+    if totals and not max(totals):  # only round 0: avoid an axis of tiny and negative numbers
         ax.set(xlim=(-0.02, 1.0), xticks=[0])
     ax.set_xlabel(name, labelpad=6)
     return unit
@@ -225,7 +241,7 @@ def _y_axis(ax: "Axes", metric: str, *, lower: bool) -> None:
     ax.set_ylabel(f"{name}, lower is better" if lower else name, labelpad=6)
 
 
-def _draw(ax: "Axes", line: _Line, unit: float, style: int, *, above: int) -> None:
+def _draw(ax: "Axes", line: Line, unit: float, style: int, *, above: int) -> None:
     """Draws a curve; its line is wider if ``above`` equal curves are drawn on top of it."""
     look = line_look(style)
     marker = look.pop("marker")
@@ -241,51 +257,43 @@ def _draw(ax: "Axes", line: _Line, unit: float, style: int, *, above: int) -> No
 # Names of curves.
 
 
-class _Label(NamedTuple):
-    text: str
-    color: str
-
-
-def _label(name: str, line: _Line, *, means: bool) -> _Label:
-    """Returns the label of a curve, with the number of seeds of a mean."""
+def _label(name: str, line: Line) -> tuple[str, str]:
+    """Returns the label of a curve, with the number of seeds of a mean, and its colour."""
     if not line.xs:
-        return _Label(f"{wording.shorten(name)} (no points)", MUTED)
-    return _Label(
-        f"{wording.shorten(name)} (n = {len(line.by_seed)})" if means else wording.shorten(name),
-        INK,
-    )
+        return f"{wording.shorten(name)} (no points)", MUTED
+    seeds = "" if None in line.by_seed else f" (n = {len(line.by_seed)})"
+    return f"{wording.shorten(name)}{seeds}", INK
 
 
-def _name_beside(
-    ax: "Axes", labels: Mapping[str, _Label], ends: Mapping[str, float], style: Mapping[str, int]
-) -> None:
+def _name_beside(ax: "Axes", found: Mapping[str, Line]) -> None:
     """Writes the names at the right, as close to the ends of the curves as space allows.
 
     Runs without points come last, at the bottom, in grey.
     """
-    low, high = ax.get_ylim()
-    heights = [(ends[name] - low) / (high - low) if name in ends else 0.0 for name in labels]
+    (low, high), style = ax.get_ylim(), styles(found)
+    ends = {name: line.band[0][-1] for name, line in found.items() if line.xs}
+    heights = [(ends[name] - low) / (high - low) if name in ends else 0.0 for name in found]
     # Height of a line of text, as a fraction of the axes' height (85 % of the figure's height).
     gap = 13 / (0.85 * 72 * ax.figure.get_figheight())  # type: ignore[union-attr]
-    for (name, label), y in zip(labels.items(), _separate(heights, gap), strict=True):
+    for (name, line), y in zip(found.items(), _separate(heights, gap), strict=True):
         place: dict[str, Any] = {"transform": ax.transAxes}
         if name in ends:
             look = {**line_look(style[name]), "marker": "", "linewidth": 1.8, "clip_on": False}
             ax.plot([1.015, 1.085], [y, y], **look, **place)
-        ax.text(1.1, y, label.text, va="center_baseline", color=label.color, **place)
+        text, color = _label(name, line)
+        ax.text(1.1, y, text, va="center_baseline", color=color, **place)
 
 
-def _name_below(
-    ax: "Axes", labels: Mapping[str, _Label], ends: Mapping[str, float], style: Mapping[str, int]
-) -> None:
+def _name_below(ax: "Axes", found: Mapping[str, Line]) -> None:
     """Writes the names below the axes."""
-    if not labels:
+    if not found:
         return
-    keys = [key(style[name] if name in ends else None) for name in labels]
-    texts = [label.text for label in labels.values()]
-    legend = legend_below(ax.figure, keys, texts, size=9)  # type: ignore[arg-type]
-    for label, text in zip(labels.values(), legend.get_texts(), strict=True):
-        text.set_color(label.color)
+    style = styles(found)
+    keys = [key(style[name] if line.xs else None) for name, line in found.items()]
+    labels = [_label(name, line) for name, line in found.items()]
+    legend = legend_below(ax.figure, keys, [text for text, _ in labels], size=9)  # type: ignore[arg-type]
+    for (_, color), text in zip(labels, legend.get_texts(), strict=True):
+        text.set_color(color)
 
 
 def _separate(heights: Sequence[float], gap: float) -> list[float]:

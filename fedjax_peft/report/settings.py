@@ -1,11 +1,14 @@
-"""Settings of several runs side by side."""
+"""Settings of several runs side by side, and the commands that repeat the runs."""
 
 import itertools
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.wording import MISSING
+from fedjax_peft.support.display import printable
 from fedjax_peft.support.nested import flatten
 
 
@@ -37,3 +40,21 @@ def printed(settings: Mapping[str, Any]) -> dict[str, str]:
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         for key, value in flatten(settings).items()
     }
+
+
+def repeating(runs: Sequence[RunRecord]) -> list[str]:
+    """Returns the commands that repeat runs; a run of Python has no command, but a sentence."""
+    if not all("model" in run.config for run in runs):
+        return ["# Runs of Python: run their scripts again. The configs do not contain everything."]
+    commits = {run.environment.get("commit") for run in runs} - {None}
+    lines = [f"git checkout {commit}" for commit in commits if len(commits) == 1]
+    for run in runs[:_MOST_COMMANDS]:
+        path = printable(str(run.path))
+        config, out = (shlex.quote(text) for text in (f"{path}/config.toml", f"{path}-again"))
+        lines.append(f"fedjax-peft run {config} --out {out}")
+    if more := len(runs) - _MOST_COMMANDS:
+        lines += [f"# {more} more, each from the config.toml of its folder"] if more > 0 else []
+    return lines
+
+
+_MOST_COMMANDS = 12

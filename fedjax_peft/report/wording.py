@@ -27,6 +27,10 @@ _BYTES += [Unit(1e9, "GB", "GB"), Unit(1e12, "TB", "TB")]
 _SECONDS = [Unit(1, "s", "seconds"), Unit(60, "min", "minutes"), Unit(3600, "h", "hours")]
 
 
+UNITS = {"bytes": _BYTES, "simulated_seconds": _SECONDS, "wall_seconds": _SECONDS}
+"""Cost -> its units, the smallest first."""
+
+
 def byte_unit(largest: float) -> Unit:
     """Returns the decimal unit (kB, MB ...) for amounts up to ``largest`` bytes."""
     return _unit(_BYTES, largest)

@@ -66,7 +66,9 @@ class Run:
         own = self.algorithm.model(self.algorithm.server.broadcast(self.server), kept)
         return of_client({**self.params, **own}, self.client_ranks, client)
 
-    def plot(self, x: Literal["round", "bytes", "simulated_seconds"] = "round") -> Any:
+    def plot(
+        self, x: Literal["round", "bytes", "simulated_seconds", "wall_seconds"] = "round"
+    ) -> Any:
         """Returns a matplotlib figure of the test score (accuracy, F1) against ``x``."""
         from fedjax_peft.report.plots import curves
 

@@ -1,5 +1,6 @@
 """What the rows of a run say together: series, totals, best values and guarantees."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,8 +9,8 @@ from typing import Any
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
 from fedjax_peft.support.errors import InputError, nearest
 
-_AXES = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_seconds",)}
-"""Cumulative x axis -> the per-round fields that are summed."""
+_COSTS = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_seconds",)}
+"""Cost -> the fields of a round that are summed; the seconds of the wall clock are in ``time``."""
 
 
 def series(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
@@ -17,18 +18,19 @@ def series(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[floa
 
     Args:
         x: ``"round"``, or a cost summed up to and including the round: ``"bytes"`` (up and down,
-            all clients) or ``"simulated_seconds"``. Without this cost in any row, the curve has no
-            points.
+            all clients), ``"simulated_seconds"`` or ``"wall_seconds"``. Without this cost in any
+            row, the curve has no points.
 
     Raises:
         InputError: ``x`` is another word.
     """
     if x == "round":
         spent = [float(row["round"]) for row in rows]
-    elif x in _AXES:
-        spent = _running_total(rows, _AXES[x])
+    elif x in (*_COSTS, "wall_seconds"):
+        spent = _running_total(rows, x)
     else:
-        raise InputError(f"There is no axis {x!r}. {nearest(x, ['round', *_AXES])}")
+        known = ["round", *_COSTS, "wall_seconds"]
+        raise InputError(f"There is no axis {x!r}. {nearest(x, known)}")
     values = [number(row, y) for row in rows]
     # Not strict, because `spent` is empty if no row has the cost.
     points = [(a, b) for a, b in zip(spent, values, strict=False) if b is not None]
@@ -244,15 +246,16 @@ def _count(rows: Iterable[Mapping[str, Any]], key: str) -> int:
     return sum(len(row[key]) for row in rows if isinstance(row.get(key), list))
 
 
-def _running_total(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[float]:
-    """Returns the sum of the fields up to each row; an empty list if no row has any of them."""
-    if not any(_column(rows, key) for key in keys):
-        return []
-    totals, total = [], 0.0
-    for row in rows:
-        total += sum(number(row, key) or 0.0 for key in keys)
-        totals.append(total)
-    return totals
+def _running_total(rows: Sequence[Mapping[str, Any]], cost: str) -> list[float]:
+    """Returns a cost up to and including each row; an empty list if no row has it."""
+
+    def of(row: Mapping[str, Any]) -> list[float]:
+        if cost == "wall_seconds":
+            return _clock(row)
+        return [x for key in _COSTS[cost] if (x := number(row, key)) is not None]
+
+    spent = [of(row) for row in rows]
+    return list(itertools.accumulate(map(sum, spent))) if any(spent) else []
 
 
 def _total(values: Iterable[float]) -> float | None:

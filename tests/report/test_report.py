@@ -1,5 +1,6 @@
 """The report: run directories, tables and the page."""
 
+import html
 import io
 import json
 import re
@@ -18,18 +19,19 @@ from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
-VOID = {"meta", "br", "img", "path", "use", "rect"}
+VOID = {"meta", "br", "img", "input", "path", "use", "rect"}
 
 
 @pytest.fixture
 def drawn():
-    """For tests that look at figures: without it their files are empty, as most read the text."""
+    """For tests that look at figures: without it there are none, as most tests read the text."""
 
 
 @pytest.fixture(autouse=True)
 def _figures(request, monkeypatch):
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr(figure_files, "render", lambda *figure: b"<svg></svg>")
+        monkeypatch.setattr(report, "_write_figures", lambda *figures: None)
 
 
 def make_run(path, *, top=0.8, rounds=4, config="", size=1_000_000, **last):
@@ -178,21 +180,25 @@ def test_the_page_is_self_contained(tmp_path, drawn):
     assert {p.name for p in path.parent.iterdir()} == {"report.html", "figures", *tables}
     assert {p.name for p in (path.parent / "figures").iterdir()} == {
         f"accuracy_vs_{x}.{form}"
-        for x in ("round", "bytes", "time")
+        for x in ("round", "bytes", "time", "wall")
         for form in ("png", "svg", "pdf", "csv")
     }
     text = path.read_text()
     assert text.startswith("<!doctype html>")
     parsed = Page(text)
-    assert parsed.tags.count("svg") == 6, "one for wide and one for narrow windows"
+    svgs = 4 * 2 + 2
+    assert parsed.tags.count("svg") == svgs, "of an axis two, for wide and narrow windows, and keys"
+    assert parsed.tags.count("script") == 2, "its data and its code"
     ids = re.findall(r'\bid="([^"]*)"', text)
     assert len(set(ids)) == len(ids)
-    assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
+    assert not {"link", "img", "iframe"} & set(parsed.tags)
+    assert "default-src 'none'" in text
+    assert "connect-src" not in text
     assert all(link.startswith("#") for link in parsed.links)
     assert "url(http" not in text
     assert "@import" not in text
     assert "prefers-color-scheme: dark" in text
-    assert text.count('role="img" aria-label="Line chart') == 3
+    assert text.count('role="img" aria-label="Line chart') == 4
     assert report.write_report(runs, tmp_path / "again").read_text() == text
 
 
@@ -226,8 +232,6 @@ def test_no_winner_is_named_within_the_margin_of_the_test_set(tmp_path, capsys):
     assert text.count(">not separated</td>") == 2
     once = ["--x", "round", "--smooth", "2"]
     assert main(["report", *map(str, runs), "--out", str(tmp_path / "once"), *once]) == 0
-    stems = {path.stem for path in (tmp_path / "once" / "figures").iterdir()}
-    assert stems == {"accuracy_vs_round"}
     assert sentence in " ".join(capsys.readouterr().out.split())
 
 
@@ -460,6 +464,41 @@ def test_more_than_six_differing_settings_are_rows(tmp_path):
     assert ["peft.h", "1", "2"] in parsed.rows
 
 
+def test_a_small_test_set_is_said_to_be_coarse(tmp_path):
+    small, large = (make_run(tmp_path / str(n), test_examples=n) for n in (250, 4000))
+    text = page(load(small, large), tmp_path)
+    assert "250 examples: one of them is 0.40 points of accuracy, whose standard error is" in text
+    assert "up to 3.16 points." in text
+    assert "The test set has" not in page(load(large), tmp_path)
+    loss = as_perplexity(small, [9.0] * 5)
+    assert "The test set has" not in page(load(loss), tmp_path)
+
+
+def test_the_end_has_the_commands_that_repeat_the_runs(tmp_path):
+    config = '[model]\nname = "bert"\n'
+    paths = [make_run(tmp_path / name, config=config) for name in ("a", "b c")]
+    commands = html.unescape(
+        re.search("<pre.*<code>(.*)</code>", page(load(*paths), tmp_path), re.S)[1]
+    )
+    assert commands.splitlines() == [
+        "git checkout abc",
+        f"fedjax-peft run {paths[0]}/config.toml --out {paths[0]}-again",
+        f"fedjax-peft run '{paths[1]}/config.toml' --out '{paths[1]}-again'",
+    ]
+    assert "run their scripts again" in page(load(make_run(tmp_path / "python")), tmp_path)
+
+
+def test_only_recorded_axes_are_offered(tmp_path):
+    path = make_run(tmp_path / "a")
+    rows = [{n: x for n, x in row.items() if n != "simulated_seconds"} for row in rows_of(path)]
+    text = page(load(write_rows(path, rows)), tmp_path)
+    assert re.findall('type="radio" name="axis" id="([^"]*)"', text) == [
+        *("axis-round", "axis-bytes", "axis-wall_seconds"),
+    ]
+    once = report.write_report(load(path), tmp_path / "once", x="bytes").read_text()
+    assert 'type="radio"' not in once
+
+
 def test_warnings(tmp_path):
     a = make_run(tmp_path / "a", dropped=[17], train_loss=None, config='[data]\nname = "x"\nseed=1')
     b = make_run(tmp_path / "b", rounds=3, config='[data]\nname = "y"\nseed=2')
@@ -502,7 +541,9 @@ def test_hostile_names_and_values_are_escaped(tmp_path, drawn):
     (hostile / "environment.json").write_text(json.dumps({"<i>": "\ud800</style><script>"}))
     runs = [*load(hostile), load(hostile)[0]._replace(name=script)]
     text = page(runs, tmp_path)
-    assert not {"script", "b", "i"} & set(Page(text).tags)
+    tags = Page(text).tags
+    assert not {"b", "i"} & set(tags)
+    assert tags.count("script") == 2
     assert "&lt;script&gt;alert(1) &lt;b&gt;&amp;漢" in text
     assert "<script>" in printed(runs)  # not escaped in a terminal
 

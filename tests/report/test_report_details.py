@@ -160,6 +160,6 @@ def test_the_page_shows_all_figures_and_writes_their_files(runs, tmp_path):
     assert expected <= names
     assert not any("vs_round" in name for name in names)
     assert "Rolling means over 3 evaluated rounds." in text
-    assert text.count("<figure>") == 5
+    assert text.count("<figure>") == 4
     with (tmp_path / "figures" / "clients.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 40

@@ -148,7 +148,7 @@ def test_the_report_says_how_many_seeds_a_difference_needs(tmp_path):
         " needs 3 seeds (no more; sd 0.1 points). These are rough numbers: a standard deviation"
         " (sd) of 3 seeds can be 4.4 times as large in truth."
     )
-    assert found.paired.endswith(found.power)
+    assert found.power in found.files()["table"].notes
     assert "c needs 5 seeds (2 more" in compare_methods(study, Options(detect=0.025)).power
     with pytest.raises(InputError, match="above 0"):
         compare_methods(study, Options(detect=0.0))
@@ -201,6 +201,11 @@ def test_clients_have_columns(tmp_path):
     assert cells["Weighted by test size (%)"] == "70.0 ± 0.0"
     page = write_report(read_study(tmp_path / "s"), tmp_path / "out").read_text()
     assert "mean over the tenth of the clients" in page
+    rows = re.findall(
+        r'<th role="rowheader" scope="row">(\d+)</th><td[^>]*>([^<]*)</td></tr>', page
+    )
+    assert rows[:2] == [("0", "10.0"), ("1", "30.0")]
+    assert len(rows) == 20
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from closeness import approx
 
 from fedjax_peft.report.figure_files import PALETTE, render, styles, svg
-from fedjax_peft.report.plots import curve_data, curves, mean_curve_data, mean_curves
+from fedjax_peft.report.plots import curve_data, curves
 from fedjax_peft.report.wording import byte_unit, time_unit
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError
@@ -21,6 +21,7 @@ def rows(rounds=3, top=0.8, size=1_000_000):
     scores = [{"test_accuracy": top * r / max(rounds, 1), "test_loss": 3.0 - r} for r in numbers]
     cost = {"bytes_up": size, "bytes_down": size, "simulated_seconds": 100.0}
     costs = [{"round": r, **{n: x * (r > 0) for n, x in cost.items()}} for r in numbers]
+    costs = [row | {"time": {"train_s": 60.0 * (row["round"] > 0)}} for row in costs]
     return [one | other for one, other in zip(costs, scores, strict=True)]
 
 
@@ -51,7 +52,10 @@ def test_curves_are_in_the_units_of_their_axes():
 
 def test_other_axes_and_metrics_are_labelled():
     ax = curves({"a": rows()}, "simulated_seconds", "test_loss").axes[0]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Simulated time (minutes)", "Test loss")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == (
+        "Simulated time (minutes)",
+        "Test loss, lower is better",
+    )
     ax = curves({"a": rows()}, "round", "client_accuracy_worst").axes[0]
     assert ax.get_ylabel() == "Client accuracy worst (%)"
 
@@ -62,11 +66,11 @@ def test_smooth_curves_are_rolling_means_and_their_data_have_both():
     last = curve_data({"a": rows(4)}, "round", smooth=2)[-1]
     assert last == approx({"name": "a", "round": 4, "test_accuracy": 0.8, "rolling_mean_2": 0.7})
     seeds = {"a": {0: rows(4), 1: rows(4, top=0.4)}}
-    fig = mean_curves(seeds, "round", "test_accuracy", smooth=2)
+    fig = curves(seeds, "round", "test_accuracy", smooth=2)
     (points,) = drawn(fig)
     assert texts(fig) == ["a (n = 2)"]
     assert [y for _, y in points] == approx([0, 7.5, 22.5, 37.5, 52.5])
-    data = mean_curve_data(seeds, "round", "test_accuracy", smooth=2)
+    data = curve_data(seeds, "round", "test_accuracy", smooth=2)
     assert data[-1]["rolling_mean_2"] == approx(0.35)
 
 
@@ -75,7 +79,7 @@ def test_an_unknown_axis_is_an_input_error():
         curves({"a": rows()}, "byte")
 
 
-@pytest.mark.parametrize("x", ["round", "bytes", "simulated_seconds"])
+@pytest.mark.parametrize("x", ["round", "bytes", "simulated_seconds", "wall_seconds"])
 @pytest.mark.parametrize("runs", [{}, {"a": []}, {"a": [{"round": 0}]}, {"a": rows(0)}])
 def test_runs_with_few_or_no_points_are_drawn(runs, x):
     fig = curves(runs, x)
@@ -91,6 +95,13 @@ def test_runs_without_points_are_named_in_the_figure():
 def test_a_run_without_simulated_time_has_no_points():
     still = [row | {"simulated_seconds": 0.0} for row in rows()]
     assert drawn(curves({"a": still}, "simulated_seconds")) == []
+
+
+def test_wall_time_is_the_sum_of_all_phases():
+    clock = {"train_s": 2.0, "eval_s": 1.0}
+    found = [{"round": r, "test_accuracy": 0.1 * r, "time": clock} for r in range(3)]
+    (points,) = drawn(curves({"a": found}, "wall_seconds"))
+    assert points == [approx(point) for point in ([3, 0], [6, 10], [9, 20])]
 
 
 def test_very_different_costs_get_a_logarithmic_axis():
