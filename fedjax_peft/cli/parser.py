@@ -184,6 +184,14 @@ def _add_results(command: Callable[..., Any]) -> None:
         metavar="METHOD",
         help="the method that the others are compared with; default: the sweep's, or the first",
     )
+    _flag(report, "--watch", "show the page in a browser while the runs go on; writes nothing")
+    report.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the port of --watch on this machine; default: a free one",
+    )
     report.add_argument(
         "--detect",
         type=float,

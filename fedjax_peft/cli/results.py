@@ -4,12 +4,13 @@ Heavy modules are imported inside the functions, so that ``--help`` answers at o
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedjax_peft.cli.process import prepare_jax
 from fedjax_peft.support.errors import InputError
@@ -32,23 +33,43 @@ def report(options: argparse.Namespace) -> None:
     from fedjax_peft.report.study import read_study
     from fedjax_peft.report.targets import target_table
 
-    study = read_study(*options.runs)
     asked = Options(options.metric, options.at, options.choose_by, options.baseline, options.detect)
+    shown = {"target": options.target, "options": asked, "smooth": options.smooth, "x": options.x}
+    if options.watch:
+        _watch(options, shown)
+        return
+    study = read_study(*options.runs)
     print_study(study, asked)
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
-    page = pages.write_report(
-        study,
-        options.out or common,
-        target=options.target,
-        options=asked,
-        smooth=options.smooth,
-        x=options.x,
-    )
+    page = pages.write_report(study, options.out or common, **shown)
     if options.target is not None:
         console = Console()
         reached = target_table(compare(study, asked).rows, options.target, console.width)
         console.print("", reached, sep="\n")
     print(page)
+
+
+def _watch(options: argparse.Namespace, shown: Mapping[str, Any]) -> None:
+    """Serves the page of runs that go on, until Ctrl-C.
+
+    Raises:
+      InputError: a path does not exist, the port is not free, or ``--out`` is given.
+    """
+    from fedjax_peft.report import live
+    from fedjax_peft.report.page import render_report
+    from fedjax_peft.report.study import read_study
+
+    if options.out is not None:
+        raise InputError("--watch writes no report: leave --out out.")
+
+    def render(version: str) -> str:
+        study = read_study(*options.runs, unfinished=True)
+        return render_report(study, version=version, **shown)
+
+    with live.server(options.runs, render, port=options.port) as server:
+        print(f"http://{live.HOST}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def sync(options: argparse.Namespace) -> None:
