@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fedjax_peft.report.records import SEED, RunRecord
 from fedjax_peft.report.settings import compare_settings, printed
-from fedjax_peft.report.wording import digits, is_share, numbered, plural, word
+from fedjax_peft.report.wording import is_share, numbered, plural, word
 from fedjax_peft.simulation.summaries import summary
 
 _TEST_SET = re.compile(r"(^|\.|_)(test|dataset)($|\.|_)|^data(\.(name|path|source|split|subset))?$")
@@ -53,9 +53,9 @@ def coarse(runs: Sequence[RunRecord]) -> str:
     if n >= _SMALL:
         return ""
     return (
-        f"The test set has {n} {plural('example', n)}: one of them is {digits(100 / n)} points of"
+        f"The test set has {n} {plural('example', n)}: one of them is {100 / n:.2g} points of"
         f" {word(facts[0]['headline'])}, whose standard error is up to"
-        f" {digits(50 / math.sqrt(n))} points."
+        f" {50 / math.sqrt(n):.1f} points."
     )
 
 

@@ -294,10 +294,9 @@ def spectra(runs: drawing.Runs) -> drawing.Detail | None:
     if shown in ([], ["residual_relative"]):
         return None
     texts = ", ".join(_SPECTRA[field][0].removesuffix(" (%)").lower() for field in shown)
-    caption = (
-        f"Spectrum of LoRA’s products in each round: {texts}. Lines are means over seeds, bands one"
-        " standard deviation."
-    )
+    caption = f"Spectrum of LoRA’s products in each round: {texts}."
+    if any(len(by_seed) > 1 for by_seed in runs.values()):
+        caption += " Lines are means over seeds, bands one standard deviation."
     data = [row | {field: row.get(field) for field in shown} for row in data]
     return drawing.Detail(
         "spectra", "Spectra", caption, lambda narrow: _draw_spectra(runs, shown, narrow), data

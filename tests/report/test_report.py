@@ -467,8 +467,8 @@ def test_more_than_six_differing_settings_are_rows(tmp_path):
 def test_a_small_test_set_is_said_to_be_coarse(tmp_path):
     small, large = (make_run(tmp_path / str(n), test_examples=n) for n in (250, 4000))
     text = page(load(small, large), tmp_path)
-    assert "250 examples: one of them is 0.40 points of accuracy, whose standard error is" in text
-    assert "up to 3.16 points." in text
+    assert "250 examples: one of them is 0.4 points of accuracy, whose standard error is" in text
+    assert "up to 3.2 points." in text
     assert "The test set has" not in page(load(large), tmp_path)
     loss = as_perplexity(small, [9.0] * 5)
     assert "The test set has" not in page(load(loss), tmp_path)
