@@ -80,7 +80,7 @@ def chart(runs: Runs, axes: Sequence[str], metric: str | None, *, smooth: int = 
         scales, drawings[x] = {}, {}
         for kind, size in SIZES.items():
             fig = plots.draw(lines, x, name, lower, size=size)
-            element = figure_files.page_svg(fig, f"chart-{x}-{kind}-")
+            element = figure_files.svg(fig, f"chart-{x}-{kind}-")
             drawings[x][kind], scales[kind] = Markup(element), _scale(fig.axes[0], unit)
         bands = [line.band for line in lines.values()]
         by_axis[x] = {

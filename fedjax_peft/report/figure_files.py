@@ -225,29 +225,22 @@ def table_csv(data: Iterable[Mapping[str, Any]]) -> str:
     return csv_text([header, *([_cell(row.get(key)) for key in header] for row in rows)])
 
 
-def page_svg(fig: "Figure", prefix: str) -> str:
-    """Returns a figure as an element for a page (:func:`svg`) whose texts are texts, not shapes.
-
-    What has a gid is of this class, so that a style sheet can hide it.
-    """
-    from matplotlib import rc_context
-
-    with rc_context({"svg.fonttype": "none"}):
-        text = render(fig, "svg")
-    return svg(re.sub(rb'id="(run-\d+)"', rb'class="\1"', text), prefix)
-
-
-def svg(file: bytes, prefix: str = "") -> str:
-    """Returns an SVG file of a figure as an ``<svg>`` element for an HTML page.
+def svg(fig: "Figure", prefix: str = "") -> str:
+    """Returns a figure as an ``<svg>`` element for an HTML page, whose texts are texts, not shapes.
 
     The colours are CSS variables (``--ink``, ``--muted``, ``--grid``, ``--paper``, ``--run-0`` ...)
-    with the figure's colours as defaults, so that a page can change them for a dark screen.
+    with the figure's colours as defaults, so that a page can change them for a dark screen. What
+    has the gid ``run-0`` has this class, so that a page can hide it.
 
     Args:
         prefix: Text before each id of the element; the ids in a page must differ.
     """
-    text = file.decode()
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none"}):
+        text = render(fig, "svg").decode()
     text = re.sub(r"<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'id="(run-\d+)"', r'class="\1"', text)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)
     theme = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"}
     theme |= {color: f"run-{i}" for i, color in enumerate(PALETTE)}

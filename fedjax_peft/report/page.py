@@ -13,7 +13,7 @@ from fedjax_peft.report.cautions import cautions, coarse
 from fedjax_peft.report.chart import AXES, chart, recorded_axes
 from fedjax_peft.report.comparison import Comparison
 from fedjax_peft.report.details import client_scores, details
-from fedjax_peft.report.figure_files import page_svg
+from fedjax_peft.report.figure_files import svg
 from fedjax_peft.report.intervals import LEVEL
 from fedjax_peft.report.methods import Options, compare
 from fedjax_peft.report.records import SEED, RunRecord
@@ -117,8 +117,8 @@ def _page(
             {
                 "title": one.title,
                 "caption": one.caption,
-                "wide": Markup(page_svg(one.draw(False), f"{one.stem}-")),
-                "narrow": Markup(page_svg(one.draw(True), f"{one.stem}-narrow-")),
+                "wide": Markup(svg(one.draw(False), f"{one.stem}-")),
+                "narrow": Markup(svg(one.draw(True), f"{one.stem}-narrow-")),
             }
             for one in details(_rows(shown), smooth=smooth)
         ],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedjax_peft.report import wording
-from fedjax_peft.report.drawing import Rows, Runs, key, legend_below, plain_log, styled
+from fedjax_peft.report.drawing import Rows, Runs, plain_log, styled
 from fedjax_peft.report.figure_files import (
     INK,
     MUTED,
@@ -49,7 +49,6 @@ def curves(
     x: str,
     metric: str | None = None,
     *,
-    narrow: bool = False,
     smooth: int = 1,
 ) -> "Figure":
     """Returns a figure of one metric of each run, against rounds, bytes or seconds.
@@ -66,16 +65,15 @@ def curves(
             accumulated. A cost axis is logarithmic if the runs' totals differ much.
         metric: A numeric field of the rows; by default the headline metric on the test set.
             Fractions are drawn in percent.
-        narrow: Whether the figure is for a narrow screen, with the names below the axes.
         smooth: Width of the rolling mean of each seed's curve, in evaluated rounds.
 
     Raises:
         InputError: ``x`` is another word.
     """
     found = lines(runs, x, metric, smooth=smooth)
-    height = 2.7 + 0.2 * len(found) if narrow else max(4.0, 0.8 + 0.2 * len(found))
-    fig = draw(found, x, *y_axis(runs, metric), size=(3.7 if narrow else 7.2, height))
-    (_name_below if narrow else _name_beside)(fig.axes[0], found)
+    size = (7.2, max(4.0, 0.8 + 0.2 * len(found)))
+    fig = draw(found, x, *y_axis(runs, metric), size=size)
+    _name_curves(fig.axes[0], found)
     return fig
 
 
@@ -257,15 +255,7 @@ def _draw(ax: "Axes", line: Line, unit: float, style: int, *, above: int) -> Non
 # Names of curves.
 
 
-def _label(name: str, line: Line) -> tuple[str, str]:
-    """Returns the label of a curve, with the number of seeds of a mean, and its colour."""
-    if not line.xs:
-        return f"{wording.shorten(name)} (no points)", MUTED
-    seeds = "" if None in line.by_seed else f" (n = {len(line.by_seed)})"
-    return f"{wording.shorten(name)}{seeds}", INK
-
-
-def _name_beside(ax: "Axes", found: Mapping[str, Line]) -> None:
+def _name_curves(ax: "Axes", found: Mapping[str, Line]) -> None:
     """Writes the names at the right, as close to the ends of the curves as space allows.
 
     Runs without points come last, at the bottom, in grey.
@@ -280,20 +270,10 @@ def _name_beside(ax: "Axes", found: Mapping[str, Line]) -> None:
         if name in ends:
             look = {**line_look(style[name]), "marker": "", "linewidth": 1.8, "clip_on": False}
             ax.plot([1.015, 1.085], [y, y], **look, **place)
-        text, color = _label(name, line)
+        seeds = "" if None in line.by_seed else f" (n = {len(line.by_seed)})"
+        text = wording.shorten(name) + (seeds if line.xs else " (no points)")
+        color = INK if line.xs else MUTED
         ax.text(1.1, y, text, va="center_baseline", color=color, **place)
-
-
-def _name_below(ax: "Axes", found: Mapping[str, Line]) -> None:
-    """Writes the names below the axes."""
-    if not found:
-        return
-    style = styles(found)
-    keys = [key(style[name] if line.xs else None) for name, line in found.items()]
-    labels = [_label(name, line) for name, line in found.items()]
-    legend = legend_below(ax.figure, keys, [text for text, _ in labels], size=9)  # type: ignore[arg-type]
-    for (_, color), text in zip(labels, legend.get_texts(), strict=True):
-        text.set_color(color)
 
 
 def _separate(heights: Sequence[float], gap: float) -> list[float]:
