@@ -37,7 +37,7 @@ from fedjax_peft.contracts.client import (
 )
 from fedjax_peft.contracts.compatibility import check_compatible, refusals
 from fedjax_peft.contracts.feature import Feature
-from fedjax_peft.contracts.model import ApplyFn, Outputs, Sampling
+from fedjax_peft.contracts.model import ApplyFn, Outputs, Platform, Sampling, on_platform
 from fedjax_peft.contracts.privacy import Attack, Federation, Guarantee, Privacy, Wrapped
 from fedjax_peft.contracts.server import RoundContext, ServerUpdate
 from fedjax_peft.contracts.task import Task, loss_and_metrics
@@ -95,6 +95,7 @@ __all__ = [
     "Outputs",
     "Params",
     "Participant",
+    "Platform",
     "Privacy",
     "Probe",
     "Product",
@@ -127,6 +128,7 @@ __all__ = [
     "check_compatible",
     "loss_and_metrics",
     "mean_gradient",
+    "on_platform",
     "refusals",
 ]
 

@@ -49,8 +49,27 @@ class Sampling(NamedTuple):
     """Draw from this number of most likely tokens; 0: from all."""
 
 
+class Platform(NamedTuple):
+    """What a program is compiled for, as far as the forward pass depends on it."""
+
+    name: str = "cpu"
+    """``cpu``, ``gpu`` or ``tpu``."""
+    capability: float = 0.0
+    """The compute capability of a GPU of NVIDIA, such as 9.0; 0 for other devices."""
+
+
+def on_platform(apply: "ApplyFn", platform: Platform) -> "ApplyFn":
+    """Returns a forward pass for a platform; an ``apply`` that has no method ``on`` itself."""
+    place = getattr(apply, "on", None)
+    return apply if place is None else place(platform)
+
+
 class ApplyFn(Protocol):
-    """A pure forward pass."""
+    """A pure forward pass.
+
+    A forward pass may have a method ``on(platform)``, which returns it for a
+    :class:`Platform`; by itself it is right on all platforms.
+    """
 
     def __call__(
         self, frozen: Params, trainable: Params, batch: Batch, key: Key | None, train: bool

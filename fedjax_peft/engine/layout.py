@@ -30,7 +30,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from fedjax_peft.contracts import ApplyFn, Params, PyTree, Splits
+from fedjax_peft.contracts import ApplyFn, Params, Platform, PyTree, Splits, on_platform
 from fedjax_peft.engine.gather_at_use import gather_at_use
 from fedjax_peft.engine.sharding import frozen_axis, lane_axis
 from fedjax_peft.numerics import tree as trees
@@ -53,6 +53,8 @@ class Layout(NamedTuple):
     """How the devices of the axis ``model`` share the frozen matrices."""
     whole_columns: int = _WHOLE_COLUMNS
     """A data set of more bytes is split over the devices."""
+    platform: Platform = Platform()
+    """What the programs are compiled for."""
 
     @property
     def devices(self) -> int:
@@ -149,6 +151,7 @@ class Layout(NamedTuple):
         In the ``gather`` form, it gathers each matrix just before its use. The gradient gathers it
         again, so that no device ever stores all matrices between the two passes.
         """
+        apply = on_platform(apply, self.platform)
         if self.model_devices == 1:
             return apply
         places = partial(self.of_frozen, splits=splits)
@@ -262,14 +265,23 @@ def layout_over(
             " another number of devices."
         )
     if devices == 1:
-        return Layout()
+        return Layout(platform=platform_of(available[0]))
     mesh = jax.make_mesh(
         (devices // model_parallel, model_parallel),
         ("lanes", "model"),
         axis_types=(AxisType.Auto, AxisType.Auto),
         devices=available[:devices],
     )
-    return Layout(mesh, model_sharding)
+    return Layout(mesh, model_sharding, platform=platform_of(available[0]))
+
+
+def platform_of(device: Any) -> Platform:
+    """Returns the platform of a device, or of one that a program is only compiled for."""
+    name = {"cuda": "gpu", "rocm": "gpu"}.get(device.platform, device.platform)
+    try:  # other makers' GPUs have names
+        return Platform(name, float(getattr(device, "compute_capability", 0.0)))
+    except ValueError:
+        return Platform(name)
 
 
 def on_one_device(shapes: PyTree) -> PyTree:

@@ -1,14 +1,18 @@
 """Multi-head attention, in one of three forms of the same function; the softmax is in float32.
 
+* ``auto``: ``cudnn`` where it can serve, else ``whole``.
+
 * ``whole``: the scores of all examples are one array ``[batch, heads, length, length]``.
 * ``blocks``: the scores of a few examples at a time, in a loop, and computed a second time for the
   gradient (as Dao et al. 2022, arXiv:2205.14135, by examples instead of tiles). No array of all
   scores exists. On a CPU it takes about as long as ``whole``.
 * ``cudnn``: the fused kernel of cuDNN through ``jax.nn.dot_product_attention``, where it can serve.
-  It was never run by this library's tests, which have no GPU. It is not differentiable twice, and
-  its gradients may differ in the last bits from run to run.
+  This library's tests, which have no GPU, compile it and do not run it. It is not differentiable
+  twice, and its gradients may differ in the last bits from run to run.
 
-:func:`choose` decides. Every form can be vmapped and differentiated.
+:func:`choose` decides, from the platform that the program is compiled for
+(:class:`fedjax_peft.contracts.Platform`), not from the devices of this process. Every form can be
+vmapped and differentiated.
 """
 
 import math
@@ -21,9 +25,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.contracts import Platform
 from fedjax_peft.models.layers import Dropout, Mask, PrefixSlot
 
-AttentionForm: TypeAlias = Literal["whole", "blocks", "cudnn"]
+AttentionForm: TypeAlias = Literal["auto", "whole", "blocks", "cudnn"]
 """How attention is computed, see :mod:`fedjax_peft.models.attention`."""
 FORMS: tuple[str, ...] = get_args(AttentionForm)
 
@@ -34,13 +39,18 @@ _FEWEST = 2
 """Examples of a block at least: XLA compiles the products of a single example to slower ones."""
 _WIDEST = 128
 """The widest head that cuDNN's kernel serves on all GPUs."""
+_OLDEST = 8.0
+"""The least compute capability of a GPU that has the kernel: Ampere's."""
 
 
 class Attending(nnx.Module):
     """A module that calls :func:`attention`; the base class of all of them."""
 
-    form: AttentionForm = "whole"
+    form: AttentionForm = "auto"
     """Set by :func:`fedjax_peft.models.blocks.set_options`."""
+    platform: Platform = Platform()
+    """What the program is compiled for; set by the forward pass (:mod:`fedjax_peft.models.base`).
+    """
 
 
 class EncoderAttention(Attending):
@@ -66,7 +76,8 @@ class EncoderAttention(Attending):
             split_heads(key(x), self.heads), split_heads(value(x), self.heads), mask
         )
         q = split_heads(query(asking), self.heads)
-        return attention(q, k, v, mask, self.dropout, form=self.form).reshape(asking.shape)
+        h = attention(q, k, v, mask, self.dropout, form=self.form, platform=self.platform)
+        return h.reshape(asking.shape)
 
 
 def split_heads(x: Array, heads: int) -> Array:
@@ -83,7 +94,8 @@ def attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
-    form: AttentionForm = "whole",
+    form: AttentionForm = "auto",
+    platform: Platform = Platform(),
 ) -> Array:
     """Returns multi-head attention ``[batch, length, heads, width]``.
 
@@ -103,7 +115,7 @@ def attention(
     scale = 1 / math.sqrt(width) if scale is None else scale
     chosen = choose(
         form,
-        platform=jax.default_backend(),
+        platform=platform,
         dtype=query.dtype,
         shape=(batch, heads, length, keys),
         width=width,
@@ -120,24 +132,23 @@ def attention(
 def choose(
     form: AttentionForm,
     *,
-    platform: str,
+    platform: Platform,
     dtype: Any,
     shape: tuple[int, int, int, int],
     width: int,
     plain: bool,
 ) -> AttentionForm:
-    """Returns the form in which one attention is computed: ``form``, or ``whole`` in its place.
+    """Returns the form in which one attention is computed; ``whole`` where another cannot serve.
 
     Args:
-      platform: such as ``cpu`` or ``gpu``.
       shape: of the scores, ``(batch, heads, query length, key length)``.
     """
     batch, heads, queries, keys = shape
     if form == "blocks":
         return "blocks" if batch > _rows(heads, queries, keys) else "whole"
-    if form == "cudnn":
+    if form != "whole":
         served = (
-            platform == "gpu"
+            platform.capability >= _OLDEST
             and dtype in (jnp.bfloat16, jnp.float16)
             and plain
             and width % 8 == 0

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.contracts import ApplyFn, Batch, Key, Outputs, Params, Splits
+from fedjax_peft.contracts import ApplyFn, Batch, Key, Outputs, Params, Platform, Splits
+from fedjax_peft.models.attention import Attending
 from fedjax_peft.models.modules import dotted, is_inside, submodules
 from fedjax_peft.models.quantized import parameters
 from fedjax_peft.models.stacks import (
@@ -221,17 +222,35 @@ def bind(
         values[1] = stacked(values[1], graph.origins)
         info["splits"] = split_axes(info.get("splits", ()), graph.origins)
 
-    def apply(
-        frozen: Params, trainable: Params, batch: Batch, key: Key | None, train: bool
-    ) -> Outputs:
-        fresh = make({**frozen, **trainable}, key, train)
-        return _outputs(fresh(batch) if forward is None else forward(fresh, batch))
-
+    apply = _Apply(make, forward)
     return Model(apply, values[1], values[0], kinds, graph, head, forward=forward, **info)
 
 
 Make: TypeAlias = Callable[[Params, Key | None, bool], Any]
 """(arrays by name, the step's key, whether in training) -> the module of a forward pass."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Apply:
+    """The forward pass of a bound module."""
+
+    make: Make
+    forward: Callable[[Any, Batch], Outputs] | None
+    platform: Platform = Platform()
+
+    def __call__(
+        self, frozen: Params, trainable: Params, batch: Batch, key: Key | None, train: bool
+    ) -> Outputs:
+        fresh = self.make({**frozen, **trainable}, key, train)
+        if self.platform != Platform():
+            for _, layer in nnx.iter_modules(fresh):
+                if isinstance(layer, Attending):
+                    layer.platform = self.platform
+        return _outputs(fresh(batch) if self.forward is None else self.forward(fresh, batch))
+
+    def on(self, platform: Platform) -> ApplyFn:
+        """Returns the forward pass for a platform."""
+        return dataclasses.replace(self, platform=platform)
 
 
 def _whole(graph: _Graph, arrays: Params, key: Key | None, train: bool) -> Any:

@@ -111,7 +111,7 @@ def set_options(
     module: nnx.Module,
     remat: Remat = "none",
     scan_layers: bool = False,
-    attention: AttentionForm = "whole",
+    attention: AttentionForm = "auto",
 ) -> None:
     """Sets how a module's blocks and their attention are computed.
 
@@ -129,10 +129,10 @@ def set_options(
     for blocks in found:
         blocks.remat, blocks.scan = remat, scan_layers
     attending = [x for _, x in nnx.iter_modules(module) if isinstance(x, Attending)]
-    if not attending and attention != "whole":
+    if not attending and attention not in ("auto", "whole"):
         raise InputError(
             f"attention = {attention!r} is not implemented for {type(module).__name__}, whose"
-            ' attention has one form only; leave it at "whole".'
+            ' attention has one form only; leave it at "auto".'
         )
     for layer in attending:
         layer.form = attention

@@ -180,8 +180,13 @@ class Attention(Attending):
         q, k = rotate(q, sight.tables), rotate(k, sight.tables)
         k, v = store(k, v)
         k, v, mask = self.prefix(k, v, sight.mask)
-        scores = {"scale": self.scale, "softcap": self.softcap}
-        h = attention(q, k, v, mask, self.dropout, form=self.form, **scores)
+        h = attention(
+            *(q, k, v, mask, self.dropout),
+            scale=self.scale,
+            softcap=self.softcap,
+            form=self.form,
+            platform=self.platform,
+        )
         return self.o_proj(h.reshape(*h.shape[:2], -1))
 
 

@@ -80,7 +80,8 @@ class Attention(Attending):
         k, v, mask = self.prefix(k, v, mask)
         if token is not None:
             q, mask = at(q, token, 1), at(mask, token, 2)
-        h = attention(q * self.scale, k, v, mask, self.attn_dropout, form=self.form)
+        given = (q * self.scale, k, v, mask, self.attn_dropout)
+        h = attention(*given, form=self.form, platform=self.platform)
         return self.resid_dropout(self.c_proj(h.reshape(*h.shape[:2], -1)))
 
 

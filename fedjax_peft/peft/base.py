@@ -171,7 +171,7 @@ def abstract_model(
     quantize: Quantization | None = None,
     remat: Remat = "none",
     scan_layers: bool = False,
-    attention: AttentionForm = "whole",
+    attention: AttentionForm = "auto",
 ) -> Model:
     """Returns the model of a ``config.json`` with shapes instead of arrays.
 

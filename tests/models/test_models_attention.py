@@ -1,6 +1,7 @@
 """Attention: its forms are one function, with derivatives, masks, dropout and lanes."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ from closeness import assert_close
 from jax.extend.core import jaxprs_in_params
 
 import fedjax_peft as fp
+from fedjax_peft.contracts import Platform
+from fedjax_peft.engine.layout import Layout, platform_of
 from fedjax_peft.models import attention as forms
 from fedjax_peft.models.attention import attention, choose
 from fedjax_peft.models.blocks import set_options
@@ -166,13 +169,17 @@ def test_a_token_that_sees_nothing_gets_the_mean():
 
 
 FACTS = {
-    "platform": "cpu",
+    "platform": Platform("cpu"),
     "dtype": jnp.dtype("float32"),
     "shape": (16, 12, 197, 197),
     "width": 64,
     "plain": True,
 }
-GPU = {"platform": "gpu", "dtype": jnp.dtype("bfloat16"), "shape": (16, 12, 128, 256)}
+GPU = {
+    "platform": Platform("gpu", 8.0),
+    "dtype": jnp.dtype("bfloat16"),
+    "shape": (16, 12, 128, 256),
+}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +197,11 @@ GPU = {"platform": "gpu", "dtype": jnp.dtype("bfloat16"), "shape": (16, 12, 128,
         ("cudnn", GPU, "cudnn"),
         ("cudnn", {**GPU, "dtype": jnp.dtype("float16")}, "cudnn"),
         ("cudnn", {**GPU, "dtype": jnp.dtype("float32")}, "whole"),
-        ("cudnn", {**GPU, "platform": "tpu"}, "whole"),
+        ("cudnn", {**GPU, "platform": Platform("tpu")}, "whole"),
+        ("auto", {}, "whole"),
+        ("auto", GPU, "cudnn"),
+        ("auto", {**GPU, "platform": Platform("gpu", 7.5)}, "whole"),
+        ("auto", {**GPU, "plain": False}, "whole"),
         ("cudnn", {**GPU, "plain": False}, "whole"),
         ("cudnn", {**GPU, "width": 60}, "whole"),
         ("cudnn", {**GPU, "width": 256}, "whole"),
@@ -255,7 +266,7 @@ def test_a_model_may_choose_the_form(config, scan, monkeypatch):
         return jax.jit(jax.grad(loss)).lower(model.trainable), model.trainable
 
     (whole, trainable), (blocks, _) = gradient("whole"), gradient("blocks")
-    assert gradient("cudnn")[0].as_text() == whole.as_text()  # there is no GPU
+    assert gradient("auto")[0].as_text() == whole.as_text()  # there is no GPU
     assert blocks.as_text().count("while") > whole.as_text().count("while")
     found, expected = (lowered.compile()(trainable) for lowered in (blocks, whole))
     for name, x in expected.items():
@@ -270,3 +281,35 @@ def test_unknown_forms_are_refused():
     with pytest.raises(InputError, match="one form only"):
         random_model(deberta, head=head, attention="cudnn")
     set_options(random_model(deberta, head=head).module(), attention="whole")
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_platform_of_a_layout_reaches_the_layers(scan, monkeypatch):
+    """A program for a GPU is fused on a machine without one, and no other program is."""
+    called = []
+    monkeypatch.setattr(
+        forms, "_fused", lambda q, *_: called.append(q.shape) or jnp.zeros(q.shape, q.dtype)
+    )
+    config = {**TINY_LLAMA, "num_hidden_layers": 3}
+    options = {"head": fp.heads.classification(3), "dtype": "bfloat16", "scan_layers": scan}
+    model = random_model(config, **options)
+    batch = {"input_ids": jnp.ones((2, 8), jnp.int32), "attention_mask": jnp.ones((2, 8), bool)}
+
+    def calls(platform):
+        called.clear()
+        run = Layout(platform=platform).forward(model.apply)
+        jax.eval_shape(lambda: run(model.frozen, model.trainable, batch, None, False))
+        return len(called)
+
+    found = [calls(x) for x in (Platform("gpu", 9.0), Platform("gpu", 7.5), Platform("tpu"))]
+    assert found == [2 if scan else 3, 0, 0]
+
+
+def test_the_platform_of_a_device():
+    def device(platform, **facts):
+        return types.SimpleNamespace(platform=platform, **facts)
+
+    assert platform_of(jax.devices()[0]) == Platform("cpu") == Layout().platform
+    assert platform_of(device("cuda", compute_capability="8.9")) == Platform("gpu", 8.9)
+    assert platform_of(device("gpu", compute_capability="gfx90a")) == Platform("gpu")
+    assert platform_of(device("tpu")) == Platform("tpu")
