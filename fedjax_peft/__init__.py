@@ -53,6 +53,7 @@ _PUBLIC = {
     "tune": "report.tune",
     "Tuned": "report.tune",
     "session": "simulation.session",
+    "devices": "simulation",
     "differentiable": "engine",
     "RoundInfo": "engine.state",
     "State": "engine.state",
@@ -88,6 +89,7 @@ __all__ = [
     "combine",
     "contracts",
     "count",
+    "devices",
     "differentiable",
     "distributed",
     "early_stop",
@@ -155,7 +157,7 @@ if TYPE_CHECKING:
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.report.sweep import Sweep, grid, sweep
     from fedjax_peft.report.tune import Tuned, tune
-    from fedjax_peft.simulation import trackers
+    from fedjax_peft.simulation import devices, trackers
     from fedjax_peft.simulation.records import Evaluation, Placement, Records, System
     from fedjax_peft.simulation.session import session
     from fedjax_peft.simulation.simulate import Run, simulate

@@ -302,8 +302,8 @@ def _add_tools(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
         metavar="WORD",
         help="nothing for an overview; or models, backbones, data, partitions, peft, algorithms,"
         " aggregators, optimizers, transforms, privacy, attacks, asynchronous, availability,"
-        " presets or keys, optionally with a name (list algorithm ditto) or a part of one (list"
-        " keys rate); or any part of a name or description",
+        " presets, devices or keys, optionally with a name (list algorithm ditto) or a part of one"
+        " (list keys rate); or any part of a name or description",
     )
 
 
@@ -335,9 +335,12 @@ def _add_plan(command: Callable[..., Any]) -> None:
     memory.add_argument("config", type=Path, metavar="CONFIG.toml")
     _add_overrides(memory)
     _option(memory, "--memory", "24GB", "of the device: say whether it fits")
+    _option(memory, "--device", "h100", "the same, and the least time of a round; list devices")
     _option(memory, "--lanes", "N", "default: the config's, or 1", type=int)
     _flag(
-        memory, "--compile", "also ask the compiler of the device here; large models take minutes"
+        memory,
+        "--compile",
+        "also ask the compiler of the device, or of the one here; takes minutes",
     )
 
 

@@ -1,15 +1,17 @@
-"""The command ``plan``: whether a config fits into a device's memory, and with how many lanes."""
+"""The command ``plan``: whether a config fits into a device, and how fast a round can be."""
 
 import argparse
+import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from fedjax_peft.cli.process import prepare_jax
+from fedjax_peft.support.accelerators import USABLE, find_device
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.memory import in_bytes
 
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_SHARE = 0.9
-"""The share of a device's memory that is planned; the rest is for the compiler and the driver."""
 
 
 def read_bytes(text: str) -> float:
@@ -25,28 +27,45 @@ def read_bytes(text: str) -> float:
 
 
 def plan(options: argparse.Namespace) -> None:
-    """Prints the memory of a config's runs; nothing is loaded or trained."""
+    """Prints the memory of a config's runs, and the time on a device; nothing is trained."""
+    if options.memory is not None and options.device is not None:
+        raise InputError("--device has a memory of its own: leave --memory out.")
+    device = None if options.device is None else find_device(options.device)
     limit = None if options.memory is None else read_bytes(options.memory)
     if options.lanes is not None and options.lanes < 1:
         raise InputError(f"--lanes must be 1 or more, not {options.lanes}.")
-    prepare_jax()
+    if device is not None and options.compile:  # a compiler of GPUs on a machine without one
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    prepare_jax(cache=device is None)
     from fedjax_peft.config import config as configs
     from fedjax_peft.config import memory
+    from fedjax_peft.simulation import devices
+    from fedjax_peft.simulation.memory_plan import compiled_bytes
 
     for name, raw in configs.methods(configs.load(options.config), options.overrides).items():
         config = configs.resolve(raw)
         planned = memory.planned(config)
         chosen = config["placement"]["lanes"]
         lanes = options.lanes or (chosen if isinstance(chosen, int) else 1)
+        total, most = planned.plan.total(lanes), device.memory if device else limit
         if name:
             print(f"{name}:")
-        print(*table(planned, lanes, limit), sep="\n")
-        if options.compile:
-            size = _size(planned.compiled(lanes))
+        print(*table(planned, lanes), sep="\n")
+        if device is not None:
+            found = planned.on(device, lanes)
+            found = devices.asked(found, planned.parts) if options.compile else found
+            total = found.needed
+            print(found)
+        elif options.compile:
+            size = in_bytes(compiled_bytes(*planned.parts, lanes))
             print(f"  The compiler for {memory.platform()} plans {size} with {_lanes(lanes)}.")
+        if limit is not None:
+            print(_verdict(planned, lanes, limit))
+        if most is not None:
+            print(*_advice(options, name, planned, total, USABLE * most), sep="\n")
 
 
-def table(planned: Any, lanes: int, limit: float | None) -> list[str]:
+def table(planned: Any, lanes: int) -> list[str]:
     """Returns the lines of a plan's table.
 
     Args:
@@ -67,52 +86,75 @@ def table(planned: Any, lanes: int, limit: float | None) -> list[str]:
         ("activations of a block that is computed again", a.recomputed),
         (f"layer at work, largest array: {planned.largest}", a.working),
     ]
-    total = f"together: {_size(plan.fixed)} + {lanes:,} x {_size(plan.per_lane)}"
+    total = f"together: {in_bytes(plan.fixed)} + {lanes:,} x {in_bytes(plan.per_lane)}"
     width = max(len(total), *(len(text) + 2 for text, _ in once + each))
 
     def rows(group: list[tuple[str, int]]) -> list[str]:
-        return [f"    {text:{width - 2}}  {_size(n):>10}" for text, n in group if n]
+        return [f"    {text:{width - 2}}  {in_bytes(n):>10}" for text, n in group if n]
 
     lines = ["  once, for all lanes", *rows(once), "  for each lane", *rows(each)]
     lines.append("  " + "-" * (width + 12))
-    lines.append(f"  {total:{width}}  {_size(plan.total(lanes)):>10}")
-    return lines if limit is None else lines + _verdict(planned, lanes, limit)
-
-
-def _verdict(planned: Any, lanes: int, limit: float) -> list[str]:
-    """Returns the lines that say whether a plan fits, and what makes it smaller."""
-    plan, usable = planned.plan, _SHARE * limit
-    most = plan.most_lanes(usable)
-    does = "fits" if plan.total(lanes) <= usable else "does not fit"
-    lines = [
-        f"  {_lanes(lanes).capitalize()}: {does} into {_size(limit)}, of which {1 - _SHARE:.0%} are"
-        f" left to the driver. Most lanes that fit: {most:,}."
-    ]
-    if planned.cohort is not None and most > planned.cohort:
-        lines.append(f"  A round has {planned.cohort:,} clients; more lanes are of no use.")
-    if plan.total(lanes) > usable:
-        lines.append(f"  {_remedy(plan, lanes)}")
+    lines.append(f"  {total:{width}}  {in_bytes(plan.total(lanes)):>10}")
     return lines
 
 
-def _remedy(plan: Any, lanes: int) -> str:
-    """Returns what makes the largest part of a plan smaller."""
-    a = plan.activations
-    remat = "" if a.recomputed else 'model.remat="blocks", '
-    parts = {
-        'model.quantize="nf4", or model.dtype="bfloat16"': plan.frozen,
-        'placement.client_state="host"': plan.clients,
-        'aggregator={name="mean", error=false}, if the aggregator is "mean"': plan.uploads,
-        "fewer lanes, or a PEFT method with fewer weights": lanes * plan.lane,
-        f"{remat}fewer lanes, a smaller batch_size, or shorter texts": lanes * a.total,
-    }
-    return f"What makes the largest part smaller: {max(parts, key=lambda text: parts[text])}."
+def _verdict(planned: Any, lanes: int, memory: float) -> str:
+    """Returns the line that says whether a plan fits into a memory, and how many lanes do."""
+    missing = planned.plan.total(lanes) - USABLE * memory
+    does = "fits" if missing <= 0 else f"is {in_bytes(missing)} too large to fit"
+    return (
+        f"  {_lanes(lanes).capitalize()}: {does} into {in_bytes(memory)}, of which"
+        f" {1 - USABLE:.0%} are left to the driver. Most lanes that fit:"
+        f" {planned.plan.most_lanes(USABLE * memory):,}."
+    )
+
+
+def _advice(
+    options: argparse.Namespace, name: str, planned: Any, total: float, usable: float
+) -> Iterator[str]:
+    """Yields lines about the lanes of no use, and the nearest setting that fits if none does."""
+    if planned.cohort is not None and planned.plan.most_lanes(usable) > planned.cohort:
+        yield f"  A round has {planned.cohort:,} clients; more lanes are of no use."
+    if total > usable:
+        yield f"  {_remedy(options, name, planned, usable)}"
+
+
+def _remedy(options: argparse.Namespace, name: str, planned: Any, usable: float) -> str:
+    """Returns the nearest setting that fits into ``usable`` bytes."""
+    from fedjax_peft.config import config as configs
+    from fedjax_peft.config import memory
+
+    if most := planned.plan.most_lanes(usable):
+        return f"The nearest setting that fits: --lanes {most}."
+    least = ""
+    for words in _smaller(planned, usable):
+        try:
+            raw = configs.methods(configs.load(options.config), [*options.overrides, *words])[name]
+            plan = memory.planned(configs.resolve(raw)).plan
+        except InputError:  # a method that cannot be quantised, a model without blocks
+            continue
+        least = f"{' '.join(words)} --lanes 1"
+        if plan.most_lanes(usable):
+            return f"The nearest setting that fits: {least}."
+    return f"Not even {least or 'one lane'} fits."
+
+
+def _smaller(planned: Any, usable: float) -> Iterator[list[str]]:
+    """Yields overrides with which a config needs less memory; the mildest come first."""
+    plan, size = planned.plan, planned.parts[3]["mask"].shape[0]
+    room = usable - plan.fixed - plan.lane
+    fewer = max(int(size * room / max(plan.activations.total, 1)), 1)
+    remat = [] if plan.activations.recomputed else ["model.remat=blocks"]
+    if remat:
+        yield remat
+    if fewer < size:
+        yield [f"batch_size={fewer}"]
+    for kind in ("int8", "nf4"):
+        yield [f"model.quantize={kind}"]
+        if remat:
+            yield [f"model.quantize={kind}", *remat]
+    yield ["model.quantize=nf4", *remat, "batch_size=1"]
 
 
 def _lanes(count: int) -> str:
     return f"{count:,} lane{'s' * (count != 1)}"
-
-
-def _size(size: float) -> str:
-    unit, power = ("GB", 1e9) if size >= 1e9 else ("MB", 1e6)
-    return f"{size / power:,.2f} {unit}"

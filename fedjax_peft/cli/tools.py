@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjax_peft.cli.process import prepare_jax
-from fedjax_peft.support import assets, display, source
+from fedjax_peft.support import accelerators, assets, display, source
 
 if TYPE_CHECKING:
     from fedjax_peft.data.catalog import Source
@@ -165,6 +165,7 @@ def list_names(options: argparse.Namespace) -> None:
         },
         **{table: source.FirstLines(module) for table, (module, _) in tables.items()},
         "presets (preset = ...), and the keys that you choose": presets.lines(),
+        "devices (plan --device)": accelerators.lines(),
     }
     print(listing(sections, options.words))
 

@@ -1,6 +1,6 @@
 """The memory of a config's run, from its model's ``config.json``; weights and data are not read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +12,9 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import read_config
 from fedjax_peft.models.registry import parse_config
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.simulation.memory_plan import (
-    MemoryPlan,
-    compiled_bytes,
-    example_batch,
-    plan_memory,
-)
+from fedjax_peft.simulation.devices import DevicePlan, plan_on
+from fedjax_peft.simulation.memory_plan import MemoryPlan, example_batch, plan_memory
+from fedjax_peft.support.accelerators import Device
 from fedjax_peft.tasks import Task
 
 _LENGTH = 128
@@ -36,8 +33,17 @@ class Planned(NamedTuple):
     """The largest array of the layer at work, in words."""
     cohort: int | None
     """The clients of a round; None: only the data know."""
-    compiled: Callable[[int], int]
-    """lanes -> bytes that the compiler of the present device plans."""
+    parts: tuple[Any, ...]
+    """The model, the algorithm, the task and the batch, with shapes in the place of arrays."""
+    local_steps: int | None
+    """Of each client in a round; None: only the data know."""
+
+    def on(self, device: Device, lanes: int) -> DevicePlan:
+        """Returns the plan on an accelerator."""
+        made = plan_on(device, self.parts, self.plan, lanes)
+        if self.cohort is None or self.local_steps is None:
+            return made
+        return made._replace(steps=-(-self.cohort // lanes) * self.local_steps)
 
 
 def planned(config: Mapping[str, Any]) -> Planned:
@@ -68,7 +74,8 @@ def planned(config: Mapping[str, Any]) -> Planned:
     kept = clients if config["placement"]["client_state"] == "device" else cohort
     plan = plan_memory(*parts, clients=kept or 1, cohort=cohort or 1)
     largest = _name(plan.activations.largest, model.config.get("vocab_size"))
-    return Planned(plan, words, largest, cohort, lambda n: compiled_bytes(*parts, n))
+    steps = config["local_steps"]
+    return Planned(plan, words, largest, cohort, parts, steps if isinstance(steps, int) else None)
 
 
 def shapes(config: Mapping[str, Any], kind: str) -> Model:

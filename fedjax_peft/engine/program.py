@@ -3,16 +3,20 @@
 It is compiled once and kept for later sessions; a call donates the state's arrays.
 """
 
+import copy
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import SingleDeviceSharding
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.engine.compilation import programs
+from fedjax_peft.engine.layout import platform_of
 from fedjax_peft.engine.places import state_shardings
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.round import RoundOptions, RoundResult, build_round
@@ -66,13 +70,26 @@ class Program:
         """Compiles the program for arguments of these shapes, without running it."""
         self._compile(self._arguments(state, plan, 0))
 
-    def memory(self, state: State, plan: Plan) -> int:
-        """Returns :attr:`peak_bytes` for arguments of these shapes, compiled but not kept.
+    def lower(self, state: State, plan: Plan, device: Any = None) -> jax.stages.Lowered:
+        """Returns the program, lowered for arguments of these shapes.
 
         The frozen leaves of the setup may be shapes (``jax.ShapeDtypeStruct``).
+
+        Args:
+          device: one that the program is only compiled for, of a topology of
+            ``jax.experimental.topologies``; None: those of the layout.
         """
         arguments = self._arguments(state, plan, 0)
-        return _peak(self._function().lower(*arguments).compile())
+        if device is None:
+            return self._function().lower(*arguments)
+        place = SingleDeviceSharding(device)
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=place), arguments
+        )
+        there = copy.copy(self)
+        layout = self._setup.layout._replace(platform=platform_of(device))
+        there._setup = self._setup._replace(layout=layout)
+        return there._function().lower(*shapes)
 
     def use(self, columns: Mapping[str, Any]) -> None:
         """Replaces the examples, by others of the same shapes once the program is compiled."""
@@ -162,10 +179,10 @@ class Program:
     @property
     def peak_bytes(self) -> int:
         """The bytes that the compiled program needs on a device, including its arguments."""
-        return _peak(self._compiled)
+        return peak_bytes(self._compiled)
 
 
-def _peak(compiled: Any) -> int:
+def peak_bytes(compiled: Any) -> int:
     """Returns the bytes that a compiled program needs, its arguments included."""
     analysis = compiled.memory_analysis()
     if analysis is None:

@@ -30,6 +30,7 @@ from fedjax_peft.contracts import Algorithm, ClientContext, Params, Task
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.lengths import token_columns
+from fedjax_peft.engine.program import peak_bytes
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
 from fedjax_peft.models.base import Model
@@ -205,20 +206,29 @@ def check_step_memory(
     )
 
 
-def compiled_bytes(
+def compiled_bytes(*parts: Any) -> int:
+    """Returns the bytes that a compiled round needs on the present device, arguments included.
+
+    The arguments are those of :func:`lowered_round`.
+    """
+    return peak_bytes(lowered_round(*parts).compile())
+
+
+def lowered_round(
     model: Model,
     algorithm: Algorithm,
     task: Task,
     batch: Mapping[str, jax.ShapeDtypeStruct],
     lanes: int,
-) -> int:
-    """Returns the bytes that a compiled round needs on the present device, arguments included.
+    device: Any = None,
+) -> jax.stages.Lowered:
+    """Returns a round of one step of each of ``lanes`` clients, lowered.
 
-    Nothing is allocated but adapters and ``lanes`` batches. The round has one step of each of
-    ``lanes`` clients.
+    Nothing is allocated but adapters and ``lanes`` batches.
 
     Args:
       model: as for :func:`plan_memory`, with shapes in the place of the frozen arrays.
+      device: as for :meth:`fedjax_peft.engine.program.Program.lower`.
     """
     size = batch["mask"].shape[0]
     columns = {
@@ -236,6 +246,6 @@ def compiled_bytes(
         batch_size=size,
         local_steps=1,
         task=task,
-        placement=Placement(lanes=lanes, length_buckets=1),
+        placement=Placement(lanes=lanes, devices=device and 1, length_buckets=1),
     )
-    return made.program(made.plan(1)).memory(made.init(), made.plan(1))
+    return made.program(made.plan(1)).lower(made.init(), made.plan(1), device)

@@ -39,3 +39,9 @@ def require(size: float, what: str, advice: str) -> None:
 def gigabytes(size: float) -> str:
     """Returns a number of bytes in words, in gigabytes."""
     return f"{size / 1e9:,.1f} GB" if size < 1e15 else f"{size / 1e9:.1e} GB"
+
+
+def in_bytes(size: float) -> str:
+    """Returns a number of bytes in words, in gigabytes or megabytes, to two places."""
+    unit, power = ("GB", 1e9) if size >= 1e9 else ("MB", 1e6)
+    return f"{size / power:,.2f} {unit}"

@@ -9,6 +9,9 @@ from small_config import small
 
 from fedjax_peft import testing
 from fedjax_peft.cli.main import main
+from fedjax_peft.simulation import compiled_step
+from fedjax_peft.support.accelerators import find_device
+from fedjax_peft.support.errors import InputError
 
 CONFIG = small(
     batch_size=2,
@@ -60,8 +63,8 @@ def test_a_language_model_without_weights_or_data(plan):
     assert lanes > 1
     assert "A round has 5 clients; more lanes are of no use." in text
     more = plan({"model": LLAMA}, "--memory", "16MiB", "--lanes", str(lanes + 1))
-    assert f"{lanes + 1} lanes: does not fit" in more
-    assert 'What makes the largest part smaller: model.remat="blocks", fewer lanes' in more
+    assert re.search(rf"{lanes + 1} lanes: is [\d.]+ MB too large to fit into 16.78 MB", more)
+    assert f"The nearest setting that fits: --lanes {lanes}." in more
     small = plan({"model": LLAMA}, "model.quantize=nf4", "model.remat=blocks")
     assert megabytes(small, "frozen weights") < megabytes(text, "frozen weights")
     assert "dequantized kernels" in small
@@ -116,10 +119,55 @@ def test_a_classifier_by_its_folder_for_every_method(plan, tmp_path):
     assert "clients keep" not in plain
 
 
+def test_a_device_and_the_least_time_of_a_round(plan):
+    """4 clients in 2 lanes make 3 steps each, so that a round has 6 time steps."""
+    tables = {"model": LLAMA, "clients_per_round": 4, "local_steps": 3, "epochs": None}
+    text = plan({k: v for k, v in tables.items() if v}, "--device", "h100", "--lanes", "2")
+    assert "NVIDIA H100 SXM, 2 lanes x 2 examples, float32" in text
+    assert re.search(r"memory of a round [\d.]+ MB, fits into 76.48 GB of 84.98 GB", text)
+    step = float(re.search(r"a step takes at least (\S+) s \(memory traffic\)", text)[1])
+    rounds = re.search(r"a round takes at least (\S+) s, 6 time steps", text)[1]
+    assert float(rounds) == approx(6 * step, rel=0.01)
+    limits = [float(x) for x in re.findall(r"seconds for [a-z ]+ (\S+)", text)]
+    assert step == max(limits) > min(limits) > 0
+
+
+SMALLEST = "model.quantize=nf4 batch_size=1 --lanes 1"
+
+
+@pytest.mark.parametrize(
+    ("memory", "words", "remedy"),
+    [
+        ("430kB", [], "The nearest setting that fits: model.remat=blocks --lanes 1."),
+        ("300kB", ["model.remat=blocks"], "The nearest setting that fits: batch_size=1 --lanes 1."),
+        ("100kB", ["model.remat=blocks"], f"Not even {SMALLEST} fits."),
+    ],
+)
+def test_the_nearest_setting_that_fits(plan, memory, words, remedy):
+    assert remedy in plan({"model": LLAMA}, *words, "--memory", memory)
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [
+        ("v5e", 'TPU v5e is not installed (libtpu, .2 GB on Linux): pip install "fedjax_peft[com'),
+        ("l4", 'NVIDIA L4 is not installed (jax_cuda13_plugin, 3.4 GB on Linux): pip install "fed'),
+        ("v100", "has the compute capability 7.0, and CUDA 13 compiles from 7.5 on."),
+    ],
+)
+def test_a_missing_compiler_is_named(device, error, monkeypatch):
+    here = object() if device == "v100" else None
+    monkeypatch.setattr(compiled_step.importlib.util, "find_spec", lambda name: here)
+    with pytest.raises(InputError, match=re.escape(error)):
+        compiled_step.target_device(find_device(device))
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
         (["--memory", "24 apples"], "The memory '24 apples' is not of the form 24GB or 16GiB."),
+        (["--device", "h10"], "There is no device 'h10'. Did you mean 'h100'"),
+        (["--device", "h100", "--memory", "1GB"], "--device has a memory of its own"),
         (["--lanes", "0"], "--lanes must be 1 or more, not 0."),
         (["model.quantize=nf5"], "input should be 'int8' or 'nf4'"),
         (["model.remat=all"], "'remat' cannot be 'all'"),

@@ -1,0 +1,196 @@
+"""Kernels and bytes of a compiled program, from XLA's text of it.
+
+An instruction of the optimised program that computes something is a kernel. It reads its operands
+and writes its result, all of them in the device's main memory; arrays in a TPU's scratch memory
+(``S(1)``) are not counted. Of what a fusion reads by slices, or updates in place, the slices count.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Traffic(NamedTuple):
+    """What a part of a program does."""
+
+    kernels: int = 0
+    read: int = 0
+    written: int = 0
+    calls: Mapping[str, int] = MappingProxyType({})
+    """Library kernels (``custom-call``) and collectives: name -> how many."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read and written."""
+        return self.read + self.written
+
+    def plus(self, other: "Traffic", times: int = 1) -> "Traffic":
+        """Returns the sum of this and ``times`` another part."""
+        calls = Counter(self.calls)
+        for name, count in other.calls.items():
+            calls[name] += times * count
+        return Traffic(
+            self.kernels + times * other.kernels,
+            self.read + times * other.read,
+            self.written + times * other.written,
+            dict(calls),
+        )
+
+
+class _Instruction(NamedTuple):
+    name: str
+    shape: str
+    kind: str
+    operands: list[str]
+    rest: str
+
+
+_Computation = dict[str, _Instruction]
+_LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\(([^)]*)\)(.*)")
+_ARRAY = re.compile(r"\b(?:pred|(?:f|bf|s|u|c)(\d+)\w*)\[([\d,]*)\](\{[^}]*\})?")
+# fmt: off
+_FREE = frozenset(
+    [
+        "parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "iota",
+        "partition-id", "replica-id", "opt-barrier", "add-dependency",
+    ]
+)
+# fmt: on
+_SLICES = ("dynamic-slice", "slice", "gather")
+_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter", "collective-permute")
+
+
+def step_traffic(text: str) -> Traffic:
+    """Returns what one turn of the loop over time steps does.
+
+    That is the loop without a known number of turns, whose number a round gets at run time. The
+    part that begins or ends a client's work is not in every turn and is not counted.
+    """
+    computations, entry = _read(text)
+    steps = [
+        _traffic(_called(x, "body"), computations)
+        for computation in computations.values()
+        for x in computation.values()
+        if x.kind == "while" and _turns(x) is None
+    ]
+    return max(steps, key=lambda x: x.kernels, default=_traffic(entry, computations))
+
+
+def _read(text: str) -> tuple[dict[str, _Computation], str]:
+    """Returns a program's computations by name, and the name of the one that is run."""
+    computations: dict[str, _Computation] = {}
+    name = entry = ""
+    for line in text.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            found = re.match(r"(ENTRY )?%?([\w.\-]+)", line)
+            name = found[2] if found else ""
+            computations[name] = {}
+            entry = name if found and found[1] else entry
+        elif name and (found := _LINE.match(line)):
+            root, own, shape, kind, operands, rest = found.groups()
+            names = [x.strip().split(" ")[-1].lstrip("%") for x in operands.split(",")]
+            made = _Instruction(own, shape, kind, names, rest)
+            computations[name][own] = made
+            if root:
+                computations[name]["ROOT"] = made
+    for computation in computations.values():  # the last instruction stands for both
+        if "ROOT" in computation:
+            computation.pop(computation["ROOT"].name)
+    return computations, entry
+
+
+def _traffic(name: str, computations: Mapping[str, _Computation]) -> Traffic:
+    """Returns what a computation does, with the loops and branches in it."""
+    total = Traffic()
+    known = {x.name: x for x in computations.get(name, {}).values()}
+    for x in known.values():
+        if x.kind in _FREE or x.kind.endswith("-done"):
+            continue
+        if x.kind == "while":
+            inside = _traffic(_called(x, "body"), computations)
+            total = total.plus(inside, _turns(x) or 1)
+        elif x.kind == "conditional":
+            branches = [_traffic(b, computations) for b in _branches(x)]
+            total = total.plus(min(branches, key=lambda b: b.nbytes, default=Traffic()))
+        elif x.kind == "call":
+            total = total.plus(_traffic(_called(x, "to_apply"), computations))
+        else:
+            total = total.plus(_kernel(x, known, computations))
+    return total
+
+
+def _kernel(
+    x: _Instruction, known: Mapping[str, _Instruction], computations: Mapping[str, _Computation]
+) -> Traffic:
+    """Returns what one kernel does."""
+    sizes = [_size(known[name].shape) if name in known else 0 for name in x.operands]
+    written = _size(x.shape)
+    if x.kind.endswith("-start"):  # its result names its operands too
+        written = sum(sizes)
+    elif x.kind == "dynamic-update-slice":
+        written, sizes[0] = sizes[1], 0
+    elif x.kind in _SLICES:
+        sizes[0] = written
+    elif x.kind == "fusion":
+        fused = {y.name: y for y in computations.get(_called(x, "calls"), {}).values()}
+        sizes = [_read_by(fused, i, size) for i, size in enumerate(sizes)]
+        written = _written_by(fused, computations.get(_called(x, "calls"), {}), written)
+    target = re.search(r'custom_call_target="([^"]+)"', x.rest)
+    kind = x.kind.removesuffix("-start")
+    name = target[1] if target else kind if kind in _COLLECTIVES else None
+    return Traffic(1, sum(sizes), written, {} if name is None else {name: 1})
+
+
+def _read_by(fused: Mapping[str, _Instruction], index: int, size: int) -> int:
+    """Returns the bytes that a fusion reads of an operand."""
+    own = {y.name for y in fused.values() if y.kind == "parameter" and y.operands == [str(index)]}
+    users = [y for y in fused.values() if own & set(y.operands)]
+    if users and all(y.kind in _SLICES and y.operands[0] in own for y in users):
+        return min(size, sum(_size(y.shape) for y in users))
+    updates = [y for y in users if y.kind == "dynamic-update-slice" and y.operands[0] in own]
+    return 0 if users and len(updates) == len(users) else size
+
+
+def _written_by(fused: Mapping[str, _Instruction], computation: _Computation, size: int) -> int:
+    """Returns the bytes that a fusion writes."""
+    root = computation.get("ROOT")
+    if root is None:
+        return size
+    results = [fused.get(n) for n in root.operands] if root.kind == "tuple" else [root]
+    total = 0
+    for y in results:
+        while y is not None and y.kind == "bitcast":
+            y = fused.get(y.operands[0])
+        if y is not None and y.kind == "dynamic-update-slice":
+            y = fused.get(y.operands[1])
+        total += 0 if y is None else _size(y.shape)
+    return min(total, size)
+
+
+def _size(shape: str) -> int:
+    """Returns the bytes of an array, or of the arrays of a tuple."""
+    total = 0
+    for bits, dims, layout in _ARRAY.findall(shape):
+        if "S(1)" not in layout:
+            total += math.prod(int(d) for d in dims.split(",") if d) * int(bits or 8) // 8
+    return total
+
+
+def _called(x: _Instruction, role: str) -> str:
+    found = re.search(rf"\b{role}=%?([\w.\-]+)", x.rest)
+    return found[1] if found else ""
+
+
+def _branches(x: _Instruction) -> list[str]:
+    found = re.search(r"branch_computations=\{([^}]*)\}", x.rest)
+    if found:
+        return [name.strip().lstrip("%") for name in found[1].split(",")]
+    return [_called(x, role) for role in ("true_computation", "false_computation")]
+
+
+def _turns(x: _Instruction) -> int | None:
+    found = re.search(r'"known_trip_count":\{"n":"(\d+)"', x.rest)
+    return int(found[1]) if found else None

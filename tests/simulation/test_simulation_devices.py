@@ -1,0 +1,151 @@
+"""Accelerators that are not there: their descriptions, the bounds, and compiled programs' texts."""
+
+import importlib.util
+import math
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+import toy
+from closeness import approx
+
+import fedjax_peft as fp
+from fedjax_peft.peft.base import abstract_model
+from fedjax_peft.simulation.compiled_step import compile_step, describe_gpu, target_device
+from fedjax_peft.simulation.compiled_text import step_traffic
+from fedjax_peft.simulation.memory_plan import example_batch, lowered_round
+from fedjax_peft.simulation.step_cost import count_flops
+from fedjax_peft.support.accelerators import DEVICES, find_device
+
+H100 = {
+    **{"threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 49152},
+    **{"shared_memory_per_core": 233472, "threads_per_core_limit": 2048, "core_count": 132},
+    **{"fpus_per_core": 128, "memory_bandwidth": 3352320000000, "l2_cache_size": 52428800},
+    **{"clock_rate_ghz": 1.98, "device_memory_size": 84978434048, "major": 9, "minor": 0},
+    **{"shared_memory_per_block_optin": 232448, "registers_per_core_limit": 65536},
+}
+"""What OpenXLA's description of the H100 (``h100_sxm.txtpb``) says."""
+
+
+def test_the_description_of_the_h100_is_that_of_openxla():
+    text = describe_gpu(find_device("h100"))
+    found = dict(re.findall(r"(\w+): ([\d.]+)\n", text.split("dnn_version_info")[0]))
+    for name, expected in H100.items():
+        assert float(found[name]) == approx(expected, rel=0.001), name
+    assert "ACCELERATED_FEATURES" in text
+    assert "feature_extension: NONE" in describe_gpu(find_device("a100-80gb"))
+
+
+def test_the_table_of_devices_is_whole():
+    named = ["h100", "h200", "b200", "a100-80gb", "a100-40gb", "l4", "t4", "v100"]
+    assert [*DEVICES] == [*named, "v5e", "v5p", "v6e"]
+    for device in DEVICES.values():
+        assert device.rates["bfloat16"] >= device.rates["float32"] > device.bandwidth
+        assert device.memory < device.bandwidth / 10, "read in a tenth of a second"
+        assert device.platform == ("gpu" if device.name in named else "tpu")
+
+
+def test_operations_by_hand():
+    x, w = jnp.ones((4, 8)), jnp.ones((5, 8, 8))
+
+    def layers(x, w):
+        x, _ = jax.lax.scan(lambda x, w: (jax.nn.relu(x @ w), None), x, w)
+        return jax.lax.cond(x[0, 0] > 0, lambda x: (x @ w[0]) @ w[1], lambda x: x, x)
+
+    one = 2 * 4 * 8 * 8
+    assert count_flops(jax.make_jaxpr(layers)(x, w).jaxpr) == 5 * one + 2 * one
+    image, kernel = jnp.ones((2, 3, 8, 8)), jnp.ones((6, 3, 2, 2))
+    convolution = jax.make_jaxpr(lambda x, k: jax.lax.conv(x, k, (2, 2), "VALID"))(image, kernel)
+    assert count_flops(convolution.jaxpr) == 2 * (2 * 6 * 4 * 4) * (3 * 2 * 2)
+
+
+def test_a_plan_from_python():
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.1))
+    given = (toy.model(), algorithm, toy.clients([9, 5, 7]), "v5e")
+    found = fp.devices.plan(*given, batch_size=4, local_steps=3, lanes=2, clients_per_round=3)
+    assert found.fits
+    assert found.steps == math.ceil(3 / 2) * 3
+    assert found.flops == 2 * found.cost.flops > 0
+    assert found.seconds == max(found.limits.values())
+    assert found.limits["memory traffic"] == found.nbytes / found.device.bandwidth
+    assert found.nbytes == found.cost.frozen + 2 * found.cost.lane
+    text = str(found)
+    assert text.startswith("Google TPU v5e, 2 lanes x 4 examples, float32")
+    assert "a round takes at least" in text
+    small = found._replace(device=found.device._replace(memory=100.0))
+    assert not small.fits
+    assert "does not fit into 0.00 MB of 0.00 MB: 0.00 MB too much" in str(small)
+    assert small.most_lanes == 0
+
+
+TEXT = """HloModule jit_round_
+
+%fused_slice (p: f32[6,8,8], i: s32[]) -> f32[8,8] {
+  %p = f32[6,8,8]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %cut = f32[1,8,8]{2,1,0} dynamic-slice(%p, %i), dynamic_slice_sizes={1,8,8}
+  ROOT %flat = f32[8,8]{1,0} bitcast(%cut)
+}
+
+%layer (t: (s32[], f32[8,8], f32[6,8,8])) -> (s32[], f32[8,8], f32[6,8,8]) {
+  %t = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%t), index=0
+  %x = f32[8,8]{1,0} get-tuple-element(%t), index=1
+  %w = f32[6,8,8]{2,1,0} get-tuple-element(%t), index=2
+  %kernel = f32[8,8]{1,0} fusion(%w, %i.1), kind=kLoop, calls=%fused_slice
+  %dot = (f32[8,8]{1,0}, s8[16]{0}) custom-call(%x, %kernel), custom_call_target="__cublas$gemm"
+  %y = f32[8,8]{1,0} get-tuple-element(%dot), index=0
+  ROOT %out = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) tuple(%i.1, %y, %w)
+}
+
+%step (s: (s32[], f32[8,8], f32[6,8,8])) -> (s32[], f32[8,8], f32[6,8,8]) {
+  %s = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) parameter(0)
+  %loop = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) while(%s), condition=%c, body=%layer, """
+TEXT += """backend_config={"known_trip_count":{"n":"6"}}
+  %z = f32[8,8]{1,0:T(8,128)S(1)} get-tuple-element(%loop), index=1
+  %half = bf16[8,8]{1,0} convert(%z)
+  ROOT %end = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) tuple(%s)
+}
+
+ENTRY %main (a: f32[8,8]) -> f32[8,8] {
+  %a = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) parameter(0)
+  %steps = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) while(%a), condition=%c, body=%step
+  ROOT %r = f32[8,8]{1,0} get-tuple-element(%steps), index=1
+}
+"""
+
+
+def test_kernels_and_bytes_of_a_programs_text():
+    """Six turns of a slice and a product, then a conversion of an array in scratch memory."""
+    found = step_traffic(TEXT)
+    matrix = 4 * 8 * 8
+    assert found.kernels == 6 * 2 + 1
+    assert found.read == 6 * ((matrix + 4) + 2 * matrix)
+    assert found.written == 6 * (matrix + matrix + 16) + matrix // 2
+    assert found.calls == {"__cublas$gemm": 6}
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None or os.getenv("JAX_PLATFORMS") != "cpu",
+    reason="needs fedjax_peft[compile-gpu] and JAX_PLATFORMS=cpu",
+)
+@pytest.mark.long("compiles two rounds for a GPU")
+@pytest.mark.parametrize("form", ["auto", "whole"])
+def test_both_forms_of_attention_compile_for_a_gpu(form):
+    shape = {**fp.testing.TINY_LLAMA, "num_hidden_layers": 1}
+    options = {"dtype": "bfloat16", "attention": form}
+    model = abstract_model(shape, fp.lora(2), head=fp.heads.causal_lm(), **options)
+    batch = example_batch("causal_lm", batch_size=2, length=16)
+    parts = (model, fp.algorithms.fedavg(optax.sgd(0.1)), fp.tasks.next_token(), batch)
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        found = compile_step(lowered_round(*parts, 2, target_device(find_device("h100"))))
+    finally:
+        jax.config.update("jax_disable_most_optimizations", True)
+    fused = [name for name in found.calls if "fmha" in name]
+    assert bool(fused) == (form == "auto")
+    assert found.kernels > 20
+    assert found.memory > found.temporary > 0
