@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.custom_batching import custom_vmap
 
 from fedjax_peft.contracts import Platform
 from fedjax_peft.models.layers import Dropout, Mask, PrefixSlot
@@ -225,11 +226,64 @@ def _in_blocks(
 
 def _fused(query: Array, key: Array, value: Array, mask: Array | None, scale: float) -> Array:
     """Returns the attention by cuDNN's kernel."""
-    if mask is not None:
-        # Vmapped over lanes, the kernel asks for the mask in full.
-        batch, queries, heads, _ = query.shape
-        mask = jnp.broadcast_to(mask, (batch, heads, queries, key.shape[1]))
+    if mask is None:
+        return _kernel(query, key, value, None, scale)
+    batch, queries = query.shape[:2]
+    mask = jnp.broadcast_to(mask, (batch, mask.shape[1], queries, key.shape[1]))
+    return _masked(query, key, value, mask, scale)
+
+
+def _kernel(query: Array, key: Array, value: Array, mask: Array | None, scale: float) -> Array:
     result: Array = jax.nn.dot_product_attention(
-        query, key, value, mask=mask, scale=scale, implementation="cudnn"
+        query, key, value, mask=mask, scale=scale, implementation=_IMPLEMENTATION
     )
     return result
+
+
+_IMPLEMENTATION: Any = "cudnn"
+"""Tests that have no GPU take JAX's own form of the same function."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _masked(query: Array, key: Array, value: Array, mask: Array, scale: float) -> Array:
+    """Returns the kernel's attention with a mask ``[batch, 1, queries, keys]``.
+
+    Vmapped over lanes, JAX's own rule asks for a copy of the mask for each head. So lanes become
+    further examples of the batch here, in both passes.
+    """
+    return _as_examples(partial(_kernel, scale=scale))(query, key, value, mask)
+
+
+def _masked_forward(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Array, Any]:
+    def forward(q: Array, k: Array, v: Array, mask: Array) -> Array:
+        return jax.vjp(lambda q, k, v: _kernel(q, k, v, mask, scale), q, k, v)[0]
+
+    return _as_examples(forward)(q, k, v, mask), (q, k, v, mask)
+
+
+def _masked_backward(scale: float, kept: Any, change: Array) -> tuple[Array, Array, Array, None]:
+    def pull(q: Array, k: Array, v: Array, mask: Array, change: Array) -> Any:
+        # Its forward pass is the same instruction as the one above, so it is computed once.
+        return jax.vjp(lambda q, k, v: _kernel(q, k, v, mask, scale), q, k, v)[1](change)
+
+    return (*_as_examples(pull)(*kept, change), None)
+
+
+_masked.defvjp(_masked_forward, _masked_backward)
+
+
+def _as_examples(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of arrays ``[batch, ...]`` that a vmap calls once, with a larger batch."""
+    made = custom_vmap(function)
+
+    @made.def_vmap
+    def call(size: int, batched: Sequence[bool], *arrays: Array) -> Any:
+        filled = [
+            x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
+            for x, has_axis in zip(arrays, batched, strict=True)
+        ]
+        found = made(*(x.reshape(-1, *x.shape[2:]) for x in filled))
+        found = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), found)
+        return found, jax.tree.map(lambda _: True, found)
+
+    return made

@@ -125,6 +125,28 @@ def test_blocks_of_lanes_are_those_of_one_lane():
             assert_close(found[i], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_fused_form_of_lanes_is_the_whole(monkeypatch):
+    """With JAX's own kernel in the place of cuDNN's, and a mask that lanes share or own."""
+    monkeypatch.setattr(forms, "_IMPLEMENTATION", "xla")
+    mask = jnp.asarray(MASKS["causal and padding"])
+    masks = jnp.stack([mask, mask[::-1], mask])
+    lanes = tuple(map(jnp.stack, zip(*[values(2, seed=seed) for seed in range(3)], strict=True)))
+
+    def gradient(run):
+        def one(q, k, v, mask):
+            return jax.value_and_grad(lambda *x: jnp.sum(run(*x, mask) ** 2), (0, 1, 2))(q, k, v)
+
+        return jax.jit(jax.vmap(one))(*lanes, masks)
+
+    found = gradient(lambda q, k, v, mask: forms._fused(q, k, v, mask, 0.3))
+    expected = gradient(lambda *x: attention(*x, dropout(), scale=0.3))
+    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert_close(x, y, rtol=1e-5, atol=1e-5)
+    shared = jax.vmap(lambda q: forms._fused(q, lanes[1][0], lanes[2][0], mask, 0.3))(lanes[0])
+    alone = attention(lanes[0][1], lanes[1][0], lanes[2][0], mask, dropout(), scale=0.3)
+    assert_close(shared[1], alone, atol=1e-6)
+
+
 def test_blocks_keep_no_scores(monkeypatch):
     """Neither for the backward pass, nor at any time those of all examples."""
     length = 64
