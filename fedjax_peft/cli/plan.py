@@ -44,7 +44,7 @@ def plan(options: argparse.Namespace) -> None:
 
     for name, raw in configs.methods(configs.load(options.config), options.overrides).items():
         config = configs.resolve(raw)
-        planned = memory.planned(config)
+        planned = memory.planned(config, device)
         chosen = config["placement"]["lanes"]
         lanes = options.lanes or (chosen if isinstance(chosen, int) else 1)
         total, most = planned.plan.total(lanes), device.memory if device else limit
@@ -52,7 +52,7 @@ def plan(options: argparse.Namespace) -> None:
             print(f"{name}:")
         print(*table(planned, lanes), sep="\n")
         if device is not None:
-            found = planned.on(device, lanes)
+            found = planned.on_device(lanes)
             found = devices.asked(found, planned.parts) if options.compile else found
             total = found.needed
             print(found)
@@ -130,7 +130,7 @@ def _remedy(options: argparse.Namespace, name: str, planned: Any, usable: float)
     for words in _smaller(planned, usable):
         try:
             raw = configs.methods(configs.load(options.config), [*options.overrides, *words])[name]
-            plan = memory.planned(configs.resolve(raw)).plan
+            plan = memory.planned(configs.resolve(raw), planned.device).plan
         except InputError:  # a method that cannot be quantised, a model without blocks
             continue
         least = f"{' '.join(words)} --lanes 1"

@@ -12,7 +12,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import read_config
 from fedjax_peft.models.registry import parse_config
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.simulation.devices import DevicePlan, plan_on
+from fedjax_peft.simulation.devices import DevicePlan, plan_on, planned_on
 from fedjax_peft.simulation.memory_plan import MemoryPlan, example_batch, plan_memory
 from fedjax_peft.support.accelerators import Device
 from fedjax_peft.tasks import Task
@@ -37,19 +37,25 @@ class Planned(NamedTuple):
     """The model, the algorithm, the task and the batch, with shapes in the place of arrays."""
     local_steps: int | None
     """Of each client in a round; None: only the data know."""
+    device: Device | None
+    """The accelerator that it is planned for."""
 
-    def on(self, device: Device, lanes: int) -> DevicePlan:
-        """Returns the plan on an accelerator."""
-        made = plan_on(device, self.parts, self.plan, lanes)
+    def on_device(self, lanes: int) -> DevicePlan:
+        """Returns the plan on its accelerator."""
+        assert self.device is not None
+        made = plan_on(self.device, self.parts, self.plan, lanes)
         if self.cohort is None or self.local_steps is None:
             return made
         return made._replace(steps=-(-self.cohort // lanes) * self.local_steps)
 
 
-def planned(config: Mapping[str, Any]) -> Planned:
+def planned(config: Mapping[str, Any], device: Device | None = None) -> Planned:
     """Returns the memory of a resolved config's run.
 
     Clients and examples that only the data know are not counted.
+
+    Args:
+      device: the accelerator that it runs on; None: the scores of attention are one array.
 
     Raises:
       InputError: an unsupported model, or its ``config.json`` cannot be read.
@@ -58,6 +64,7 @@ def planned(config: Mapping[str, Any]) -> Planned:
     task = _task(resolved)
     kind = configs.head_kind(config["model"]["head"]) or task.head
     model = shapes(resolved, kind)
+    model = model if device is None else planned_on(device, model)
     size, image = config["batch_size"], _image(resolved, model.config)
     if image is None:
         length = _length(resolved, model.longest_text)
@@ -75,7 +82,8 @@ def planned(config: Mapping[str, Any]) -> Planned:
     plan = plan_memory(*parts, clients=kept or 1, cohort=cohort or 1)
     largest = _name(plan.activations.largest, model.config.get("vocab_size"))
     steps = config["local_steps"]
-    return Planned(plan, words, largest, cohort, parts, steps if isinstance(steps, int) else None)
+    steps = steps if isinstance(steps, int) else None
+    return Planned(plan, words, largest, cohort, parts, steps, device)
 
 
 def shapes(config: Mapping[str, Any], kind: str) -> Model:

@@ -56,6 +56,9 @@ class Platform(NamedTuple):
     """``cpu``, ``gpu`` or ``tpu``."""
     capability: float = 0.0
     """The compute capability of a GPU of NVIDIA, such as 9.0; 0 for other devices."""
+    only_planned: bool = False
+    """Whether the program is only traced, to count arrays. The packages that a kernel of the
+    platform needs may then be missing, and a loop that keeps as little stands for the kernel."""
 
 
 def on_platform(apply: "ApplyFn", platform: Platform) -> "ApplyFn":

@@ -122,7 +122,7 @@ def attention(
         width=width,
         plain=softcap is None and not drop.drops,
     )
-    if chosen == "cudnn":
+    if chosen == "cudnn" and not platform.only_planned:
         return _fused(query, key, value, mask, scale)
     attend = partial(_attend, drop=drop, scale=scale, softcap=softcap)
     if chosen == "whole":

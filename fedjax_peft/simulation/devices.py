@@ -18,6 +18,8 @@ from fedjax_peft.simulation.step_cost import StepCost, step_cost
 from fedjax_peft.support.accelerators import USABLE, Device, find_device
 from fedjax_peft.support.memory import in_bytes
 
+__all__ = ["DevicePlan", "plan"]
+
 
 class DevicePlan(NamedTuple):
     """A run on an accelerator; it prints as a table."""
@@ -152,13 +154,19 @@ def plan(
     }
     batch["mask"] = jax.ShapeDtypeStruct((batch_size,), jnp.bool_)
     shapes = model.replace(frozen=_shapes(model.frozen))
-    model = shapes.replace(frozen=shapes.compute_frozen())
+    model = planned_on(target, shapes.replace(frozen=shapes.compute_frozen()))
     cohort = clients_per_round or len(clients)
     sizes = {"clients": len(clients), "cohort": cohort, "examples": len(clients.data)}
     planned = plan_memory(model, algorithm, task, batch, **sizes)
     made = plan_on(target, (model, algorithm, task, batch), planned, lanes)
     made = made._replace(steps=-(-cohort // lanes) * local_steps)
     return asked(made, (model, algorithm, task, batch)) if compiled else made
+
+
+def planned_on(device: Device, model: Model) -> Model:
+    """Returns a model whose arrays are counted as the device's programs have them."""
+    there = c.Platform(device.platform, device.capability, only_planned=True)
+    return model.replace(apply=c.on_platform(model.apply, there))
 
 
 def plan_on(device: Device, parts: Any, memory: MemoryPlan, lanes: int) -> DevicePlan:

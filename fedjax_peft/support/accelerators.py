@@ -63,6 +63,11 @@ class Device(NamedTuple):
         """``gpu`` or ``tpu``."""
         return "tpu" if self.chip is None else "gpu"
 
+    @property
+    def capability(self) -> float:
+        """The compute capability as a number, such as 9.0; 0 for a TPU."""
+        return 0.0 if self.chip is None else float("{}.{}".format(*self.chip.capability))
+
 
 def _rates(bfloat16: float, float32: float) -> dict[str, float]:
     return {"bfloat16": bfloat16 * 1e12, "float32": float32 * 1e12}

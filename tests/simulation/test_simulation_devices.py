@@ -13,7 +13,10 @@ import toy
 from closeness import approx
 
 import fedjax_peft as fp
+from fedjax_peft.models import attention
 from fedjax_peft.peft.base import abstract_model
+from fedjax_peft.simulation import devices
+from fedjax_peft.simulation.activations import activations
 from fedjax_peft.simulation.compiled_step import compile_step, describe_gpu, target_device
 from fedjax_peft.simulation.compiled_text import step_traffic
 from fedjax_peft.simulation.memory_plan import example_batch, lowered_round
@@ -79,6 +82,18 @@ def test_a_plan_from_python():
     assert not small.fits
     assert "does not fit into 0.00 MB of 0.00 MB: 0.00 MB too much" in str(small)
     assert small.most_lanes == 0
+
+
+@pytest.mark.parametrize(("device", "scores"), [("h100", False), ("t4", True), ("v5e", True)])
+def test_scores_are_counted_where_no_kernel_avoids_them(device, scores, monkeypatch):
+    """Without the packages that cuDNN's kernel needs, which only a real program calls."""
+    monkeypatch.setattr(attention, "_AT_ONCE", 1)
+    head = fp.heads.causal_lm()
+    model = abstract_model(fp.testing.TINY_LLAMA, fp.lora(2), head=head, dtype="bfloat16")
+    model = devices.planned_on(find_device(device), model)
+    batch = example_batch("causal_lm", batch_size=4, length=128)
+    found = activations(model, fp.tasks.next_token(), batch)
+    assert (found.largest == (4, 4, 128, 128)) == scores
 
 
 TEXT = """HloModule jit_round_

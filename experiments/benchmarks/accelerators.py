@@ -1,0 +1,192 @@
+"""Compiles a round of known models for accelerators that are not there, and writes one table.
+
+    pip install "fedjax_peft[compile-gpu,compile-tpu]"    # Linux, 4 GB; a new environment is best
+    python experiments/benchmarks/accelerators.py                       # the cells that are missing
+    python experiments/benchmarks/accelerators.py --rows minilm --devices h100 v5e --again
+    python experiments/benchmarks/accelerators.py --rows minilm --devices h100 --check
+
+A cell is a round of LoRA by FedAvg with AdamW, in bfloat16, with the shapes of a model and random
+weights that are never made. It says what the target's compiler plans, without a device and
+so without autotuning: kernels, bytes and operations of one time step of all lanes, the round's
+memory, and the least time of the step. Each cell is compiled in a process of its own, and written
+to ``results/accelerators.json`` and ``.md`` at once, so that the script goes on where it stopped.
+``--check`` compiles again and fails where a figure has grown by more than 10 %. On 2 cores: one to
+three minutes for a GPU's cell, five or more for a TPU's.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "accelerators.json"
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "num_key_value_heads": 8,
+    "num_attention_heads": 32,
+}
+BERT = {"model_type": "bert", "vocab_size": 30522, "max_position_embeddings": 512}
+MINILM = {**BERT, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}
+MINILM["intermediate_size"] = 1536
+ROBERTA = {"model_type": "roberta", "vocab_size": 50265, "max_position_embeddings": 514}
+ROBERTA |= {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+ROBERTA |= {"intermediate_size": 3072, "type_vocab_size": 1, "pad_token_id": 1}
+LLAMA_1B = {**LLAMA, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+LLAMA_1B["tie_word_embeddings"] = True
+LLAMA_8B = {**LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+LLAMA_8B["tie_word_embeddings"] = False
+
+# name -> (config, head, options, lanes, batch size, tokens; 0: images)
+ROWS: dict[str, tuple[dict, str, dict, int, int, int]] = {
+    "minilm": (MINILM, "classes", {}, 8, 16, 64),
+    "minilm without dropout": (MINILM, "classes", {"dropout": 0.0}, 8, 16, 64),
+    "roberta-base": (ROBERTA, "classes", {}, 4, 16, 128),
+    "vit-base": ({"model_type": "vit"}, "classes", {}, 4, 16, 0),
+    "gpt2": ({"model_type": "gpt2"}, "words", {"dropout": 0.0}, 4, 8, 256),
+    "llama-1b": (LLAMA_1B, "words", {"quantize": "int8", "remat": "blocks"}, 1, 16, 512),
+    "llama-8b": (
+        LLAMA_8B,
+        "words",
+        {"quantize": "nf4", "remat": "blocks", "scan_layers": True},
+        1,
+        4,
+        1024,
+    ),
+}
+DEVICES = ("h100", "a100-80gb", "t4", "v5e")
+CHECKED = ("kernels", "nbytes", "flops", "temporary", "memory")
+"""The figures that ``--check`` compares."""
+
+
+def measure(row: str, device: str, attention: str) -> dict[str, Any]:
+    """Returns the figures of one cell."""
+    import optax
+
+    import fedjax_peft as fp
+    from fedjax_peft import heads, tasks
+    from fedjax_peft.peft.base import abstract_model
+    from fedjax_peft.simulation.devices import asked, plan_on, planned_on
+    from fedjax_peft.simulation.memory_plan import example_batch, plan_memory
+    from fedjax_peft.support.accelerators import find_device
+
+    config, kind, options, lanes, size, length = ROWS[row]
+    head, task = (heads.causal_lm(), tasks.next_token()) if kind == "words" else (None, None)
+    if head is None:
+        head, task = heads.classification(20), tasks.classification()
+    options = {"dtype": "bfloat16", "attention": attention, **options}
+    model = abstract_model(config, fp.lora(rank=8), head=head, **options)
+    model = planned_on(find_device(device), model)
+    shape = {"length": length} if length else {"image": (3, 224, 224)}
+    batch = example_batch(head.kind, batch_size=size, **shape)
+    parts = (model, fp.algorithms.fedavg(optax.adamw(1e-4)), task, batch)
+    planned = plan_on(find_device(device), parts, plan_memory(*parts), lanes)
+    found = asked(planned, parts)
+    assert found.compiled is not None
+    limits = found.limits
+    return {
+        "kernels": found.compiled.kernels,
+        "nbytes": found.nbytes,
+        "flops": found.flops,
+        "temporary": found.compiled.temporary,
+        "memory": found.compiled.memory,
+        "planned": planned.needed,
+        "seconds": found.seconds,
+        "limit": max(limits, key=lambda name: limits[name]),
+        "share of the arithmetic peak": limits["arithmetic"] / found.seconds,
+        "calls": dict(found.compiled.calls),
+        "program": found.compiled.program,
+        "compile seconds": round(found.compiled.seconds),
+    }
+
+
+def key_of(row: str, device: str, attention: str) -> str:
+    return f"{row} | {device} | {attention}"
+
+
+def ask(key: str, limit: float) -> dict[str, Any] | str:
+    """Returns the figures of a cell, or why there are none."""
+    command = [sys.executable, __file__, "--cell", *key.split(" | ")]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return f"not compiled within {limit:.0f} s"
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["failed"])[-1][:300]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def grown(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Returns the figures that are more than 10 % above the committed ones, in words."""
+    return [
+        f"{name}: {new[name]:,} is more than 1.1 x {old[name]:,}"
+        for name in CHECKED
+        if new[name] > 1.1 * old[name]
+    ]
+
+
+def table(found: dict[str, Any]) -> str:
+    """Returns the table in Markdown."""
+    names = ["round", "device", "attention", "kernels", "GB", "GFLOP", "temporary, GB"]
+    names += ["memory, GB", "planned / memory", "least step, ms", "limit", "of the peak"]
+    names += ["program, MB", "compile, s"]
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    order = {key_of(r, d, a): 0 for r in ROWS for d in DEVICES for a in ("whole", "auto")}
+    for key in [key for key in order if key in found]:
+        cells, x = key.split(" | "), found[key]
+        if isinstance(x, str):
+            lines.append("| " + " | ".join([*cells, x] + [""] * (len(names) - 4)) + " |")
+            continue
+        cells += [f"{x['kernels']:,}", f"{x['nbytes'] / 1e9:.2f}", f"{x['flops'] / 1e9:,.0f}"]
+        cells += [f"{x[name] / 1e9:.2f}" for name in ("temporary", "memory")]
+        cells += [f"{x['planned'] / x['memory']:.2f}", f"{1e3 * x['seconds']:.2f}", x["limit"]]
+        cells.append(f"{x['share of the arithmetic peak']:.0%}")
+        cells += [f"{x['program'] / 1e6:.0f}" if x["program"] else "", str(x["compile seconds"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Compiles the missing cells, or compares; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--devices", nargs="+", choices=DEVICES, default=list(DEVICES))
+    parser.add_argument("--attention", nargs="+", choices=["auto", "whole"], default=["auto"])
+    parser.add_argument("--limit", type=float, default=1800, help="seconds of a cell")
+    parser.add_argument("--again", action="store_true", help="also compile cells that are known")
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.cell:
+        print(json.dumps(measure(*a.cell)))
+        return 0
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    faults = []
+    for key in [key_of(r, d, t) for r in a.rows for d in a.devices for t in a.attention]:
+        known = isinstance(found.get(key), dict)
+        if (a.check and not known) or (known and not a.check and not a.again):
+            continue
+        new = ask(key, a.limit)
+        print(f"{key}: {new}", flush=True)
+        if a.check:
+            faults += [
+                f"{key}: {x}" for x in ([new] if isinstance(new, str) else grown(found[key], new))
+            ]
+            continue
+        found[key] = new
+        RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        RESULTS.with_suffix(".md").write_text(table(found))
+    print("\n".join(faults), end="\n" if faults else "")
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
