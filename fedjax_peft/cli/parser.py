@@ -79,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_running(command)
     _add_results(command)
+    _add_sync(command)
     _add_trained(command)
     _add_tools(command, parser)
     return parser
@@ -170,9 +171,9 @@ def _add_results(command: Callable[..., Any]) -> None:
     )
     report.add_argument(
         "--at",
-        choices=["final", "best"],
+        choices=["final", "best", "mean"],
         default="final",
-        help="the metric's last value (default), or its best over all rounds",
+        help="the metric's last value (default), its best, or the mean of all after round 0",
     )
     report.add_argument(
         "--choose-by",
@@ -199,6 +200,8 @@ def _add_results(command: Callable[..., Any]) -> None:
         help="say how many seeds a difference of this size needs; default: 0.01 of a fraction",
     )
 
+
+def _add_sync(command: Callable[..., Any]) -> None:
     sync = command("sync", results.sync, "send the rows that trackers have missed")
     _option(sync, "run", "RUN", "a run, a sweep, or a folder of runs", type=Path)
     names = "trackers=mlflow"
