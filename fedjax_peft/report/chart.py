@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 SIZES = {"wide": (8.6, 4.2), "narrow": (3.7, 3.1)}
 """Kind of window -> width and height of the drawing in inches."""
 
+MOST_POINTS = 1500
+"""About the most points of the curves in a drawing."""
+
 
 class Axis(NamedTuple):
     """A choice of the x axis."""
@@ -46,14 +49,16 @@ class Chart(NamedTuple):
 
     drawings: dict[str, dict[str, Markup]]
     """Axis -> kind of window -> SVG element."""
+    step: int
+    """Every point is shown, or every second one and so on, so that the page stays small."""
     keys: list[Markup]
     """Of each run, an SVG element with its line."""
     lasts: list[str]
     """Of each run, the text of its last value; empty without any."""
     data: Markup
     """What the script reads, as JSON: ``names``, the ``texts`` of each run's values, and of each
-    axis its ``units``, the runs' coordinates ``xs`` and ``ys``, and the ``scales`` of the drawings
-    (see :func:`_scale`)."""
+    axis its ``units``, the runs' coordinates ``xs``, and the ``scales`` of the drawings (see
+    :func:`_scale`)."""
 
 
 def recorded_axes(runs: Runs, metric: str | None) -> list[str]:
@@ -74,28 +79,37 @@ def chart(runs: Runs, axes: Sequence[str], metric: str | None, *, smooth: int = 
     drawings: dict[str, dict[str, Markup]] = {}
     by_axis: dict[str, Any] = {}
     texts: list[list[str]] = [[] for _ in runs]
+    total = sum(len(line.xs) for line in plots.lines(runs, "round", metric).values())
+    step = max(1, math.ceil(total / MOST_POINTS))
     for x in axes:
         lines = plots.lines(runs, x, metric, smooth=smooth)
+        lines = {run: _thinned(line, step) for run, line in lines.items()}
         unit = plots.x_unit(x, lines.values()).size
         scales, drawings[x] = {}, {}
         for kind, size in SIZES.items():
             fig = plots.draw(lines, x, name, lower, size=size)
             element = figure_files.svg(fig, f"chart-{x}-{kind}-")
             drawings[x][kind], scales[kind] = Markup(element), _scale(fig.axes[0], unit)
-        bands = [line.band for line in lines.values()]
         by_axis[x] = {
             "units": [[one.size, one.symbol] for one in wording.UNITS.get(x, ())],
             "xs": [_short(line.xs) for line in lines.values()],
-            "ys": [_short(mean) for mean, _ in bands],
             "scales": scales,
         }
-        shown = [_texts(name, *band) for band in bands]
+        shown = [_texts(name, *line.band) for line in lines.values()]
         texts = [max(pair, key=len) for pair in zip(texts, shown, strict=True)]
     data = {"names": list(runs), "texts": texts, "axes": by_axis}
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     styles = figure_files.styles(runs)
     keys, lasts = [_key(styles[run]) for run in runs], [one[-1] if one else "" for one in texts]
-    return Chart(drawings, keys, lasts, Markup(text))
+    return Chart(drawings, step, keys, lasts, Markup(text))
+
+
+def _thinned(line: plots.Line, step: int) -> plots.Line:
+    """Returns every ``step``-th point, and the last one."""
+    last = len(line.xs) - 1
+    kept = [i for i in range(last + 1) if i % step == 0 or i == last]
+    by_seed = {seed: [ys[i] for i in kept] for seed, ys in line.by_seed.items()}
+    return plots.Line([line.xs[i] for i in kept], by_seed)
 
 
 def _short(values: Sequence[float]) -> list[float]:

@@ -240,6 +240,8 @@ def svg(fig: "Figure", prefix: str = "") -> str:
     with rc_context({"svg.fonttype": "none"}):
         text = render(fig, "svg").decode()
     text = re.sub(r"<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
+    # A tenth of a point is too small to be seen, but markers are small shapes with fine numbers.
+    text = re.sub(r' (d|x|y)="[^"]{9,}"', lambda found: _shortened(found[0]), text)
     text = re.sub(r'id="(run-\d+)"', r'class="\1"', text)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)
     theme = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"}
@@ -247,6 +249,11 @@ def svg(fig: "Figure", prefix: str = "") -> str:
     return re.sub(
         "|".join(theme), lambda color: f"var(--{theme[color[0]]}, {color[0]})", text
     ).strip()
+
+
+def _shortened(attribute: str) -> str:
+    """Returns the attribute of an SVG element with fewer decimals."""
+    return re.sub(r"(\.\d)\d+" if len(attribute) > 500 else r"(\.\d\d)\d+", r"\1", attribute)
 
 
 _METADATA: dict[str, dict[str, None]] = {

@@ -40,18 +40,18 @@ for (const plot of document.querySelectorAll(".plot")) {
     const near = (xs) => xs.findLastIndex((x) => x <= value * (1 + 1e-9));
     const found = axis.xs.flatMap((xs, run) => {
       const i = near(xs);
-      return shown(run) && i >= 0 ? [{ run, i, y: axis.ys[run][i] }] : [];
+      return shown(run) && i >= 0 ? [{ run, text: data.texts[run][i] }] : [];
     });
-    found.sort((a, b) => b.y - a.y);
+    found.sort((a, b) => parseFloat(b.text) - parseFloat(a.text));
     const [size, symbol] = axis.units.findLast(([size]) => size <= value) ?? axis.units[0] ?? [];
     const head = symbol ? `${+(value / size).toPrecision(3)} ${symbol}` : `Round ${value}`;
     values.replaceChildren(head);
-    const texts = found.map(({ run, i }) => {
+    const texts = found.map(({ run, text }) => {
       const row = make(values, "div", "");
       row.append(document.querySelector(`label:has(#show-${run}) .key`).cloneNode(true));
       row.append(data.names[run]);
-      make(row, "b", "").textContent = data.texts[run][i];
-      return `${data.names[run]} ${data.texts[run][i]}`;
+      make(row, "b", "").textContent = text;
+      return `${data.names[run]} ${text}`;
     });
     line.hidden = values.hidden = false;
     Object.assign(line.style, { left: `${left}px`, top: `${box[1]}px`, height: `${box[3] - box[1]}px` });

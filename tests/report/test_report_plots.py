@@ -1,12 +1,14 @@
 """Figures show the right points, and their labels do not overlap."""
 
 import io
+import json
 import re
 from itertools import combinations
 
 import pytest
 from closeness import approx
 
+from fedjax_peft.report import chart
 from fedjax_peft.report.figure_files import PALETTE, render, styles, svg
 from fedjax_peft.report.plots import curve_data, curves
 from fedjax_peft.report.wording import byte_unit, time_unit
@@ -95,6 +97,19 @@ def test_runs_without_points_are_named_in_the_figure():
 def test_a_run_without_simulated_time_has_no_points():
     still = [row | {"simulated_seconds": 0.0} for row in rows()]
     assert drawn(curves({"a": still}, "simulated_seconds")) == []
+
+
+def test_the_chart_of_a_page_shows_some_points_of_many(monkeypatch):
+    monkeypatch.setattr(chart, "MOST_POINTS", 20)
+    drawn = chart.chart(
+        {"a": {0: rows(20), 1: rows(20, top=0.4)}, "b": {0: rows(20)}}, ["round"], None
+    )
+    data = json.loads(drawn.data)
+    assert drawn.step == 3
+    assert data["axes"]["round"]["xs"] == [[0, 3, 6, 9, 12, 15, 18, 20]] * 2
+    assert data["texts"][0][-1] == "60.0 ± 28.3 %"
+    assert drawn.lasts == ["60.0 ± 28.3 %", "80.0 %"]
+    assert drawn.drawings["round"]["wide"].count('class="run-0"') == 2, "its mean and its band"
 
 
 def test_wall_time_is_the_sum_of_all_phases():
