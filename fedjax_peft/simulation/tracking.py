@@ -8,6 +8,7 @@ import json
 import queue
 import secrets
 import threading
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,9 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
 NAME = "tracking.json"
-PATIENCE = 10.0
-"""Seconds without progress after which the end of a run does not wait for a tracker any more."""
+PATIENCE = 30.0
+"""Seconds that a tracker may take for a row before the end of a run no longer waits for it. Time
+that has passed during the run counts, so a service that hangs does not hold up a longer run."""
 
 
 class Tracking:
@@ -98,7 +100,7 @@ class _Worker:
         self.warned = False
         self._tracker, self._run = tracker, run
         self._rows: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
-        self._steps = 0
+        self._busy_since: float | None = None
         self._thread: threading.Thread | None = None
 
     def send(self, row: Row) -> None:
@@ -113,19 +115,27 @@ class _Worker:
         self._rows.put(None)
 
     def wait(self) -> None:
-        """Returns when the thread has ended, or has done nothing for ``PATIENCE`` seconds."""
-        before = -1
-        while self._thread is not None and self._thread.is_alive() and before != self._steps:
-            before = self._steps
-            self._thread.join(PATIENCE)
-        if self._thread is not None and self._thread.is_alive():
-            self.problem = self.problem or f"It has not answered for {PATIENCE:g} s."
+        """Returns when the thread has ended, or has been at one row for ``PATIENCE`` seconds."""
+        while self._thread is not None and self._thread.is_alive():
+            since = self._busy_since
+            left = PATIENCE - (0 if since is None else time.monotonic() - since)
+            if left <= 0:
+                self.problem = self.problem or f"It has not answered for {PATIENCE:g} s."
+                return
+            self._thread.join(min(left, 1.0))
+
+    def _next(self) -> Row | None:
+        """Returns the next row, None after the last one."""
+        self._busy_since = None
+        row = self._rows.get()
+        self._busy_since = time.monotonic()
+        return row
 
     def _work(self) -> None:
         try:
-            while (row := self._rows.get()) is not None:
+            while (row := self._next()) is not None:
                 self._tracker(row, self._run)
-                self.taken, self._steps = row["round"], self._steps + 1
+                self.taken = row["round"]
         except Exception as error:
             self.problem = _sentence(error)
         try:
