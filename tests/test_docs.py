@@ -96,6 +96,21 @@ def test_names_without_a_docstring_are_found(reference):
     assert list(reference.undocumented(module)) == found
 
 
+@pytest.mark.parametrize(
+    ("shown", "read"),
+    [
+        ("(f: ~a.B = <function g>, x: dict = <factory>)", "(f: ~a.B = g, x: dict = ...)"),
+        ("(f=<function C.g at 0x7f0d>, d=<class 'jax.numpy.int8'>)", "(f=g, d=int8)"),
+        ("(f=<function <lambda> at 0x7f0d>, n: int = 2)", "(f=..., n: int = 2)"),
+        ("(f=<function h.<locals>.<lambda> at 0x7f0d>)", "(f=...)"),
+    ],
+)
+def test_types_are_printed_as_their_names(reference, shown, read):
+    """For every signature can be read; the build warns of one that cannot."""
+    assert reference.readable(shown) == read
+    assert reference.process_signature(None, "function", "f", None, None, shown, None)[0] == read
+
+
 def test_glossary_is_short():
     """At most 40 words."""
     text = (ROOT / "docs" / "reference" / "glossary.md").read_text()

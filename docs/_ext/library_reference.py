@@ -8,11 +8,13 @@ A public name without a docstring, a public name that no page documents, and a r
 that does not exist are warnings, which ``make docs`` turns into errors.
 """
 
+import ast
 import functools
 import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -276,6 +278,38 @@ def _row(cells: list[str]) -> nodes.row:
     return row
 
 
+_DEFAULTS = {
+    r"<factory>": "...",
+    r"<function [^ ]*<lambda>[^>]*>": "...",
+    r"<function (?:\w+\.)*(\w+)(?: at \w+)?>": r"\1",
+    r"<class '(?:\w+\.)*(\w+)'>": r"\1",
+}
+"""What Python shows of a default value that is no literal -> its name."""
+
+
+def readable(signature: str) -> str:
+    """Returns a signature whose defaults are names, so that Sphinx can read its types.
+
+    Of one that it cannot read, Sphinx prints the text as it is, with types by their whole paths.
+    """
+    for shown, name in _DEFAULTS.items():
+        signature = re.sub(shown, name, signature)
+    return signature
+
+
+def process_signature(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str | None, result: Any
+) -> tuple[str | None, Any]:
+    """Returns the readable signature and the type of the result; warns of one that is not."""
+    if signature:
+        signature = readable(signature)
+        try:
+            ast.parse(f"def f{signature.replace('~', '')}: ...")
+        except SyntaxError:
+            logger.warning("the signature of %s cannot be read: %s", name, signature)
+    return signature, result
+
+
 class Verbatim:
     """Keeps attributes from Napoleon, which takes the first colon of their text for a type."""
 
@@ -300,5 +334,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("metrics-fields", MetricsFields)
     app.connect("env-check-consistency", check_complete)
     app.connect("missing-reference", resolve)
+    app.connect("autodoc-process-signature", process_signature)
     Verbatim(app)
     return {"parallel_read_safe": True}
