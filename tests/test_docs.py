@@ -1,5 +1,8 @@
 """The documentation builds without a warning, and its examples run."""
 
+import collections
+import contextlib
+import importlib
 import re
 import subprocess
 import sys
@@ -109,6 +112,43 @@ def test_types_are_printed_as_their_names(reference, shown, read):
     """For every signature can be read; the build warns of one that cannot."""
     assert reference.readable(shown) == read
     assert reference.process_signature(None, "function", "f", None, None, shown, None)[0] == read
+
+
+WITHOUT = collections.Counter(
+    fedjax_peft=6,
+    contracts=62,
+    differentiable=2,
+    distributed=6,
+    heads=3,
+    lm_eval=2,
+    testing=3,
+)
+"""Module -> the number of its public names with no short example and on no page's Python."""
+
+
+def test_public_names_have_examples(reference):
+    """All but these, whose number only shrinks; every example is of a public name."""
+    pages = "\n".join(b for p in PAGES for b in BLOCK.findall(p.read_text()))
+    known, without = set(), {}
+    for module in map(importlib.import_module, reference.public_modules()):
+        for name in reference.public_names(module):
+            short = reference.short_name(f"{module.__name__}.{name}")
+            known.add(short)
+            if short not in reference.examples() and not re.search(rf"{short}\b", pages):
+                without.setdefault(module.__name__.rpartition(".")[2], []).append(name)
+    beside = {"fp.transforms.chain", "fp.transforms.downlink", "fp.transforms.error_feedback"}
+    assert {*reference.examples()} - known == beside
+    more = {module: names for module, names in without.items() if len(names) > WITHOUT[module]}
+    assert more == {}, "give them an example in docs/reference/examples.py"
+
+
+@pytest.mark.long("it attaches every PEFT method")
+@pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
+def test_examples_of_the_reference_run(reference, tmp_path, monkeypatch):
+    """From the first to the last, in one namespace."""
+    monkeypatch.chdir(tmp_path)
+    Path("trace.csv").write_text("client,start,end\n0,0,5\n")
+    exec(compile(reference.EXAMPLES.read_text(), "examples.py", "exec"), {})
 
 
 def test_glossary_is_short():

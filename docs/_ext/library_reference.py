@@ -2,7 +2,7 @@
 
 ``.. public-names:: MODULE`` documents every name in ``MODULE.__all__``. ``.. config-keys::`` lists
 the keys of a config, read off the signatures that a config calls. ``.. metrics-fields::`` lists the
-fields of a run's ``metrics.jsonl``.
+fields of a run's ``metrics.jsonl``. Short examples come from ``reference/examples.py``.
 
 A public name without a docstring, a public name that no page documents, and a reference to a name
 that does not exist are warnings, which ``make docs`` turns into errors.
@@ -17,6 +17,7 @@ import pkgutil
 import re
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -106,6 +107,33 @@ def documented_name(module: Any, name: str) -> str:
     plain = inspect.isclass(value) or inspect.isfunction(value)
     place = None if plain else _below(module, name)
     return f"{place or module.__name__}.{name}"
+
+
+EXAMPLES = Path(__file__).parents[1] / "reference" / "examples.py"
+
+
+@functools.cache
+def examples() -> dict[str, str]:
+    """Returns the short examples of the reference: public name, such as ``fp.lora`` -> lines."""
+    parts = re.split(r"^# (fp\.[\w.]+)\n", EXAMPLES.read_text(), flags=re.MULTILINE)[1:]
+    return {name: lines.strip() for name, lines in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def short_name(dotted: str) -> str:
+    """Returns the name by which users reach a public name: ``fp.lora``, ``fp.peft.ia3``."""
+    module, _, name = dotted.rpartition(".")
+    return f"fp.{name}" if module == PACKAGE else f"fp.{module.rpartition('.')[2]}.{name}"
+
+
+def add_example(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Adds the example of a name below the first line of its docstring, where there is one."""
+    example = examples().get(short_name(name))
+    if example:
+        first = lines.index("") + 1 if "" in lines else len(lines)
+        block = [".. code-block:: python", "", *(f"   {x}" for x in example.splitlines()), ""]
+        lines[first:first] = block if first < len(lines) else ["", *block]
 
 
 class PublicNames(SphinxDirective):
@@ -335,5 +363,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("env-check-consistency", check_complete)
     app.connect("missing-reference", resolve)
     app.connect("autodoc-process-signature", process_signature)
+    app.connect("autodoc-process-docstring", add_example, priority=700)  # after Napoleon
     Verbatim(app)
     return {"parallel_read_safe": True}
