@@ -1,7 +1,7 @@
-"""A short example of each public name, in order of the modules; a test runs the file as a script.
+"""A short example of each public name, by module; a test runs the file as a script.
 
-The reference shows the lines below ``# fp.NAME`` under the name, up to the next such line. The
-objects here at the top are those of all examples.
+The reference shows the lines below ``# fp.NAME`` under the name, up to the next one.
+The objects here at the top are those of all examples.
 """
 
 import jax
