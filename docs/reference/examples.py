@@ -1,6 +1,6 @@
 """A short example of each public name, by module; a test runs the file as a script.
 
-The reference shows the lines below ``# fp.NAME`` under the name, up to the next one.
+The reference shows the lines below ``# fp.NAME`` with the name, up to the next.
 The objects here at the top are those of all examples.
 """
 
