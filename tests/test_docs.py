@@ -1,7 +1,6 @@
 """The documentation builds without a warning, and its examples run."""
 
 import collections
-import contextlib
 import importlib
 import re
 import subprocess
