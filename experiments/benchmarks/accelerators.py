@@ -85,7 +85,8 @@ def measure(row: str, device: str, attention: str) -> dict[str, Any]:
     shape = {"length": length} if length else {"image": (3, 224, 224)}
     batch = example_batch(head.kind, batch_size=size, **shape)
     parts = (model, fp.algorithms.fedavg(optax.adamw(1e-4)), task, batch)
-    planned = plan_on(find_device(device), parts, plan_memory(*parts), lanes)
+    memory = plan_memory(*parts, accelerator=True)
+    planned = plan_on(find_device(device), parts, memory, lanes)
     found = asked(planned, parts)
     assert found.compiled is not None
     limits = found.limits

@@ -79,7 +79,12 @@ def planned(config: Mapping[str, Any], device: Device | None = None) -> Planned:
     parts = (model, algorithm, task, batch)
     # Outside the device, clients' state comes to it for the clients of a round alone.
     kept = clients if config["placement"]["client_state"] == "device" else cohort
-    plan = plan_memory(*parts, clients=kept or 1, cohort=cohort or 1)
+    plan = plan_memory(
+        *parts,
+        clients=kept or 1,
+        cohort=cohort or 1,
+        accelerator=device is not None,
+    )
     largest = _name(plan.activations.largest, model.config.get("vocab_size"))
     steps = config["local_steps"]
     steps = steps if isinstance(steps, int) else None

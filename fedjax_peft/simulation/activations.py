@@ -1,7 +1,7 @@
 """The arrays that a local step keeps for its gradient, from its jaxpr."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -33,13 +33,20 @@ class Activations(NamedTuple):
 
 
 def activations(
-    model: Model, task: Task, batch: Mapping[str, Any], *, train: bool = True
+    model: Model,
+    task: Task,
+    batch: Mapping[str, Any],
+    *,
+    train: bool = True,
+    accelerator: bool = False,
 ) -> Activations:
     """Returns the activations of one lane, from shapes alone.
 
     Args:
       model: arrays or shapes; its frozen leaves as a run holds them.
+      accelerator: count as the compilers for GPUs and TPUs store arrays, not as that for CPUs.
     """
+    keep = _sources if accelerator else _kept
 
     def loss(frozen: Params, trainable: Params, batch: Any, key: Any) -> jax.Array:
         return task.loss(model.apply(frozen, trainable, batch, key, train), batch)[0]
@@ -63,8 +70,8 @@ def activations(
     made = _used(results, trace.made)
     nothing = _Array(jax.core.ShapedArray((), jnp.int8))
     largest = max(_with_loops(made), key=lambda x: x.nbytes, default=nothing)
-    kept = sum(x.nbytes for x in _kept(results, made))
-    again = [_residuals_of_block(*block) for block in forward.blocks]
+    kept = sum(x.nbytes for x in keep(results, made))
+    again = [_residuals_of_block(*block, keep) for block in forward.blocks]
     kernels = [trace.kernels, forward.kernels, *(x.kernels for _, x in again)]
     return Activations(
         kept,
@@ -75,7 +82,9 @@ def activations(
     )
 
 
-def _residuals_of_block(body: Any, depends: tuple[bool, ...]) -> tuple[int, "_Trace"]:
+def _residuals_of_block(
+    body: Any, depends: tuple[bool, ...], keep: "_Keep"
+) -> tuple[int, "_Trace"]:
     """Returns the bytes that the backward pass of one rematerialised block keeps meanwhile."""
     inputs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.invars]
     moves = [
@@ -99,7 +108,7 @@ def _residuals_of_block(body: Any, depends: tuple[bool, ...]) -> tuple[int, "_Tr
         x.depends = moved
     trace = _Trace([], [], {})
     results = _run(traced, arrays, trace)
-    return sum(x.nbytes for x in _kept(results, trace.made)), trace
+    return sum(x.nbytes for x in keep(results, trace.made)), trace
 
 
 def _shapes(values: PyTree) -> PyTree:
@@ -118,6 +127,18 @@ _CHEAP = frozenset(
 # fmt: on
 """Operations that a compiler repeats inside the operation that uses their result, so that the
 result is not stored, if it is made of one stored array. The inputs of matrix products are stored.
+"""
+
+# fmt: off
+_FUSED = _CHEAP | frozenset(
+    [
+        "abs", "clamp", "concatenate", "div", "dynamic_slice", "erf", "erf_inv", "exp", "exp2",
+        "is_finite", "log", "log1p", "logistic", "pad", "pow", "rem", "rev", "rsqrt",
+        "shift_left", "shift_right_logical", "slice", "sqrt", "tanh", "xor",
+    ]
+)
+# fmt: on
+"""Operations that the compilers for accelerators repeat, also if they are made of several arrays.
 """
 
 _VIEWS = frozenset(["convert_element_type", "copy", "reshape", "squeeze", "transpose"])
@@ -294,3 +315,33 @@ def _kept(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
             free.add(id(x))
             kept.append(x)
     return kept
+
+
+def _sources(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
+    """Returns the stored arrays from which fused operations make the residuals.
+
+    A residual is stored itself where it is smaller than what it is made of.
+    """
+    known: dict[int, dict[int, _Array]] = {}
+
+    def found(x: _Array) -> dict[int, _Array]:
+        if id(x) not in known:
+            parts = [found(y) for y in x.inputs]
+            fused = parts and not x.stored and x.name in _FUSED
+            known[id(x)] = (
+                {k: y for part in parts for k, y in part.items()} if fused else {id(x): x}
+            )
+        return known[id(x)]
+
+    asked, kept = set(map(id, results)), dict[int, _Array]()
+    for x in made:  # in the order of the program, so that the inputs are known
+        sources = found(x)
+        if id(x) in asked:
+            more = sum(y.nbytes for k, y in sources.items() if k not in kept)
+            kept |= sources if more <= x.nbytes or len(sources) == 1 else {id(x): x}
+    own = set(map(id, made))
+    return [x for k, x in kept.items() if k in own]
+
+
+_Keep: TypeAlias = Callable[[Sequence[_Array], Sequence[_Array]], list[_Array]]
+"""(results, arrays in order) -> the residuals that are stored."""

@@ -157,7 +157,7 @@ def plan(
     model = planned_on(target, shapes.replace(frozen=shapes.compute_frozen()))
     cohort = clients_per_round or len(clients)
     sizes = {"clients": len(clients), "cohort": cohort, "examples": len(clients.data)}
-    planned = plan_memory(model, algorithm, task, batch, **sizes)
+    planned = plan_memory(model, algorithm, task, batch, **sizes, accelerator=True)
     made = plan_on(target, (model, algorithm, task, batch), planned, lanes)
     made = made._replace(steps=-(-cohort // lanes) * local_steps)
     return asked(made, (model, algorithm, task, batch)) if compiled else made

@@ -93,6 +93,7 @@ def plan_memory(
     clients: int = 1,
     cohort: int = 1,
     examples: int = 0,
+    accelerator: bool = False,
 ) -> MemoryPlan:
     """Returns the memory of a run, from shapes alone.
 
@@ -102,6 +103,7 @@ def plan_memory(
       clients: in the federation.
       cohort: clients in a round; some aggregators need all uploads at once.
       examples: in the training data.
+      accelerator: as for :func:`fedjax_peft.simulation.activations.activations`.
     """
     names = assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
@@ -127,7 +129,7 @@ def plan_memory(
         clients=clients * tree.nbytes(own),
         columns=examples * sum(tree.nbytes(x) // x.shape[0] for x in rows.values()),
         lane=tree.nbytes(local) + 2 * tree.nbytes((shared, private)),
-        activations=activations(model, task, batch),
+        activations=activations(model, task, batch, accelerator=accelerator),
     )
 
 

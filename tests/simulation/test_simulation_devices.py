@@ -96,6 +96,17 @@ def test_scores_are_counted_where_no_kernel_avoids_them(device, scores, monkeypa
     assert (found.largest == (4, 4, 128, 128)) == scores
 
 
+def test_accelerators_store_what_fused_operations_start_from():
+    """GELU's derivative is made of its input, so that neither its terms nor its mask are kept."""
+    model = abstract_model(fp.testing.TINY_BERT, fp.lora(2), head=fp.heads.classification(2))
+    batch = example_batch("classification", batch_size=4, length=32)
+    cpu, gpu = (
+        activations(model, fp.tasks.classification(), batch, accelerator=x) for x in (False, True)
+    )
+    assert gpu.residuals < 0.8 * cpu.residuals
+    assert gpu._replace(residuals=0) == cpu._replace(residuals=0)
+
+
 TEXT = """HloModule jit_round_
 
 %fused_slice (p: f32[6,8,8], i: s32[]) -> f32[8,8] {
