@@ -1,9 +1,11 @@
 """Accelerators that are not there: their descriptions, the bounds, and compiled programs' texts."""
 
 import importlib.util
+import json
 import math
 import os
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -152,6 +154,20 @@ def test_kernels_and_bytes_of_a_programs_text():
     assert found.read == 6 * ((matrix + 4) + 2 * matrix)
     assert found.written == 6 * (matrix + matrix + 16) + matrix // 2
     assert found.calls == {"__cublas$gemm": 6}
+
+
+def test_the_committed_table_of_the_benchmark():
+    """It is made of the committed figures; what grows by more than 10 % is a fault."""
+    path = Path(__file__).parents[2] / "experiments" / "benchmarks" / "accelerators.py"
+    spec = importlib.util.spec_from_file_location("accelerators", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    found = json.loads(script.RESULTS.read_text())
+    assert script.RESULTS.with_suffix(".md").read_text() == script.table(found)
+    old = found["minilm | h100 | auto"]
+    assert script.grown(old, {**old, "kernels": old["kernels"] + 1}) == []
+    (fault,) = script.grown(old, {**old, "nbytes": 2 * old["nbytes"]})
+    assert fault.startswith("nbytes: ")
 
 
 @pytest.mark.skipif(
