@@ -28,6 +28,9 @@ vectors = fp.embed(model, ["a text", "another"], max_length=16)  # [2, width]
 # fp.lora
 model = fp.attach(plain, fp.lora(rank=4, targets=["query", "value"]))
 
+# fp.quantize
+small = fp.quantize(plain, "int8")
+
 # fp.merge
 merged = fp.merge(model)  # the adapter is in the weights
 
@@ -571,3 +574,9 @@ some = fp.tree.select(first, ["a"])
 
 # fp.contracts.Roles
 roles = fp.contracts.Roles(shared=("^adapter:",), private=("^head:",))
+
+# fp.contracts.Platform
+gpu = fp.contracts.Platform("gpu", capability=9.0)
+
+# fp.contracts.on_platform
+apply = fp.contracts.on_platform(plain.apply, gpu)

@@ -24,6 +24,7 @@ from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.algorithms.checks import CLIENT_RATES
 from fedjax_peft.contracts import Aggregated, Feature, Federation, refusals
 from fedjax_peft.engine.plan import Cohort
+from fedjax_peft.engine.program import peak_bytes
 from fedjax_peft.engine.work import evaluation
 from fedjax_peft.numerics import schedules, summation, tree
 from fedjax_peft.numerics.roles import assign_roles
@@ -603,8 +604,9 @@ def test_memory_does_not_grow_with_the_cohort(name):
     federation = toy.clients([6] * 100)
     for per_round in (10, 100):
         engine = toy.Engine(make(name), federation, per_round=per_round, lanes=4, bound=model)
-        program = engine.session.program(engine.session.plan(1), 0)
-        needed.append(program.memory(engine.session.init(0), engine.session.plan(1)))
+        plan = engine.session.plan(1)
+        lowered = engine.session.program(plan, 0).lower(engine.session.init(0), plan)
+        needed.append(peak_bytes(lowered.compile()))
     assert needed[1] - needed[0] < 90 * 200
 
 
