@@ -74,7 +74,7 @@ class ClientContext(NamedTuple):
         """Returns the mean training loss of a batch and the task's metrics; a :class:`LossFn`."""
         outputs = self.apply(params, batch, key, True)
         (total, count), metrics = loss_and_metrics(self.task, outputs, batch)
-        return total / jnp.maximum(count, 1.0), jax.lax.stop_gradient(metrics)
+        return total / jnp.maximum(count, 1.0), metrics
 
 
 class ClientUpdate(NamedTuple):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 from jax import Array
 
 from fedjax_peft.contracts.model import Outputs
@@ -48,9 +49,13 @@ class Task(Protocol):
 def loss_and_metrics(
     task: Task, outputs: Outputs, batch: Batch
 ) -> tuple[tuple[Array, Array], Metrics]:
-    """Returns ((sum of losses, count), metrics) of a task, by one computation if it has one."""
+    """Returns ((sum of losses, count), metrics) of a task, by one computation if it has one.
+
+    The metrics have no derivative.
+    """
     together = getattr(task, "loss_and_metrics", None)
     if together is None:
-        return task.loss(outputs, batch), task.metrics(outputs, batch)
-    found: tuple[tuple[Array, Array], Metrics] = together(outputs, batch)
-    return found
+        # Derivatives that nobody asks for would still be traced.
+        return task.loss(outputs, batch), task.metrics(jax.lax.stop_gradient(outputs), batch)
+    loss, metrics = together(outputs, batch)
+    return loss, jax.lax.stop_gradient(metrics)

@@ -89,6 +89,26 @@ class Worked(NamedTuple):
     ended: Ended
 
 
+class _Now(NamedTuple):
+    """The plan of one time step, see :class:`~fedjax_peft.engine.plan.Plan`."""
+
+    slot: Array
+    """int32 ``[lanes]``."""
+    local: Array
+    """int32 ``[lanes]``."""
+    examples: Array
+    """int32 ``[lanes, batch]``."""
+
+
+class _Work(NamedTuple):
+    """What the lanes do in a time step."""
+
+    begin: Callable[[_Now], PyTree]
+    """Returns the local states of clients that begin."""
+    steps: list[Callable[[PyTree, _Now], tuple[PyTree, Metrics, Params]]]
+    """A local step for each padded length."""
+
+
 class _Lanes(NamedTuple):
     """What the clients in the lanes need for their work."""
 
@@ -113,6 +133,11 @@ class _Lanes(NamedTuple):
     def width(self) -> int:
         """The number of lanes."""
         return self.plan.slot.shape[1]
+
+    def at(self, t: Array | int) -> "_Now":
+        """Returns what the plan has for a time step."""
+        plan = self.plan
+        return _Now(*tree.row((plan.slot, plan.local, plan.examples), jnp.asarray(t)))
 
     def split(self, x: PyTree) -> PyTree:
         """Returns a tree of arrays ``[lanes, ...]``, split over the devices."""
@@ -149,45 +174,45 @@ def run_clients(
         )
     )(plan.client, sources)
     lanes = _Lanes(setup, start, rows, stages, options, keys)
-    steps, first = _steps_and_first(lanes)
-    body = partial(_time_step, lanes, steps)
+    work, first = _work_and_first(lanes)
+    body = partial(_time_step, lanes, work)
     return options.loop(options.across(jnp.asarray(plan.steps)), body, first)
 
 
-def _time_step(lanes: _Lanes, steps: list[Callable], t: Array, carry: Worked) -> Worked:
+def _time_step(lanes: _Lanes, work: _Work, t: Array, carry: Worked) -> Worked:
     """Returns the state of the loop after a time step."""
-    plan, slots, across = lanes.plan, lanes.slots, lanes.options.across
-    slot, local = plan.slot[t], plan.local[t]
-    live = slot < slots
-    first = live & (local == 0)
-    last = live & (local + 1 == jnp.take(plan.length, slot, mode="clip"))
+    plan, slots, across, now = lanes.plan, lanes.slots, lanes.options.across, lanes.at(t)
+    live = now.slot < slots
+    first = live & (now.local == 0)
+    last = live & (now.local + 1 == tree.take(plan.length, now.slot))
 
     def anyone(which: Array) -> Array:
         # Over all replicas: a condition that differs between replicas would compute both branches.
         return across(jnp.any(which).astype(jnp.int32)) > 0
 
     state = jax.lax.cond(
-        anyone(first), lambda s: tree.where(first, _begin(lanes, t), s), lambda s: s, carry.lanes
+        anyone(first), lambda s: tree.where(first, work.begin(now), s), lambda s: s, carry.lanes
     )
-    if len(steps) > 1:
-        stepped, metrics, predictions = jax.lax.switch(across(plan.bucket[t]), steps, state, t)
+    if len(work.steps) > 1:
+        bucket = across(tree.row(plan.bucket, t))
+        stepped, metrics, predictions = jax.lax.switch(bucket, work.steps, state, now)
     else:
-        stepped, metrics, predictions = steps[0](state, t)
+        stepped, metrics, predictions = work.steps[0](state, now)
     state = lanes.split(tree.where(live, stepped, state))
-    where = jnp.where(live, slot, slots)
+    where = jnp.where(live, now.slot, slots)
     return Worked(
         state,
-        jax.tree.map(lambda s, m: s.at[where].add(m, mode="drop"), carry.sums, metrics),
-        jax.tree.map(lambda x, y: x.at[t].set(y), carry.predictions, predictions),
+        tree.add(carry.sums, where, metrics),
+        tree.put(carry.predictions, t, predictions),
         jax.lax.cond(
-            anyone(last), lambda e: _end(lanes, state, slot, last, e), lambda e: e, carry.ended
+            anyone(last), lambda e: _end(lanes, state, now.slot, last, e), lambda e: e, carry.ended
         ),
     )
 
 
-def _begin(lanes: _Lanes, t: Array) -> PyTree:
+def _begin(lanes: _Lanes, now: _Now) -> PyTree:
     """Returns the local states of clients that begin, for all lanes."""
-    slot = lanes.plan.slot[t]
+    slot = now.slot
     keys = lanes.step_keys(slot, jnp.zeros(lanes.width, jnp.int32))
 
     def init(client: Participant, own: PyTree, key: Key) -> PyTree:
@@ -198,25 +223,24 @@ def _begin(lanes: _Lanes, t: Array) -> PyTree:
 
 
 def _step(
-    lanes: _Lanes, length: int | None, state: PyTree, t: Array
+    lanes: _Lanes, length: int | None, state: PyTree, now: _Now
 ) -> tuple[PyTree, Metrics, Params]:
     """Returns the local states after a step of all lanes, its metrics and its predictions."""
-    plan = lanes.plan
-    keys = lanes.step_keys(plan.slot[t], plan.local[t] + 1)
+    keys = lanes.step_keys(now.slot, now.local + 1)
 
     def step(client: Participant, local: PyTree, batch: Params, key: Key) -> tuple[PyTree, Metrics]:
         return client_update(lanes.setup, lanes.start, client).step(local, batch, key)
 
-    batch = lanes.split(_batch(lanes, length, t))
-    state, metrics = lanes.over(step, plan.slot[t], state, batch, keys)
+    batch = lanes.split(_batch(lanes, length, now))
+    state, metrics = lanes.over(step, now.slot, state, batch, keys)
     metrics = dict(metrics)
     return state, metrics, metrics.pop(PREDICTIONS, {})
 
 
-def _batch(lanes: _Lanes, length: int | None, t: Array) -> Params:
+def _batch(lanes: _Lanes, length: int | None, now: _Now) -> Params:
     """Returns the batches of all lanes; ``length`` cuts texts, None keeps them whole."""
-    plan, columns = lanes.plan, lanes.start.constants.columns
-    tokens, examples = token_columns(columns), plan.examples[t]
+    columns, examples = lanes.start.constants.columns, now.examples
+    tokens = token_columns(columns)
     # Padding repeats the batch's first example, which belongs to the client. A masked row still
     # enters the gradient as 0 * its derivative, which could overflow for another client's data.
     # A Poisson-sampled batch may have no example at all.
@@ -228,8 +252,8 @@ def _batch(lanes: _Lanes, length: int | None, t: Array) -> Params:
         return x.at[rows, :length].get(mode="clip")
 
     batch = {name: column(name, x) for name, x in columns.items()}
-    steps = jnp.take(plan.length, plan.slot[t], mode="clip")
-    return {**batch, "mask": examples >= 0, "step": plan.local[t], "steps": steps}
+    steps = tree.take(lanes.plan.length, now.slot)
+    return {**batch, "mask": examples >= 0, "step": now.local, "steps": steps}
 
 
 def _end(lanes: _Lanes, state: PyTree, slot: Array, last: Array, ended: Ended) -> Ended:
@@ -243,8 +267,8 @@ def _end(lanes: _Lanes, state: PyTree, slot: Array, last: Array, ended: Ended) -
     noisy = aggregator.randomise is not None
     silent: Any = jnp.zeros_like(last)
     if not isinstance(plan.silent, tuple):
-        silent = jnp.take(plan.silent, slot, mode="clip")
-    weight = jnp.where(last, jnp.take(plan.weight, slot, mode="clip"), 0.0)
+        silent = tree.take(plan.silent, slot)
+    weight = jnp.where(last, tree.take(plan.weight, slot), 0.0)
     before, memory = tree.take((lanes.rows.client_state, ended.memory), slot)
     uploads = lanes.over(
         partial(_uploaded, lanes), slot, state, before, memory, weight, last & ~silent
@@ -263,8 +287,8 @@ def _end(lanes: _Lanes, state: PyTree, slot: Array, last: Array, ended: Ended) -
         tree.put(ended.client_state, where, uploads.client_state),
         tree.put(ended.memory, where, uploads.memory),
         tree.put(ended.measured, where, uploads.measured),
-        ended.finite.at[jnp.where(last, slot, slots)].set(finite, mode="drop"),
-        ended.norms.at[where].set(uploads.norm, mode="drop"),
+        tree.put(ended.finite, jnp.where(last, slot, slots), finite),
+        tree.put(ended.norms, where, uploads.norm),
         tree.put(ended.shares, where, uploads.shares),
     )
 
@@ -285,15 +309,18 @@ def _uploaded(
     return upload._replace(client=nothing, template=nothing)
 
 
-def _steps_and_first(lanes: _Lanes) -> tuple[list[Callable], Worked]:
-    """Returns a local step for each padded length, and the first state of the loop."""
-    shapes = jax.eval_shape(partial(_begin, lanes), 0)
-    whole = partial(_step, lanes, None)
+def _work_and_first(lanes: _Lanes) -> tuple[_Work, Worked]:
+    """Returns what the lanes do in a time step, and the first state of the loop."""
+    # As jitted functions they are traced once, for their shapes, and not again in the loop.
+    begin = jax.jit(partial(_begin, lanes), inline=True)
+    whole = jax.jit(partial(_step, lanes, None), inline=True)
+    now = lanes.at(0)
+    shapes = jax.eval_shape(begin, now)
     # Predictions of shorter steps are padded to these shapes, which have the data's full length.
-    _, metrics, predictions = jax.eval_shape(whole, shapes, 0)
+    _, metrics, predictions = jax.eval_shape(whole, shapes, now)
 
-    def step_of(length: int, state: PyTree, t: Array) -> tuple[PyTree, Metrics, Params]:
-        stepped, measured, found = _step(lanes, length, state, t)
+    def step_of(length: int, state: PyTree, now: _Now) -> tuple[PyTree, Metrics, Params]:
+        stepped, measured, found = _step(lanes, length, state, now)
         return stepped, measured, jax.tree.map(_padded, found, predictions)
 
     first = Worked(
@@ -304,7 +331,8 @@ def _steps_and_first(lanes: _Lanes) -> tuple[list[Callable], Worked]:
         ),
         ended=_nobody(lanes),
     )
-    return [partial(step_of, length) for length in lanes.options.padded] or [whole], first
+    steps = [partial(step_of, length) for length in lanes.options.padded]
+    return _Work(begin, steps or [whole]), first
 
 
 def _nobody(lanes: _Lanes) -> Ended:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,9 @@ from jax import Array
 from fedjax_peft.contracts import PyTree
 
 __all__ = [
+    "IN_RANGE",
+    "OR_DROPPED",
+    "add",
     "all_finite",
     "broadcast",
     "distance",
@@ -21,6 +24,7 @@ __all__ = [
     "nbytes",
     "norm",
     "put",
+    "row",
     "select",
     "size",
     "take",
@@ -29,6 +33,11 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+# Indices here are never negative. Saying so saves three operations for each of them, and so time
+# to trace and to compile.
+IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+OR_DROPPED: Any = {"mode": "drop", "wrap_negative_indices": False}
 
 
 def broadcast(tree: PyTree, n: int) -> PyTree:
@@ -41,16 +50,26 @@ def take(tree: PyTree, index: Array | np.ndarray | int) -> PyTree:
     return jax.tree.map(lambda x: jnp.take(x, index, axis=0, mode="clip"), tree)
 
 
+def row(tree: PyTree, index: Array) -> PyTree:
+    """Returns row ``index``, an int scalar in range, of a stacked tree."""
+    return jax.tree.map(lambda x: x.at[index].get(**IN_RANGE), tree)
+
+
 def put(tree: PyTree, index: Array | np.ndarray | int, rows: PyTree) -> PyTree:
-    """Returns a stacked tree with rows ``index`` replaced; out-of-range rows are dropped."""
-    return jax.tree.map(lambda x, r: x.at[index].set(r, mode="drop"), tree, rows)
+    """Returns a stacked tree with rows ``index`` >= 0 replaced; those beyond it are dropped."""
+    return jax.tree.map(lambda x, r: x.at[index].set(r, **OR_DROPPED), tree, rows)
+
+
+def add(tree: PyTree, index: Array, rows: PyTree) -> PyTree:
+    """Returns a stacked tree with ``rows`` added to rows ``index`` >= 0; those beyond are dropped."""
+    return jax.tree.map(lambda x, r: x.at[index].add(r, **OR_DROPPED), tree, rows)
 
 
 def where(mask: Array, a: PyTree, b: PyTree) -> PyTree:
     """Returns ``a`` where ``mask`` is true, else ``b``; ``mask`` has the leading axes of leaves."""
 
     def pick(x: Array, y: Array) -> Array:
-        return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim)), x, y)
+        return jax.lax.select(jax.lax.broadcast_in_dim(mask, x.shape, range(mask.ndim)), x, y)
 
     return jax.tree.map(pick, a, b)
 
