@@ -22,7 +22,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> S
 
     Args:
       logits: ``[..., classes]``.
-      labels: int ``[...]``; ignored where ``counted`` is False.
+      labels: int ``[...]``; ignored where ``counted`` is False. The loss of a class that there is
+        not is NaN.
       counted: bool ``[...]``.
     """
     logits = logits.astype(jnp.float32)
@@ -30,6 +31,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> S
     # A comparison, not an index: its derivative is no scatter, and half as many operations.
     of_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == labels[..., None]
     picked = jnp.sum(jnp.where(of_label, logits, 0.0), axis=-1)
+    picked = jnp.where((labels >= 0) & (labels < logits.shape[-1]), picked, jnp.nan)
     return total(jnp.log(jnp.sum(jnp.exp(logits), axis=-1)) - picked, counted)
 
 
