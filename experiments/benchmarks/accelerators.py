@@ -119,7 +119,8 @@ def ask(key: str, limit: float) -> dict[str, Any] | str:
     except subprocess.TimeoutExpired:
         return f"not compiled within {limit:.0f} s"
     if done.returncode:
-        return (done.stderr.strip().splitlines() or ["failed"])[-1][:300]
+        lines = [x for x in done.stderr.splitlines() if "Error: " in x] or ["failed"]
+        return lines[-1][:300]
     return json.loads(done.stdout.splitlines()[-1])
 
 

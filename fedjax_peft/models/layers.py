@@ -35,9 +35,29 @@ def gelu(x: Array) -> Array:
     return x * (0.5 + 0.5 * jax.lax.erf(x * math.sqrt(0.5)))
 
 
+def _from_input(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Returns the function, whose gradient needs its input alone on a GPU.
+
+    XLA would store two intermediate arrays of the forward pass there and read them again, which
+    takes longer than to compute them again. Reverse mode alone differentiates the function.
+    """
+
+    def backward(x: Array, dy: Array) -> tuple[Array]:
+        # Behind a barrier, XLA does not find that the forward pass has computed the same.
+        again = jax.lax.platform_dependent(
+            x, cuda=jax.lax.optimization_barrier, default=lambda x: x
+        )
+        dx: tuple[Array] = jax.vjp(function, again)[1](dy)
+        return dx
+
+    made = jax.custom_vjp(function)
+    made.defvjp(lambda x: (function(x), x), backward)
+    return made
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": gelu,
-    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu": _from_input(gelu),
+    "gelu_new": _from_input(lambda x: jax.nn.gelu(x, approximate=True)),
     "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,

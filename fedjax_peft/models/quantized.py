@@ -150,10 +150,17 @@ def _dense_int8(arrays: tuple[Array, ...], n_in: int, dtype: Any) -> tuple[Array
 def _codes_after(codes: Array, x: Array) -> Array:
     """Returns the codes, in a form that the compiler can only compute when it has ``x``.
 
-    They are changed if the first number of ``x`` is NaN; results are NaN then anyway.
+    They are changed if the first number of ``x`` is NaN; results are NaN then anyway. On a GPU the
+    kernels of products read int8 as it is, so nothing has to wait.
     """
-    first = x.reshape(-1)[0]
-    return codes ^ (first != first).astype(codes.dtype)
+
+    def wait(codes: Array, x: Array) -> Array:
+        first = x.reshape(-1)[0]
+        return codes ^ (first != first).astype(codes.dtype)
+
+    if codes.dtype != jnp.int8:
+        return wait(codes, x)
+    return jax.lax.platform_dependent(codes, x, cuda=lambda codes, x: codes, default=wait)
 
 
 @_codes_after.def_vmap

@@ -61,7 +61,7 @@ def put(tree: PyTree, index: Array | np.ndarray | int, rows: PyTree) -> PyTree:
 
 
 def add(tree: PyTree, index: Array, rows: PyTree) -> PyTree:
-    """Returns a stacked tree with ``rows`` added to rows ``index`` >= 0; those beyond are dropped."""
+    """Returns a stacked tree with ``rows`` added to rows ``index`` >= 0, if they exist."""
     return jax.tree.map(lambda x, r: x.at[index].add(r, **OR_DROPPED), tree, rows)
 
 

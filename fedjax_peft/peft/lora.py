@@ -68,11 +68,12 @@ def frozen_output(base: nnx.Linear, x: Array) -> Array:
 
     A kernel that is wider than the compute dtype is used in full, as a sum of two narrow ones.
     Algorithms that add to frozen weights (FLoRA, FedEx-LoRA) make such kernels, and a plain layer
-    would round most of the sum away.
+    would round most of the sum away. A quantised kernel never changes, and computes by itself.
     """
-    kernel, dtype = base.kernel[...], base.dtype
-    if dtype is None or not is_wider(kernel, dtype):
+    dtype = base.dtype
+    if dtype is None or isinstance(base, QuantizedLinear) or not is_wider(base.kernel, dtype):
         return base(x)
+    kernel = base.kernel[...]
     # In one product with twice the inputs, the parts are added before the output is rounded.
     x = x.astype(dtype)
     y = jnp.concatenate([x, x], axis=-1) @ jnp.concatenate(split(kernel, dtype))

@@ -5,10 +5,11 @@ and writes its result, all of them in the device's main memory; arrays in a TPU'
 (``S(1)``) are not counted. Of what a fusion reads by slices, or updates in place, the slices count.
 """
 
+import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -135,8 +136,10 @@ def _kernel(
     elif x.kind in _SLICES:
         sizes[0] = written
     elif x.kind == "fusion":
-        fused = {y.name: y for y in computations.get(_called(x, "calls"), {}).values()}
-        sizes = [_read_by(fused, i, size) for i, size in enumerate(sizes)]
+        inside = computations.get(_called(x, "calls"), {})
+        fused = {y.name: y for y in inside.values()}
+        root = inside["ROOT"].name if "ROOT" in inside else ""
+        sizes = [_read_by(fused, root, i, size) for i, size in enumerate(sizes)]
         written = _written_by(fused, computations.get(_called(x, "calls"), {}), written)
     target = re.search(r'custom_call_target="([^"]+)"', x.rest)
     kind = x.kind.removesuffix("-start")
@@ -144,14 +147,34 @@ def _kernel(
     return Traffic(1, sum(sizes), written, {} if name is None else {name: 1})
 
 
-def _read_by(fused: Mapping[str, _Instruction], index: int, size: int) -> int:
-    """Returns the bytes that a fusion reads of an operand."""
+def _read_by(fused: Mapping[str, _Instruction], root: str, index: int, size: int) -> int:
+    """Returns the bytes that a fusion reads of an operand: those of the entries that it needs."""
     own = {y.name for y in fused.values() if y.kind == "parameter" and y.operands == [str(index)]}
-    users = [y for y in fused.values() if own & set(y.operands)]
-    if users and all(y.kind in _SLICES and y.operands[0] in own for y in users):
-        return min(size, sum(_size(y.shape) for y in users))
-    updates = [y for y in users if y.kind == "dynamic-update-slice" and y.operands[0] in own]
-    return 0 if users and len(updates) == len(users) else size
+    users: dict[str, list[_Instruction]] = {}
+    for y in fused.values():
+        for name in set(y.operands):
+            users.setdefault(name, []).append(y)
+
+    @functools.cache
+    def share(name: str) -> float:
+        """Returns the share of an array's entries that the fusion's results need."""
+        if name == root:
+            return 1.0
+        return min(1.0, sum(_needed(fused[name], y, share) for y in users.get(name, ())))
+
+    return math.ceil(size * max((share(name) for name in own), default=1.0))
+
+
+def _needed(x: _Instruction, user: _Instruction, share: Callable[[str], float]) -> float:
+    """Returns the share of an array's entries that one of its users in a fusion needs."""
+    if user.kind == "dynamic-update-slice" and user.operands[0] == x.name:
+        return 0.0  # in place
+    needed = share(user.name)
+    if user.kind in _SLICES and user.operands[0] == x.name:
+        return needed * _size(user.shape) / max(_size(x.shape), 1)
+    if user.kind in ("broadcast", "reduce", "dot", "convolution", "scatter", "reduce-window"):
+        return float(needed > 0)
+    return needed
 
 
 def _written_by(fused: Mapping[str, _Instruction], computation: _Computation, size: int) -> int:

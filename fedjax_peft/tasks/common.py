@@ -29,7 +29,9 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> S
     logits = logits.astype(jnp.float32)
     logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     # A comparison, not an index: its derivative is no scatter, and half as many operations.
-    of_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == labels[..., None]
+    of_label = (
+        jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == labels[..., None]
+    )
     picked = jnp.sum(jnp.where(of_label, logits, 0.0), axis=-1)
     picked = jnp.where((labels >= 0) & (labels < logits.shape[-1]), picked, jnp.nan)
     return total(jnp.log(jnp.sum(jnp.exp(logits), axis=-1)) - picked, counted)

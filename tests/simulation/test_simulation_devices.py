@@ -99,17 +99,24 @@ def test_scores_are_counted_where_no_kernel_avoids_them(device, scores, monkeypa
 
 
 def test_accelerators_store_what_fused_operations_start_from():
-    """GELU's derivative is made of its input, so that neither its terms nor its mask are kept."""
+    """Masks and terms of derivatives are made again, by the kernels that use them."""
     model = abstract_model(fp.testing.TINY_BERT, fp.lora(2), head=fp.heads.classification(2))
     batch = example_batch("classification", batch_size=4, length=32)
     cpu, gpu = (
         activations(model, fp.tasks.classification(), batch, accelerator=x) for x in (False, True)
     )
-    assert gpu.residuals < 0.8 * cpu.residuals
+    assert gpu.residuals < 0.9 * cpu.residuals
     assert gpu._replace(residuals=0) == cpu._replace(residuals=0)
 
 
 TEXT = """HloModule jit_round_
+
+%fused_first (q: bf16[8,8]) -> bf16[1] {
+  %q = bf16[8,8]{1,0} parameter(0)
+  %square = bf16[8,8]{1,0} multiply(%q, %q)
+  %flat.1 = bf16[64]{0} bitcast(%square)
+  ROOT %first = bf16[1]{0} slice(%flat.1), slice={[0:1]}
+}
 
 %fused_slice (p: f32[6,8,8], i: s32[]) -> f32[8,8] {
   %p = f32[6,8,8]{2,1,0} parameter(0)
@@ -135,6 +142,7 @@ TEXT = """HloModule jit_round_
 TEXT += """backend_config={"known_trip_count":{"n":"6"}}
   %z = f32[8,8]{1,0:T(8,128)S(1)} get-tuple-element(%loop), index=1
   %half = bf16[8,8]{1,0} convert(%z)
+  %one = bf16[1]{0} fusion(%half), kind=kLoop, calls=%fused_first
   ROOT %end = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) tuple(%s)
 }
 
@@ -147,12 +155,15 @@ ENTRY %main (a: f32[8,8]) -> f32[8,8] {
 
 
 def test_kernels_and_bytes_of_a_programs_text():
-    """Six turns of a slice and a product, then a conversion of an array in scratch memory."""
+    """Six turns of a slice and a product, a conversion of an array in scratch memory, one entry.
+
+    A fusion whose result is one entry reads no other.
+    """
     found = step_traffic(TEXT)
     matrix = 4 * 8 * 8
-    assert found.kernels == 6 * 2 + 1
-    assert found.read == 6 * ((matrix + 4) + 2 * matrix)
-    assert found.written == 6 * (matrix + matrix + 16) + matrix // 2
+    assert found.kernels == 6 * 2 + 2
+    assert found.read == 6 * ((matrix + 4) + 2 * matrix) + 2
+    assert found.written == 6 * (matrix + matrix + 16) + matrix // 2 + 2
     assert found.calls == {"__cublas$gemm": 6}
 
 
