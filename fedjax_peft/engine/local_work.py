@@ -331,7 +331,7 @@ def _work_and_first(lanes: _Lanes) -> tuple[_Work, Worked]:
         ),
         ended=_nobody(lanes),
     )
-    steps = [partial(step_of, length) for length in lanes.options.padded]
+    steps: list[Callable] = [partial(step_of, length) for length in lanes.options.padded]
     return _Work(begin, steps or [whole]), first
 
 

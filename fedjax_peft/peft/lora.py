@@ -71,7 +71,7 @@ def frozen_output(base: nnx.Linear, x: Array) -> Array:
     would round most of the sum away. A quantised kernel never changes, and computes by itself.
     """
     dtype = base.dtype
-    if dtype is None or isinstance(base, QuantizedLinear) or not is_wider(base.kernel, dtype):
+    if dtype is None or isinstance(base, QuantizedLinear) or not is_wider(base.kernel[...], dtype):
         return base(x)
     kernel = base.kernel[...]
     # In one product with twice the inputs, the parts are added before the output is rounded.
