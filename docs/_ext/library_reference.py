@@ -125,11 +125,22 @@ def short_name(dotted: str) -> str:
     return f"fp.{name}" if module == PACKAGE else f"fp.{module.rpartition('.')[2]}.{name}"
 
 
+@functools.cache
+def short_names() -> dict[str, str]:
+    """Returns dotted name in the reference -> short name, for all public names."""
+    modules = map(importlib.import_module, public_modules())
+    return {
+        documented_name(module, name): short_name(f"{module.__name__}.{name}")
+        for module in modules
+        for name in public_names(module)
+    }
+
+
 def add_example(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
     """Adds the example of a name below the first line of its docstring, where there is one."""
-    example = examples().get(short_name(name))
+    example = examples().get(short_names().get(name, short_name(name)))
     if example:
         first = lines.index("") + 1 if "" in lines else len(lines)
         block = [".. code-block:: python", "", *(f"   {x}" for x in example.splitlines()), ""]

@@ -4,7 +4,10 @@ The reference shows the lines below ``# fp.NAME`` with the name, up to the next.
 The objects here at the top are those of all examples.
 """
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -72,6 +75,40 @@ stop = fp.early_stop(patience=5, metric="validation_accuracy")
 
 # fp.grid
 points = fp.grid(seed=range(3), learning_rate=[1e-3, 1e-2])  # six points
+
+
+# fp.Model
+def logistic(frozen, trainable, batch, key, train):
+    return fp.contracts.Outputs(batch["x"] @ trainable["head.kernel"])
+
+
+zeros, kinds = {"head.kernel": jnp.zeros((3, 3))}, {"head.kernel": "head"}
+own = fp.Model(logistic, frozen={}, trainable=zeros, kinds=kinds, graph=None)
+
+# fp.State
+fedavg, three = fp.algorithms.fedavg(optax.sgd(0.1)), fp.partition.iid(alone, 3)
+session = fp.session(own, fedavg, three, local_steps=1)
+state = session.init(seed=0)  # an fp.State
+print(state.round_index, fp.tree.size(state.server))
+
+# fp.RoundInfo
+state, info = session.step(state)  # info is an fp.RoundInfo
+print(info.plan.client, info.norms)
+
+# fp.Run
+run = fp.simulate(own, fedavg, three, rounds=1, local_steps=1)
+print(run.metrics[-1]["bytes_up"], run.params)
+
+
+# fp.Sweep
+def best_rate(found: fp.Sweep) -> float:
+    return found.best("validation_accuracy").settings["learning_rate"]
+
+
+# fp.Tuned
+def best_values(found: fp.Tuned) -> dict:
+    return found.study.best_params
+
 
 # fp.algorithms.apfl
 algorithm = fp.algorithms.apfl(optimizer)
@@ -471,6 +508,15 @@ head = fp.heads.classification(["no", "yes"])
 # fp.heads.make
 head = fp.heads.make("classification", 4)
 
+# fp.heads.Head
+head = fp.heads.Head("classification", ("no", "yes"), fresh=True)
+
+# fp.heads.KINDS
+heads = [fp.heads.make(kind, 4) for kind in fp.heads.KINDS]
+
+# fp.heads.WITHOUT_CLASSES
+head = fp.heads.WITHOUT_CLASSES["causal_lm"]()
+
 # fp.heads.span_classification
 head = fp.heads.span_classification()
 
@@ -571,6 +617,362 @@ names = [
 
 # fp.tree.select
 some = fp.tree.select(first, ["a"])
+
+# fp.testing.TINY_LLAMA
+decoder = fp.random_model(fp.testing.TINY_LLAMA, head=fp.heads.causal_lm())
+
+# fp.testing.write_tiny_checkpoint
+folder = fp.testing.write_tiny_checkpoint("another-tiny-bert")
+
+# fp.testing.write_tiny_texts
+folder = fp.testing.write_tiny_texts("texts", train=20, test=10)
+
+
+# fp.devices.DevicePlan
+def report(plan: fp.devices.DevicePlan) -> None:
+    print(plan.fits, plan.most_lanes, plan.seconds)
+
+
+# fp.differentiable.Rounds
+rounds = fp.differentiable.rounds(session, 2)  # an fp.differentiable.Rounds
+print(rounds.weights.shape)  # [rounds, slots]
+
+# fp.differentiable.Plans
+plans = rounds.plans(after=2)  # those of rounds 3 and 4
+print(plans.round_index, plans.plan.client)
+
+# fp.distributed.processes
+print(fp.distributed.processes())  # 1 without fp.distributed.initialize
+
+# fp.distributed.process
+print(fp.distributed.process())  # 0, the first one
+
+# fp.distributed.is_writer
+if fp.distributed.is_writer():
+    print("Only one process prints this.")
+
+# fp.distributed.agree
+started = fp.distributed.agree("12:30")  # process 0's value, in all processes
+
+# fp.distributed.whole
+server = fp.distributed.whole(state.server)
+
+# fp.contracts.Key
+key: fp.contracts.Key = jax.random.key(0)
+
+# fp.contracts.Params
+params: fp.contracts.Params = {
+    "query.lora_a": jnp.ones((8, 2)),
+    "query.lora_b": jnp.ones((2, 4)),
+}
+
+# fp.contracts.PyTree
+nested: fp.contracts.PyTree = {"leaves": params, "examples": jnp.float32(12)}
+
+# fp.contracts.Batch
+batch: fp.contracts.Batch = {
+    "x": jnp.eye(3),
+    "labels": jnp.arange(3),
+    "mask": jnp.array([True, True, False]),  # the last one fills the batch up
+}
+
+# fp.contracts.Splits
+splits: fp.contracts.Splits = ((r".*query\.kernel", 1), (r".*output\.kernel", 0))
+
+# fp.contracts.Outputs
+outputs: fp.contracts.Outputs = own.apply({}, zeros, batch, None, False)
+print(outputs.logits.shape)  # [batch, classes]
+
+
+# fp.contracts.ApplyFn
+def two_layers(frozen, trainable, batch, key, train):
+    hidden = jnp.tanh(batch["x"] @ frozen["encoder.kernel"])
+    return fp.contracts.Outputs(hidden @ trainable["head.kernel"])
+
+
+# fp.contracts.Sampling
+sampling = fp.contracts.Sampling(max_new_tokens=32, temperature=0.7, top_p=0.9)
+
+# fp.contracts.Task
+task: fp.contracts.Task = fp.tasks.classification()
+print(task.headline, task.lower_is_better)
+
+# fp.contracts.loss_and_metrics
+(total, count), metrics = fp.contracts.loss_and_metrics(task, outputs, batch)
+
+# fp.contracts.Metrics
+sums: fp.contracts.Metrics = metrics
+print({name: float(total / count) for name, (total, count) in sums.items()})
+
+# fp.contracts.ClientContext
+context = fp.contracts.ClientContext(
+    partial(own.apply, own.frozen), task, fixed={}, round_index=jnp.int32(1)
+)
+loss, metrics = context.objective(zeros, batch, key)
+
+
+# fp.contracts.LossFn
+def half(params, batch, key):  # of the task's loss
+    loss, metrics = context.objective(params, batch, key)
+    return loss / 2, metrics
+
+
+# fp.contracts.mean_gradient
+gradient, metrics = fp.contracts.mean_gradient(half, zeros, batch, key)
+
+
+# fp.contracts.Gradient
+def clipped(loss, params, batch, key):
+    gradient, metrics = fp.contracts.mean_gradient(loss, params, batch, key)
+    factor = 1 / jnp.maximum(1, fp.tree.norm(gradient))
+    return jax.tree.map(lambda x: x * factor, gradient), metrics
+
+
+careful = context._replace(gradient=clipped)
+
+# fp.contracts.Tuning
+tuning = fp.contracts.Tuning(fp.algorithms.local(optimizer).client, epochs=1)
+
+
+# fp.contracts.Probe
+def confidence(context, params, batch):
+    logits = context.apply(params, batch, None, False).logits
+    best = jax.nn.softmax(logits).max(-1) * batch["mask"]
+    return {"confidence": (best.sum(), batch["mask"].sum())}
+
+
+print(confidence(context, zeros, batch))
+
+# fp.contracts.Optimizer
+warm: fp.contracts.Optimizer = optax.adamw(optax.linear_schedule(0, 1e-3, 10))
+
+
+# fp.contracts.RateSchedule
+def halving(round_index):
+    return 0.5 ** (round_index // 10)
+
+
+# fp.contracts.Diagnosis
+def largest_change(before, after, fixed):
+    change = [jnp.abs(after[name] - before[name]).max() for name in after]
+    return {"largest_change": jnp.stack(change).max()}
+
+
+# fp.contracts.Product
+product = fp.contracts.Product(params["query.lora_a"], params["query.lora_b"])
+
+# fp.contracts.Factors
+factors = fp.contracts.Factors(params["query.lora_a"], params["query.lora_b"])
+
+# fp.contracts.Weighted
+weighted = fp.contracts.Weighted(jnp.float32(12), {"centre": jnp.ones(8)})
+
+# fp.contracts.Stacked
+stack = fp.contracts.Stacked(params)  # the server sees all uploads: a median
+
+# fp.contracts.Integers
+integers = fp.contracts.Integers(jnp.array([3, -7], jnp.int32))
+
+
+# fp.contracts.Lift
+def lift(upload, template, fixed):
+    return jax.tree.map(jnp.subtract, upload, template)
+
+
+# fp.contracts.Total
+total = fp.contracts.Total(
+    lift(params, params, {}), weight=jnp.float32(1), weights=jnp.ones(1)
+)
+
+
+# fp.contracts.Finish
+def finish(total, template, context, state):
+    weight = jnp.where(total.weight > 0, total.weight, 1)
+    update = jax.tree.map(lambda x, y: x + y / weight, template, total.value)
+    return fp.contracts.Aggregated(update, metrics={})
+
+
+# fp.contracts.Aggregated
+aggregated: fp.contracts.Aggregated = finish(total, params, None, ())
+print(aggregated.update.keys(), aggregated.metrics)
+
+# fp.contracts.Aggregator
+mean_change = fp.contracts.Aggregator("mean_change", lift, finish, linear=True)
+
+
+# fp.contracts.Refactor
+def refactor(products, template, scales):
+    u, s, v = jnp.linalg.svd(products["query"])
+    found = {"query.lora_a": u[:, :2] * s[:2], "query.lora_b": v[:2]}
+    return fp.contracts.Aggregated(found, metrics={})
+
+
+# fp.contracts.RoundContext
+def update(state, aggregated, context: fp.contracts.RoundContext):
+    enough = context.participants >= 3
+    return jax.tree.map(lambda x, y: jnp.where(enough, y, x), state, aggregated)
+
+
+# fp.contracts.ServerUpdate
+server = fp.contracts.ServerUpdate(
+    init=lambda shared: shared, update=update, broadcast=lambda state: state
+)
+
+# fp.contracts.Weights
+weights: fp.contracts.Weights = "uniform"
+
+# fp.contracts.Algorithm
+patient = fp.contracts.Algorithm(
+    "patient", fedavg.roles, fedavg.client, mean_change, server, weights=weights
+)
+
+# fp.contracts.Traffic
+traffic = fp.contracts.Traffic(
+    sent_leaves=lambda broadcast, index: {"query.lora_a": index % 2 == 1}
+)
+patient = patient._replace(traffic=traffic)  # A rests in every second round
+
+# fp.contracts.Feature
+reason = "Its clients compare what they receive."
+patient = patient._replace(incompatible={fp.contracts.Feature.DOWNLINK: reason})
+
+# fp.contracts.refusals
+print({one.value: why for one, why in fp.contracts.refusals(patient).items()})
+
+# fp.contracts.check_compatible
+used = {fp.contracts.Feature.TRANSFORMS: "the upload transform 'sign'"}
+fp.contracts.check_compatible(patient, used)  # raises InputError if it is refused
+
+# fp.contracts.Source
+source = fp.contracts.Source(params, template=params, round_index=jnp.int32(1))
+
+# fp.contracts.Participant
+client = fp.contracts.Participant(jnp.int32(0), source, rank_mask={}, key=key)
+
+# fp.contracts.Upload
+upload = fp.contracts.Upload(
+    params, jnp.float32(12), client, template=params, client_state={}
+)
+
+
+# fp.contracts.Stage
+def reversed_change(upload):
+    flipped = jax.tree.map(lambda x, y: 2 * y - x, upload.value, upload.template)
+    return upload._replace(value=flipped)
+
+
+# fp.contracts.Stages
+stages = fp.contracts.Stages(sent=(reversed_change,))
+upload = stages.sent[0](upload)
+
+# fp.contracts.Wrapped
+wrapped = fp.contracts.Wrapped(patient, stages)
+
+# fp.contracts.Attack
+attack = fp.contracts.Attack(
+    "reversed",
+    apply=lambda algorithm, facts: fp.contracts.Wrapped(algorithm, stages),
+    hostile=lambda clients: tuple(range(clients)),  # all of them
+)
+
+# fp.contracts.Federation
+facts = fp.contracts.Federation(
+    clients=100,
+    per_round=10,
+    sampling="poisson",
+    batch_size=16,
+    batch_sampling="shuffled",
+    most_steps=4,
+    most_passes=1,
+    fewest_examples=20,
+)
+
+# fp.contracts.Privacy
+mechanism: fp.contracts.Privacy = fp.privacy.laplace(clip=0.5, noise_multiplier=1.0)
+print(mechanism.statement(facts))
+
+# fp.contracts.Guarantee
+guarantee: fp.contracts.Guarantee = mechanism.guarantee(facts, 20)
+print(guarantee.epsilon, guarantee.delta)
+
+# fp.contracts.Job
+job = fp.contracts.Job(
+    client=3,
+    number=0,
+    round_index=1,
+    version=0,
+    place=0,
+    steps=4,
+    first=True,
+    start=0.0,
+    finish=12.5,
+)
+
+# fp.contracts.Aggregation
+aggregation = fp.contracts.Aggregation(time=12.5, version=0, place=0, jobs=(job,))
+
+
+# fp.contracts.Timeline
+def timeline(round_index):  # the same client, again and again
+    return aggregation._replace(time=12.5 * round_index, version=round_index - 1)
+
+
+# fp.contracts.Asynchronous
+server = fp.contracts.Asynchronous(
+    "every minute",
+    apply=lambda algorithm, facts: fp.contracts.Wrapped(algorithm),
+    period=60.0,
+)
+
+# fp.contracts.Availability
+always = fp.contracts.Availability(
+    "always",
+    at=lambda seed, clients, now: (
+        np.ones(len(clients), bool),
+        np.full(len(clients), np.inf),
+    ),
+)
+
+
+# fp.contracts.TransformClient
+def rounded(update, memory, received, key):
+    coarse = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), update)
+    return fp.contracts.Encoded(coarse, measured={"norm": fp.tree.norm(update)})
+
+
+# fp.contracts.Encoded
+encoded: fp.contracts.Encoded = rounded(params, (), (), key)
+print(encoded.update.keys(), encoded.measured)
+
+
+# fp.contracts.TransformServer
+def report_norm(aggregate, state, measured, context):
+    norms = jnp.where(measured.accepted, measured.values["norm"], 0)
+    return fp.contracts.Decoded(aggregate, state, {"largest_norm": norms.max()})
+
+
+# fp.contracts.Measurements
+measured = fp.contracts.Measurements(
+    {"norm": jnp.ones(3)}, accepted=jnp.ones(3, bool)
+)
+
+# fp.contracts.Decoded
+decoded: fp.contracts.Decoded = report_norm({}, (), measured, None)
+print(decoded.metrics)
+
+# fp.contracts.Wire
+print(fp.contracts.Wire(entries=1000, bits=4, extra=32).nbytes)  # 504
+
+
+# fp.contracts.TransformWire
+def half_as_wide(template, wires):
+    return {name: wire._replace(bits=16) for name, wire in wires.items()}
+
+
+# fp.contracts.Transform
+transform = fp.contracts.Transform(
+    "bfloat16", rounded, server=report_norm, wire=half_as_wide
+)
 
 # fp.contracts.Roles
 roles = fp.contracts.Roles(shared=("^adapter:",), private=("^head:",))
