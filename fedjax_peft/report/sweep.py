@@ -129,7 +129,7 @@ def sweep(
 
     A value of a point is used in one of three ways:
 
-    * ``seed`` is the seed of the run.
+    * ``seed`` is the seed of the run; without it, that of ``options``.
     * A float other than 0 is a run-time value of the compiled program.
     * Anything else (a rank, a name, an int, 0.0) is a constant; each combination is compiled.
 
@@ -229,11 +229,12 @@ class Points:
             built, key = self._model(point)
             built = built.replace(apply=self._forward.setdefault(key, built.apply))
             own, _ = self._clients(point)
-        options = {**self._options, **others}
+        options = {"seed": 0, **self._options, **others}
+        options["seed"] = point.get("seed", options["seed"])
         options["records"] = replace(options["records"], config={"point": _recorded(point)})
         options |= {name: _made(given, fixed) for name, given in self._functions.items()}
         algorithm = _Made(self._algorithm, point_key(fixed), fixed)
-        return act(built, algorithm, own, values=numbers, seed=point.get("seed", 0), **options)
+        return act(built, algorithm, own, values=numbers, **options)
 
 
 def write_table(out: Path | None, points: Iterable[Point], choose_by: str | None) -> None:

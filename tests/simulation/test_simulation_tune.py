@@ -111,10 +111,12 @@ def test_a_point_that_comes_again_is_not_run_again(model):
     def few(trial):
         return {"rate": trial.suggest_categorical("rate", [0.05]), "mu": 0.1}
 
-    options = {**OPTIONS, "space": few, "trials": 3, "batch": 2}
+    options = {**OPTIONS, "space": few, "trials": 3, "batch": 2, "seed": 3}
     tuned = fp.tune(make, model, CLIENTS, study=study(pruner=None), **options)
     assert states(tuned) == ["COMPLETE"] * 3
     assert len({trial.value for trial in tuned.study.trials}) == len(tuned.sweep.runs) == 1
+    other = fp.tune(make, model, CLIENTS, study=study(), **options | {"trials": 1, "seed": 4})
+    assert other.study.best_value != tuned.study.best_value, "the seed of all trials"
 
 
 @pytest.mark.parametrize(
