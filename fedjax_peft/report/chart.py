@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from fedjax_peft.report import figure_files, plots, wording
 from fedjax_peft.report.drawing import Runs
+from fedjax_peft.report.inline_svg import svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SIZES = {"wide": (8.6, 4.2), "narrow": (3.7, 3.1)}
 """Kind of window -> width and height of the drawing in inches."""
 
-MOST_POINTS = 1500
+MOST_POINTS = 1200
 """About the most points of the curves in a drawing."""
 
 
@@ -57,8 +58,8 @@ class Chart(NamedTuple):
     """Of each run, the text of its last value; empty without any."""
     data: Markup
     """What the script reads, as JSON: ``names``, the ``texts`` of each run's values, and of each
-    axis its ``units``, the runs' coordinates ``xs``, and the ``scales`` of the drawings (see
-    :func:`_scale`)."""
+    axis its ``units``, the runs' coordinates (:func:`_distinct`), and the ``scales`` of the
+    drawings (see :func:`_scale`)."""
 
 
 def recorded_axes(runs: Runs, metric: str | None) -> list[str]:
@@ -88,17 +89,17 @@ def chart(runs: Runs, axes: Sequence[str], metric: str | None, *, smooth: int = 
         scales, drawings[x] = {}, {}
         for kind, size in SIZES.items():
             fig = plots.draw(lines, x, name, lower, size=size)
-            element = figure_files.svg(fig, f"chart-{x}-{kind}-")
+            element = svg(fig, f"{x[0]}{kind[0]}")
             drawings[x][kind], scales[kind] = Markup(element), _scale(fig.axes[0], unit)
         by_axis[x] = {
             "units": [[one.size, one.symbol] for one in wording.UNITS.get(x, ())],
-            "xs": [_short(line.xs) for line in lines.values()],
+            **_distinct([_short(line.xs) for line in lines.values()]),
             "scales": scales,
         }
         shown = [_texts(name, *line.band) for line in lines.values()]
         texts = [max(pair, key=len) for pair in zip(texts, shown, strict=True)]
     data = {"names": list(runs), "texts": texts, "axes": by_axis}
-    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     styles = figure_files.styles(runs)
     keys, lasts = [_key(styles[run]) for run in runs], [one[-1] if one else "" for one in texts]
     return Chart(drawings, step, keys, lasts, Markup(text))
@@ -110,6 +111,13 @@ def _thinned(line: plots.Line, step: int) -> plots.Line:
     kept = [i for i in range(last + 1) if i % step == 0 or i == last]
     by_seed = {seed: [ys[i] for i in kept] for seed, ys in line.by_seed.items()}
     return plots.Line([line.xs[i] for i in kept], by_seed)
+
+
+def _distinct(several: Sequence[list[float]]) -> dict[str, Any]:
+    """Returns the different lists, ``xs``, and the number of each run's list among them, ``of``."""
+    known = {tuple(xs): xs for xs in several}
+    places = {key: i for i, key in enumerate(known)}
+    return {"xs": [*known.values()], "of": [places[tuple(xs)] for xs in several]}
 
 
 def _short(values: Sequence[float]) -> list[float]:

@@ -18,7 +18,6 @@ import functools
 import io
 import math
 import os
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -223,37 +222,6 @@ def table_csv(data: Iterable[Mapping[str, Any]]) -> str:
     rows = list(data)
     header = list(dict.fromkeys(key for row in rows for key in row))
     return csv_text([header, *([_cell(row.get(key)) for key in header] for row in rows)])
-
-
-def svg(fig: "Figure", prefix: str = "") -> str:
-    """Returns a figure as an ``<svg>`` element for an HTML page, whose texts are texts, not shapes.
-
-    The colours are CSS variables (``--ink``, ``--muted``, ``--grid``, ``--paper``, ``--run-0`` ...)
-    with the figure's colours as defaults, so that a page can change them for a dark screen. What
-    has the gid ``run-0`` has this class, so that a page can hide it.
-
-    Args:
-        prefix: Text before each id of the element; the ids in a page must differ.
-    """
-    from matplotlib import rc_context
-
-    with rc_context({"svg.fonttype": "none"}):
-        text = render(fig, "svg").decode()
-    text = re.sub(r"<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
-    # A tenth of a point is too small to be seen, but markers are small shapes with fine numbers.
-    text = re.sub(r' (d|x|y)="[^"]{9,}"', lambda found: _shortened(found[0]), text)
-    text = re.sub(r'id="(run-\d+)"', r'class="\1"', text)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)
-    theme = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"}
-    theme |= {color: f"run-{i}" for i, color in enumerate(PALETTE)}
-    return re.sub(
-        "|".join(theme), lambda color: f"var(--{theme[color[0]]}, {color[0]})", text
-    ).strip()
-
-
-def _shortened(attribute: str) -> str:
-    """Returns the attribute of an SVG element with fewer decimals."""
-    return re.sub(r"(\.\d)\d+" if len(attribute) > 500 else r"(\.\d\d)\d+", r"\1", attribute)
 
 
 _METADATA: dict[str, dict[str, None]] = {

@@ -13,7 +13,8 @@ from fedjax_peft.report.cautions import cautions, coarse
 from fedjax_peft.report.chart import AXES, chart, recorded_axes
 from fedjax_peft.report.comparison import Comparison
 from fedjax_peft.report.details import client_scores, details
-from fedjax_peft.report.figure_files import svg
+from fedjax_peft.report.drawing import Rows, Runs
+from fedjax_peft.report.inline_svg import shared, svg
 from fedjax_peft.report.intervals import LEVEL
 from fedjax_peft.report.methods import Options, compare
 from fedjax_peft.report.records import SEED, RunRecord
@@ -107,21 +108,27 @@ def _page(
         check_known("axis", x, AXES)
     shown = compare(study, options)
     axes = [x] if x is not None else recorded_axes(_rows(shown), shown.metric)
+    drawn = chart(_rows(shown), axes, shown.metric, smooth=smooth)
+    step = drawn.step if smooth == 1 else 1  # a rolling mean needs all rounds
+    images: dict[str, str] = {}
+    figures = [
+        {
+            "title": one.title,
+            "caption": one.caption,
+            "wide": Markup(svg(one.draw(False), f"d{i}-", images)),
+            "narrow": Markup(svg(one.draw(True), f"n{i}-", images)),
+        }
+        for i, one in enumerate(details(_thinned(_rows(shown), step), smooth=smooth))
+    ]
     page = _template().render(
         **_content(shown, target),
         smooth=smooth,
         version=version,
         axes={axis: AXES[axis].title for axis in axes},
-        chart=chart(_rows(shown), axes, shown.metric, smooth=smooth),
-        details=[
-            {
-                "title": one.title,
-                "caption": one.caption,
-                "wide": Markup(svg(one.draw(False), f"{one.stem}-")),
-                "narrow": Markup(svg(one.draw(True), f"{one.stem}-narrow-")),
-            }
-            for one in details(_rows(shown), smooth=smooth)
-        ],
+        chart=drawn,
+        step=step,
+        details=figures,
+        images=Markup(shared(images)),
     )
     return page, shown, axes
 
@@ -190,6 +197,18 @@ def _rows(shown: Comparison) -> dict[str, dict[Any, Any]]:
         name: {seed: run.rows for seed, run in by_seed.items()}
         for name, by_seed in shown.rows.items()
     }
+
+
+def _thinned(runs: Runs, step: int) -> Runs:
+    """Returns one of ``step`` evaluated rounds of each run, and the last one."""
+    if step == 1:
+        return runs
+    found: dict[str, dict[Any, Rows]] = {}
+    for name, by_seed in runs.items():
+        for seed, rows in by_seed.items():
+            kept = [row for row in rows if f"test_{headline(rows)}" in row]
+            found.setdefault(name, {})[seed] = [*kept[:-1:step], *kept[-1:]]
+    return found
 
 
 def _template() -> jinja2.Template:

@@ -13,13 +13,14 @@ const make = (parent, tag, name) => {
 // The chart. A plot is a slider over the places on its x axis.
 for (const plot of document.querySelectorAll(".plot")) {
   const axis = data.axes[plot.dataset.axis];
+  const xsOf = axis.of.map((place) => axis.xs[place]); // of each run
   const line = make(plot, "div", "line");
   const values = make(plot, "div", "values");
   const label = plot.getAttribute("aria-label");
   let at = null;
 
   const places = () =>
-    [...new Set(axis.xs.flatMap((xs, run) => (shown(run) ? xs : [])))].sort((a, b) => a - b);
+    [...new Set(xsOf.flatMap((xs, run) => (shown(run) ? xs : [])))].sort((a, b) => a - b);
   const scale = () => {
     const wide = plot.querySelector(".at-ease svg");
     const drawing = wide.getClientRects().length ? wide : plot.querySelector(".in-narrow svg");
@@ -38,7 +39,7 @@ for (const plot of document.querySelectorAll(".plot")) {
     const { place, box } = scale();
     const left = place(value);
     const near = (xs) => xs.findLastIndex((x) => x <= value * (1 + 1e-9));
-    const found = axis.xs.flatMap((xs, run) => {
+    const found = xsOf.flatMap((xs, run) => {
       const i = near(xs);
       return shown(run) && i >= 0 ? [{ run, text: data.texts[run][i] }] : [];
     });

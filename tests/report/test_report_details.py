@@ -1,12 +1,15 @@
 """Figures of clients, layers, spectra and local models show the recorded values."""
 
 import csv
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from closeness import approx, assert_close
 
-from fedjax_peft.report import page
+from fedjax_peft.report import chart, page
+from fedjax_peft.report import details as details_module
 from fedjax_peft.report.details import (
     client_distribution,
     details,
@@ -15,7 +18,9 @@ from fedjax_peft.report.details import (
     spectra,
 )
 from fedjax_peft.report.figure_files import render
+from fedjax_peft.report.layers import HEAT_MAPS
 from fedjax_peft.report.records import RunRecord
+from fedjax_peft.report.study import make_study
 
 LAYERS = [f"encoder.layer.{i}.attention.{part}.lora" for i in (0, 2, 10) for part in "qv"]
 
@@ -163,3 +168,25 @@ def test_the_page_shows_all_figures_and_writes_their_files(runs, tmp_path):
     assert text.count("<figure>") == 4
     with (tmp_path / "figures" / "clients.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 40
+
+
+def test_a_page_of_many_runs_is_small(monkeypatch):
+    """Of 20 methods, 250 rounds and all heat maps it has at most 1.5 MB; here is a tenth of that.
+
+    That is two methods and one heat map of 24 layers, in the resolution of 20 methods.
+    """
+    monkeypatch.setattr(chart, "MOST_POINTS", chart.MOST_POINTS // 10)
+    kind = "effective_rank"
+    monkeypatch.setattr(details_module, "HEAT_MAPS", {kind: HEAT_MAPS[kind]})
+    rng = np.random.default_rng(0)
+    found = {name: rows(rounds=250, seed=seed) for seed, name in enumerate("ab")}
+    for row in found["a"][1:] + found["b"][1:]:
+        row |= {kind: rng.uniform(1, 2), "test_accuracy": rng.uniform()}
+        row["local_accuracy"] = rng.uniform(size=20).tolist()
+        row["layers"] = {kind: {f"layer.{i}.query": rng.uniform(1, 2) for i in range(24)}}
+    runs = [RunRecord(name, Path(name), {"name": name}, {}, one) for name, one in found.items()]
+    text = page.render_report(make_study(runs))
+    assert "One of 5 evaluated rounds is shown" in text
+    images = set(re.findall(r"data:image/png;base64,[^\"]+", text))
+    assert text.count("data:image/png") == len(images) == 4, "two maps, each once, and scales"
+    assert len(text) < 110_000
