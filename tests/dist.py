@@ -4,12 +4,14 @@
     python tests/dist.py --quick       # builds and runs with the libraries that are here
 
 Both archives are built from a copy of the tracked files, so that nothing else gets into them. The
-wheel is installed into a fresh environment outside the checkout. There the README's first example
-and the commands run on a tiny model, and a few tests run in the unpacked source distribution.
+wheel is installed into a fresh environment outside the checkout. There the README's first example,
+the commands and the code of a notebook run on a tiny model. In the unpacked source distribution run
+the quick tests of :data:`TESTS` only; all quick tests take minutes.
 """
 
 import argparse
 import fnmatch
+import json
 import os
 import re
 import shutil
@@ -46,6 +48,21 @@ UNWANTED += ("*.pdf", "*.png", "*.ipynb_checkpoints*", "*_cache/*", ".git/*")
 """What neither may have outside tests/golden: what runs, builds and tests leave behind."""
 TESTS = ("tests/test_tree.py", "tests/test_toml.py")
 """Some quick tests, which the source distribution runs."""
+NOTEBOOK = "01_quickstart.ipynb"
+"""The notebook whose code runs with the wheel."""
+TINY = """
+import os
+from pathlib import Path
+from fedjax_peft import testing
+from fedjax_peft.support import assets
+
+testing.TINY_BERT.update(max_position_embeddings=64, num_hidden_layers=1)
+testing.write_tiny_checkpoint("assets/minilm-l6")
+testing.write_tiny_texts("assets/20newsgroups", train=4000, test=400)
+assets.fetch = Path("assets").absolute().joinpath
+os.environ["FEDJAX_PEFT_NOTEBOOK_ROUNDS"] = "1"
+"""
+"""What runs before it: its model and data are tiny."""
 
 
 # ----------------------------------------------------------------------------- building, checking
@@ -221,6 +238,17 @@ def use(bin_: Path, place: Path) -> None:
         raise SystemExit(f"fedjax-peft --version says {version}, not fedjax_peft.__version__.")
 
 
+def use_notebook(python: Path, place: Path) -> None:
+    """Runs the code of :data:`NOTEBOOK`, which finds the wheel's package installed."""
+    cells = json.loads((ROOT / "notebooks" / NOTEBOOK).read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (place / "notebook.py").write_text("\n\n".join([TINY, *code]))
+    said = run([python, "notebook.py"], place)
+    if "fedjax_peft is installed." not in said or not (place / "adapter").is_dir():
+        raise SystemExit(f"{NOTEBOOK} has not run to its end:\n{said}")
+    say(f"The code of {NOTEBOOK} has run.")
+
+
 def run_tests(archive: Path, place: Path) -> None:
     """Runs :data:`TESTS` in the unpacked source distribution, with the libraries that are here."""
     with tarfile.open(archive) as file:
@@ -260,6 +288,7 @@ def main() -> int:
         bin_ = install(built[0], place / "environment", quick)
         (place / "work").mkdir()
         use(bin_, place / "work")
+        use_notebook(bin_ / "python", place / "work")
         say("Some tests in the unpacked source distribution")
         run_tests(built[1], place / "unpacked")
         if not address:
