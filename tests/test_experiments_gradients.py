@@ -1,5 +1,6 @@
-"""The script of learned mixing weights, its committed results, and the fits of the benchmark."""
+"""The script of learned mixing weights, and committed results of benchmarks."""
 
+import csv
 import importlib.util
 import json
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from closeness import approx
 
 ROOT = Path(__file__).parents[1] / "experiments"
@@ -57,3 +59,15 @@ def test_points_are_within_the_limits_of_the_other_libraries():
     assert ("cohort", 10_000, 10_000) in ours
     assert all(clients >= cohort for _, clients, cohort in ours + scaling.wanted("flower"))
     assert max(clients for _, clients, _ in scaling.wanted("flower")) == 1_000
+
+
+def test_committed_searches_are_in_the_documentation():
+    pytest.importorskip("optuna", reason="the extra optuna is not installed")
+    script = load(ROOT / "benchmarks" / "tune_vs_random.py")
+    results = ROOT / "benchmarks" / "results"
+    with (results / "tune_trials.csv").open() as file:
+        found = script.table(list(csv.DictReader(file)))
+    assert found.markdown() == (results / "tune.md").read_text()
+    page = (ROOT.parent / "docs" / "howto" / "search.md").read_text()
+    rows = [line for line in found.markdown().splitlines() if line.startswith("|")]
+    assert all(row in page for row in rows[2:])
