@@ -1,6 +1,6 @@
 """How a session computes its rounds; the results do not depend on it, but for rounding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -35,6 +35,8 @@ class Computation(NamedTuple):
     """Where the state of all clients is between rounds."""
     examples: ExamplesPlace = "device"
     """Where the examples are."""
+    complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda columns: columns
+    """Adds to the columns of any examples what the forward pass reads beside them."""
 
     @property
     def make(self) -> Callable[..., Any]:

@@ -20,9 +20,9 @@ compiled once for each padded length."""
 
 
 def token_columns(columns: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the names of the columns with a token axis: those of ``attention_mask``'s shape.
+    """Returns the names of the columns with a token axis.
 
-    Prompts (``prompt_...``) are padded on the left and cannot be cut on the right.
+    They have the shape of ``attention_mask``, ``[examples, length]``, or one more axis. Prompts (``prompt_...``) are padded on the left and cannot be cut on the right.
     """
     mask = columns.get("attention_mask")
     if mask is None or mask.ndim != 2:
@@ -30,7 +30,7 @@ def token_columns(columns: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(
         name
         for name, x in columns.items()
-        if x.shape == mask.shape and not name.startswith("prompt_")
+        if x.shape[:2] == mask.shape and not name.startswith("prompt_")
     )
 
 

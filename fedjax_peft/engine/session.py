@@ -76,10 +76,12 @@ class Session:
         """
         computation.check(setup.layout)
         on_device = computation.examples == "device"
+        self._given_columns, self._complete = columns, computation.complete
+        columns = self._complete(columns)
         frozen, fixed, rank_mask, placed = place_constants(setup, columns if on_device else {})
         self.columns: Mapping[str, Any] = placed if on_device else columns
         self.setup = setup._replace(frozen=frozen, fixed=fixed, rank_mask=rank_mask)
-        self._given_columns, self._leaves, self._schedule = columns, leaves, schedule
+        self._leaves, self._schedule = leaves, schedule
         self._wanted_lanes, self._rounds = computation.lanes, computation.rounds
         self._make = self._make_plain = computation.make
         self.client_place: ClientPlace = computation.client_state
@@ -273,7 +275,9 @@ class Session:
         lengths = None if tokens is None else Lengths.of(columns, tokens.most)
         return Evaluator(
             setup,
-            Examined(self.columns if known else columns, members, batch_size, lengths),
+            Examined(
+                self.columns if known else self._complete(columns), members, batch_size, lengths
+            ),
             work=work,
             make=self._make if cohort is None else self._make_plain,
             template=template,

@@ -222,7 +222,7 @@ def bind(
         values[1] = stacked(values[1], graph.origins)
         info["splits"] = split_axes(info.get("splits", ()), graph.origins)
 
-    apply = _Apply(make, forward)
+    apply = Forward(make, forward)
     return Model(apply, values[1], values[0], kinds, graph, head, forward=forward, **info)
 
 
@@ -231,7 +231,7 @@ Make: TypeAlias = Callable[[Params, Key | None, bool], Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Apply:
+class Forward:
     """The forward pass of a bound module."""
 
     make: Make
@@ -241,7 +241,11 @@ class _Apply:
     def __call__(
         self, frozen: Params, trainable: Params, batch: Batch, key: Key | None, train: bool
     ) -> Outputs:
-        fresh = self.make({**frozen, **trainable}, key, train)
+        """Returns the outputs for ``batch``; see :class:`fedjax_peft.contracts.ApplyFn`."""
+        return self.outputs(self.make({**frozen, **trainable}, key, train), batch)
+
+    def outputs(self, fresh: Any, batch: Batch) -> Outputs:
+        """Returns the outputs of a module that ``make`` made."""
         if self.platform != Platform():
             for _, layer in nnx.iter_modules(fresh):
                 if isinstance(layer, Attending):

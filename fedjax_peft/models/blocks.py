@@ -39,6 +39,9 @@ class Blocks(nnx.List):
     """The number of blocks at the start of the list that are stacked; 0: none."""
     groups: int = 0
     """How many blocks each of them stands for."""
+    given: tuple[int, Array] | None = None
+    """The number of the first blocks that are not applied, and the hidden states after them
+    (:mod:`fedjax_peft.models.reuse`); None: all blocks are applied."""
 
     @property
     def layers(self) -> int:
@@ -65,11 +68,18 @@ class Blocks(nnx.List):
         return [*states, self.last(states[-1], *arguments)]
 
     def states_before_last(self, x: Array, *arguments: Any) -> list[Array]:
-        """Returns :meth:`states` without that of the last block, which :meth:`last` computes."""
+        """Returns :meth:`states` without that of the last block, which :meth:`last` computes.
+
+        The states before and inside the blocks that are not applied are left out.
+        """
+        begin = self.period
+        if self.given is not None:
+            below, x = self.given
+            begin = len(self) - (self.layers - below)
         states = [x]
-        if self.period:
+        if self.period and self.given is None:
             states += self._scan(x, arguments)
-        for block in self[self.period : -1]:
+        for block in self[begin:-1]:
             states.append(self._apply(block, states[-1], arguments))
         return states
 

@@ -43,7 +43,7 @@ MAY_CHANGE = {
         f"placement.{name}"
         for name in (
             *("lanes", "devices", "model_parallel", "model_sharding", "length_buckets"),
-            *("examples", "engine"),
+            *("examples", "engine", "reuse"),
         )
     ),
     "evaluation": ("evaluation.every", "evaluation.batch_size", "evaluation.diagnostics"),

@@ -167,7 +167,7 @@ They are some dozens of such arrays, and computing them takes as long as tracing
 
 
 def check_step_memory(
-    session: Session, model: Model, schedule: Schedule, data: Dataset, lanes: Lanes
+    session: Session, model: Model, schedule: Schedule, lanes: Lanes
 ) -> None:
     """Raises InputError if the activations of a local step cannot fit into the device's memory.
 
@@ -187,13 +187,15 @@ def check_step_memory(
     width = max((model.config.get(key) or 0 for key in WIDTHS), default=0)
     if free is None or 4 * side * size * length * width < _SUSPECT * free:
         return
-    cut = token_columns(data.columns)
+    cut = token_columns(session.columns)
     batch = {
-        name: jax.ShapeDtypeStruct((size, *((length,) if name in cut else x.shape[1:])), x.dtype)
-        for name, x in data.columns.items()
+        name: jax.ShapeDtypeStruct(
+            (size, *((length, *x.shape[2:]) if name in cut else x.shape[1:])), x.dtype
+        )
+        for name, x in session.columns.items()
     }
     batch["mask"] = jax.ShapeDtypeStruct((size,), jnp.bool_)
-    model = model.replace(frozen=session.setup.frozen)
+    model = model.replace(apply=session.setup.apply, frozen=session.setup.frozen)
     needed = activations(model, session.setup.task, batch)
     one = side * needed.total / size
     if needed.kernels + size * one <= free:

@@ -18,6 +18,7 @@ from fedjax_peft.engine.computation import Engine
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import ModelSharding
 from fedjax_peft.engine.streaming import ExamplesPlace
+from fedjax_peft.models.reuse import Reuse
 from fedjax_peft.simulation.checks import check_clients, check_counts, check_stop
 from fedjax_peft.simulation.progress import Phase
 from fedjax_peft.simulation.rows import Row
@@ -25,6 +26,7 @@ from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.time_model import TimeModel, is_number
 from fedjax_peft.simulation.trackers.base import Tracker, check_tracker
+from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, check_known, nearest
 
@@ -150,6 +152,13 @@ class Placement:
     """Where the training examples are: ``device``, or ``host``. With ``host`` only the examples of
     a round are on the device, and the columns of the data may be memory-mapped files
     (``numpy.load(path, mmap_mode="r")``)."""
+    reuse: Reuse = "none"
+    """Whether the hidden states below all trained leaves are computed once for each example and
+    kept, because training never changes them. ``exact``: in the compute dtype; ``bfloat16``: in
+    bfloat16, half of float32; ``none``: they are computed in every step. It needs adapters in upper
+    blocks alone (``fp.lora(layers=[-2, -1])``) and a model without dropout below them. The states
+    are where ``examples`` says; with ``host`` they are in a temporary file (``TMPDIR``) that is
+    mapped into memory."""
     length_buckets: int = 4
     """For texts: the largest number of padded lengths for which a step is compiled. Each step runs
     at the shortest length that its examples fit in. The lengths are chosen from the data; fewer are
@@ -163,6 +172,7 @@ class Placement:
         lanes = 1 if self.lanes == "auto" else self.lanes
         positive = {"lanes": lanes, "model_parallel": self.model_parallel}
         check_counts(positive, {"length_buckets": self.length_buckets})
+        check_choice("placement.reuse", self.reuse, get_args(Reuse))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.measures.diagnosis import diagnosis, probe
 from fedjax_peft.models.base import Model
+from fedjax_peft.models.reuse import split, storing
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import Maker, Values, parametrised
 from fedjax_peft.numerics.roles import assign_roles
@@ -31,6 +32,7 @@ from fedjax_peft.simulation.description import describe, digest
 from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.records import Diagnostic, Placement, System, moved
 from fedjax_peft.simulation.time_model import preload_bytes
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import limit_blas_threads
 
 Transforms: TypeAlias = c.Transform | Sequence[c.Transform] | None
@@ -130,7 +132,11 @@ def session(
     checks.check_memory(model, clients.data, schedule)
     setup = _setup(given, made, schedule, federation, names["fixed"])
     maker = _maker(made, make, uploads, make_uploads)
-    place = (placement.engine, placement.client_state, placement.examples)
+    place: tuple = (placement.engine, placement.client_state, placement.examples)
+    if placement.reuse != "none":
+        upper, complete = _reusing(given, setup.task)
+        setup = setup._replace(apply=upper.apply, frozen=upper.compute_frozen())
+        place += (complete,)
     return Session(
         setup._replace(transform=transform, maker=maker),
         (shared, private),
@@ -208,6 +214,29 @@ def _setup(
         sampling_probability=federation.sampling_probability,
         stages=made.stages,
     )
+
+
+def _reusing(given: SimpleNamespace, task: c.Task) -> tuple[Model, Callable[[Any], Any]]:
+    """Returns the model above what no training changes, and what adds this to columns.
+
+    Raises:
+      InputError: nothing can be reused.
+    """
+    attack, _ = parametrised(given.attack, given.values)
+    if attack is not None and attack.triggered is not None:
+        raise InputError(
+            f"placement.reuse keeps what the examples give, and the attack {attack.name!r} changes"
+            " examples while clients train. Leave reuse out."
+        )
+    if getattr(task, "generate", None) is not None:
+        raise InputError(
+            "placement.reuse starts from kept hidden states, and the score of this task completes"
+            " prompts with the whole model. Leave reuse out, or score without completions."
+        )
+    model, placement = given.model, given.placement
+    parts = split(model, given.clients.data.columns)
+    on_disk = placement.examples == "host"
+    return parts.above, storing(parts, model, placement.reuse, on_disk=on_disk)
 
 
 def _salter(

@@ -159,7 +159,7 @@ def simulate(
     algorithm = session.setup.algorithm
     check_test_data(model, clients, *_evaluated(given), task)
     schedule = session.schedule(seed)
-    check_step_memory(session, model, schedule, clients.data, placement.lanes)
+    check_step_memory(session, model, schedule, placement.lanes)
     state = session.init(seed)
     federation = federation_of(schedule, clients.data, algorithm)
     private = _private(given, session, federation)
