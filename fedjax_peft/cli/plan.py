@@ -51,6 +51,8 @@ def plan(options: argparse.Namespace) -> None:
         if name:
             print(f"{name}:")
         print(*table(planned, lanes), sep="\n")
+        if planned.reused is not None:
+            print(planned.reused)
         if device is not None:
             found = planned.on_device(lanes)
             found = devices.asked(found, planned.parts) if options.compile else found

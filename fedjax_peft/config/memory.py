@@ -11,16 +11,43 @@ from fedjax_peft.models import heads
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import read_config
 from fedjax_peft.models.registry import parse_config
+from fedjax_peft.models.reuse import STORED, Split, dtype_of
+from fedjax_peft.models.reuse import split as split_model
 from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.simulation.devices import DevicePlan, plan_on, planned_on
 from fedjax_peft.simulation.memory_plan import MemoryPlan, example_batch, plan_memory
+from fedjax_peft.simulation.step_cost import count_flops, step_cost, traced_live
 from fedjax_peft.support.accelerators import Device
+from fedjax_peft.support.memory import in_bytes
 from fedjax_peft.tasks import Task
 
 _LENGTH = 128
 """Tokens of an example where neither the config nor the data set says."""
 _CLASSES = 2
 """Classes of a head; their number is that of the data, and it hardly matters."""
+
+
+class Reused(NamedTuple):
+    """What a step does not compute, and what is kept for it."""
+
+    below: int
+    """The blocks that are not applied."""
+    blocks: int
+    """All blocks."""
+    nbytes: int
+    """Bytes of one example's hidden states."""
+    saved: int
+    """Operations of the products below, in a step of one client."""
+    left: int
+    """Operations of the products of a step."""
+
+    def __str__(self) -> str:
+        return (
+            f"  Reused: {self.below} of {self.blocks} blocks,"
+            f" {self.saved / 1e9:,.2f} of the {(self.saved + self.left) / 1e9:,.2f} GFLOP of a"
+            " step, are computed once\n  for each example. Their hidden states need"
+            f" {in_bytes(1000 * self.nbytes)} for 1,000 examples of training and test data."
+        )
 
 
 class Planned(NamedTuple):
@@ -39,6 +66,8 @@ class Planned(NamedTuple):
     """Of each client in a round; None: only the data know."""
     device: Device | None
     """The accelerator that it is planned for."""
+    reused: Reused | None = None
+    """What is computed once for each example (``placement.reuse``); None: nothing."""
 
     def on_device(self, lanes: int) -> DevicePlan:
         """Returns the plan on its accelerator."""
@@ -74,6 +103,12 @@ def planned(config: Mapping[str, Any], device: Device | None = None) -> Planned:
         batch = example_batch(kind, batch_size=size, image=image)
         words = f"{size} images of {image[1]} x {image[2]} pixels"
     algorithm = configs.build_algorithm(resolved)
+    reuse, split = config["placement"]["reuse"], None
+    if reuse != "none":
+        whole, split = model, split_model(model, {n: x for n, x in batch.items() if n != "mask"})
+        shape = (size, *split.state.shape)
+        batch[STORED] = jax.ShapeDtypeStruct(shape, dtype_of(split, reuse))
+        model = split.above
     clients = config["partition"].get("clients") or config["clients_per_round"]
     cohort = config["clients_per_round"] or clients
     parts = (model, algorithm, task, batch)
@@ -88,7 +123,20 @@ def planned(config: Mapping[str, Any], device: Device | None = None) -> Planned:
     largest = _name(plan.activations.largest, model.config.get("vocab_size"))
     steps = config["local_steps"]
     steps = steps if isinstance(steps, int) else None
-    return Planned(plan, words, largest, cohort, parts, steps, device)
+    reused = None if split is None else _reused(whole, split, plan, parts)
+    return Planned(plan, words, largest, cohort, parts, steps, device, reused)
+
+
+def _reused(whole: Model, split: Split, plan: MemoryPlan, parts: tuple[Any, ...]) -> Reused:
+    """Returns what the two parts of a model need."""
+    model, _, task, batch = parts
+    leaves = {**whole.frozen, **whole.trainable}
+    below = {name: x for name, x in batch.items() if name not in (STORED, "mask")}
+    saved = count_flops(traced_live(split.states, leaves, below))
+    left = step_cost(model, task, batch, plan).flops
+    stored = batch[STORED]
+    nbytes = stored.size * stored.dtype.itemsize // stored.shape[0]
+    return Reused(split.below, split.blocks, nbytes, saved, left)
 
 
 def shapes(config: Mapping[str, Any], kind: str) -> Model:

@@ -22,7 +22,8 @@ compiled once for each padded length."""
 def token_columns(columns: Mapping[str, Any]) -> frozenset[str]:
     """Returns the names of the columns with a token axis.
 
-    They have the shape of ``attention_mask``, ``[examples, length]``, or one more axis. Prompts (``prompt_...``) are padded on the left and cannot be cut on the right.
+    They have the shape of ``attention_mask``, ``[examples, length]``, or one more axis. Prompts
+    (``prompt_...``) are padded on the left and cannot be cut on the right.
     """
     mask = columns.get("attention_mask")
     if mask is None or mask.ndim != 2:

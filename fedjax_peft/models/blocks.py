@@ -39,9 +39,10 @@ class Blocks(nnx.List):
     """The number of blocks at the start of the list that are stacked; 0: none."""
     groups: int = 0
     """How many blocks each of them stands for."""
-    given: tuple[int, Array] | None = None
-    """The number of the first blocks that are not applied, and the hidden states after them
-    (:mod:`fedjax_peft.models.reuse`); None: all blocks are applied."""
+    below: int = 0
+    """The number of first blocks that are not applied (:mod:`fedjax_peft.models.reuse`)."""
+    given: Array | None = None
+    """The hidden states after them."""
 
     @property
     def layers(self) -> int:
@@ -74,8 +75,7 @@ class Blocks(nnx.List):
         """
         begin = self.period
         if self.given is not None:
-            below, x = self.given
-            begin = len(self) - (self.layers - below)
+            x, begin = self.given, len(self) - (self.layers - self.below)
         states = [x]
         if self.period and self.given is None:
             states += self._scan(x, arguments)

@@ -32,8 +32,8 @@ from fedjax_peft.support.memory import gigabytes, require
 
 Reuse: TypeAlias = Literal["none", "exact", "bfloat16"]
 """What is kept of the blocks below all trained leaves. ``none``: nothing, they are computed in
-every step. ``exact``: their result for each example, in the compute dtype. ``bfloat16``: the same in
-bfloat16, half of float32."""
+every step. ``exact``: their result for each example, in the compute dtype. ``bfloat16``: the same
+in bfloat16, half of float32."""
 STORED = "stored_states"
 """The column with the hidden states, ``[examples, length, width]``."""
 _ROWS = 64
@@ -73,7 +73,7 @@ class _Above(Forward):
         fresh = self.make({**zeros, **frozen, **trainable}, key, train)
         for _, blocks in nnx.iter_modules(fresh):
             if isinstance(blocks, Blocks):
-                blocks.given = self.below, batch[STORED].astype(self.dtype)
+                blocks.below, blocks.given = self.below, batch[STORED].astype(self.dtype)
         return self.outputs(fresh, batch)
 
 
@@ -115,9 +115,9 @@ _KNOWN: Any = weakref.WeakKeyDictionary()
 """Forward pass -> its parts, so that sessions of one model share their compiled programs."""
 
 
-def _parts(apply: Forward, leaves: Params, batch: Batch, trained: set[str]) -> tuple[_Above, tuple]:
+def _parts(apply: Forward, leaves: Any, batch: Any, trained: set[str]) -> tuple[_Above, tuple]:
     """Returns the forward pass of the upper part, and the other fields of :class:`Split`."""
-    traced = _Traced(lambda *xs: apply(xs[0], {}, *xs[1:], True).states, leaves, batch)
+    traced = _Traced(lambda *xs: _in_training(apply, *xs).states, leaves, batch)
     blocks = len(traced.results) - 1
     if blocks < 1:
         raise InputError("placement.reuse needs a transformer: this model has no blocks.")
@@ -138,8 +138,8 @@ def _parts(apply: Forward, leaves: Params, batch: Batch, trained: set[str]) -> t
         )
     state = traced.results[below]
     above = _Above(apply.make, apply.forward, apply.platform, below, state.dtype)
-    whole = _Traced(lambda *xs: above(xs[0], {}, *xs[1:], True), leaves, {**batch, STORED: state})
-    kept = whole.used()[0] | trained
+    upper = _Traced(lambda *xs: _in_training(above, *xs), leaves, {**batch, STORED: state})
+    kept = upper.used()[0] | trained
     absent = {name: x for name, x in leaves.items() if name not in kept}
 
     @jax.jit
@@ -150,10 +150,14 @@ def _parts(apply: Forward, leaves: Params, batch: Batch, trained: set[str]) -> t
     return dataclasses.replace(above, absent=absent), (below, blocks, one, states)
 
 
+def _in_training(apply: Forward, leaves: Params, batch: Batch, key: Key) -> Outputs:
+    return apply(leaves, {}, batch, key, True)
+
+
 class _Traced:
     """A traced function of leaves, a batch and a key."""
 
-    def __init__(self, function: Callable[..., Any], leaves: Params, batch: Batch):
+    def __init__(self, function: Callable[..., Any], leaves: Any, batch: Any):
         key = jax.eval_shape(lambda: jax.random.key(0))
         made, shapes = jax.make_jaxpr(function, return_shape=True)(leaves, dict(batch), key)
         self._jaxpr, self._names = made.jaxpr, sorted(leaves)

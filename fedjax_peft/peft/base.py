@@ -14,7 +14,7 @@ from jax import Array
 from fedjax_peft.contracts import Key, Params
 from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import AdapterParam, Model, bind
-from fedjax_peft.models.blocks import Remat, set_options, unset_scan
+from fedjax_peft.models.blocks import Blocks, Remat, set_options, unset_scan
 from fedjax_peft.models.heads import Head
 from fedjax_peft.models.modules import is_inside, replace_module, submodules
 from fedjax_peft.models.quantized import (
@@ -325,6 +325,31 @@ def find_linear(
         if isinstance(site, Adapted) or ".base" in path:
             raise InputError(f"The submodule {path!r} is already adapted.")
     return sites
+
+
+def in_layers(
+    module: nnx.Module, sites: dict[str, Any], layers: Sequence[int] | None
+) -> dict[str, Any]:
+    """Returns the sites in blocks with these numbers; negative ones count from the end.
+
+    Args:
+      sites: path -> layer.
+      layers: None: all sites.
+    """
+    if layers is None:
+        return sites
+    blocks = {path: len(found) for path, found in submodules(module, Blocks)}
+    for number in layers:
+        if not any(-count <= number < count for count in blocks.values()):
+            raise InputError(
+                f"layers has {number}, and the model has {max(blocks.values(), default=0)} blocks,"
+                " which count from 0, or from -1 down at the end."
+            )
+    chosen = [f"{path}.{number % n}" for path, n in blocks.items() for number in layers]
+    found = {path: site for path, site in sites.items() if is_inside(path, chosen)}
+    if not found:
+        raise InputError(f"layers = {[*layers]} leaves no layer to adapt.")
+    return found
 
 
 def listed(targets: Targets) -> str | tuple[str, ...] | None:

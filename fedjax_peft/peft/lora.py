@@ -26,6 +26,7 @@ from fedjax_peft.peft.base import (
     Method,
     Targets,
     find_linear,
+    in_layers,
     listed,
     replace_module,
 )
@@ -142,6 +143,7 @@ def lora(
     alpha_pattern: Mapping[str, float] | None = None,
     parts: Sequence[str] | None = None,
     loftq_iterations: int = 1,
+    layers: Sequence[int] | None = None,
 ) -> Method:
     """Low-rank adapters (LoRA, Hu et al. 2021); with ``init="svd"`` those of FeDeRA.
 
@@ -165,16 +167,21 @@ def lora(
       parts: the parts of a fused projection (GPT-2's ``c_attn``: q, k and v) that each get an
         update, as in ``adapters``; by default one update spans all parts, as in Hugging Face PEFT.
       loftq_iterations: of ``init="loftq"``; 1 as in Hugging Face PEFT, 5 in the paper.
+      layers: the numbers of the blocks that are adapted (Hugging Face PEFT's
+        ``layers_to_transform``); negative ones count from the end, so ``[-2, -1]`` are the last
+        two. By default all blocks.
 
     Raises:
-      InputError: an impossible option here; a target, pattern or part that matches nothing, or a
-        rank above a matrix's side, when it is attached.
+      InputError: an impossible option here; a target, pattern, part or layer that matches nothing,
+        or a rank above a matrix's side, when it is attached.
     """
-    options = low_rank_options(**locals(), inits=("kaiming", "gaussian", *_SHAPED))
+    given = {name: x for name, x in locals().items() if name != "layers"}
+    options = low_rank_options(**given, inits=("kaiming", "gaussian", *_SHAPED))
     if loftq_iterations < 1:
         raise InputError(f"loftq_iterations = {loftq_iterations} must be at least 1.")
     if init != "loftq":
         del options["loftq_iterations"]
+    options = options if layers is None else {**options, "layers": tuple(layers)}
     return low_rank_method("lora", options, LoRALinear, start_shapes_frozen=init in _SHAPED)
 
 
@@ -255,6 +262,7 @@ def _attach_low_rank(
 ) -> dict[str, nnx.Module]:
     """Puts a low-rank layer at every target; returns the new layers by module path."""
     sites = find_linear(module, options["targets"], defaults, head)
+    sites = in_layers(module, sites, options.get("layers"))
     for pattern in (*options["rank_pattern"], *options["alpha_pattern"]):
         if not any(_matches(pattern, path) for path in sites):
             raise InputError(

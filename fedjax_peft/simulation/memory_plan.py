@@ -166,9 +166,7 @@ _SUSPECT = 0.01
 They are some dozens of such arrays, and computing them takes as long as tracing a step."""
 
 
-def check_step_memory(
-    session: Session, model: Model, schedule: Schedule, lanes: Lanes
-) -> None:
+def check_step_memory(session: Session, model: Model, schedule: Schedule, lanes: Lanes) -> None:
     """Raises InputError if the activations of a local step cannot fit into the device's memory.
 
     The message names the largest batch that fits.

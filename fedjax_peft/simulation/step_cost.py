@@ -12,11 +12,12 @@ several times as many bytes; :mod:`fedjax_peft.simulation.compiled_step` counts 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import Literal, jaxprs_in_params
+from jax.interpreters import partial_eval
 
 from fedjax_peft.contracts import Params, Task
 from fedjax_peft.models.base import Model
@@ -53,7 +54,7 @@ def step_cost(model: Model, task: Task, batch: Mapping[str, Any], plan: MemoryPl
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     shapes = _shapes((model.trainable, model.frozen, dict(batch), key))
-    traced = jax.make_jaxpr(jax.grad(loss))(*shapes).jaxpr
+    traced = traced_live(jax.grad(loss), *shapes)
     start = len(model.trainable)
     weights = traced.invars[start : start + len(model.frozen)]
     looked_up = {v for v in weights if not _is_computed_with(v, traced)}
@@ -63,6 +64,12 @@ def step_cost(model: Model, task: Task, batch: Mapping[str, Any], plan: MemoryPl
     return StepCost(
         count_flops(traced), passes * read, 2 * (a.residuals + a.recomputed + plan.lane)
     )
+
+
+def traced_live(function: Callable[..., Any], *shapes: Any) -> Any:
+    """Returns the jaxpr of a function, without the operations that its results do not need."""
+    traced = jax.make_jaxpr(function)(*shapes).jaxpr
+    return partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars), instantiate=True)[0]
 
 
 def count_flops(jaxpr: Any) -> int:

@@ -175,3 +175,18 @@ def test_a_missing_compiler_is_named(device, error, monkeypatch):
 )
 def test_what_cannot_be_is_refused(plan, words, error):
     assert error in plan({"model": LLAMA}, *words, code=2)
+
+
+def test_kept_hidden_states_are_counted(plan):
+    shape = {**testing.TINY_BERT, "num_hidden_layers": 4}
+    tables = {"model": {"name": "tiny", "config": shape, "dropout": 0}}
+    tables["peft"] = {"name": "lora", "layers": [-1]}
+    whole = plan(tables)
+    text = plan({**tables, "placement": {"reuse": "bfloat16"}})
+    assert "Reused: 3 of 4 blocks" in text
+    # [16 tokens, width 32] in 2 bytes.
+    assert "hidden states need 1.02 MB for 1,000 examples" in text
+    below, all_blocks = map(float, re.search(r"([\d.]+) of the ([\d.]+) GFLOP", text).groups())
+    assert 0 <= below <= all_blocks
+    frozen = [megabytes(x, "frozen weights") for x in (whole, text)]
+    assert frozen[1] < frozen[0] / 4

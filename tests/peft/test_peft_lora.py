@@ -421,3 +421,16 @@ def test_unknown_parts_are_errors():
         attach_module(fused(), lora(2, targets=["c_attn"], parts=["query"]))
     with pytest.raises(InputError, match="not a fused projection"):
         attach(tiny(), lora(2, parts=["q"]))
+
+
+def test_layers_are_counted_from_both_ends():
+    bare = tiny()
+    adapted = attach(bare, lora(2, layers=[-1]))
+    paths = {name.rpartition(".")[0] for name in adapted.kinds if "lora" in name}
+    assert paths == {f"bert.encoder.layer.1.attention.self.{x}" for x in ("query", "value")}
+    assert lora(2, layers=[1]).options["layers"] == (1,)
+    assert "layers" not in lora(2).options
+    with pytest.raises(InputError, match="layers has 2, and the model has 2 blocks"):
+        attach(bare, lora(2, layers=[2]))
+    with pytest.raises(InputError, match=r"layers = \[0\] leaves no layer"):
+        attach(bare, lora(2, targets=r".*layer\.1\..*query", layers=[0]))

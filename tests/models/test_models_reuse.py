@@ -1,0 +1,151 @@
+"""``placement.reuse``: training from kept hidden states, and training with all blocks."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from closeness import approx, assert_close
+
+import fedjax_peft as fp
+from fedjax_peft.models.reuse import STORED, split
+from fedjax_peft.peft.base import abstract_model
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks import classification
+from fedjax_peft.tasks.completions import completing
+from fedjax_peft.testing import tiny_dataset, tiny_model
+
+pytestmark = pytest.mark.slow
+
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+DATA, TEST = tiny_dataset(24), tiny_dataset(10, seed=1)
+CLIENTS = fp.partition.iid(DATA, 3)
+TEXT = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3}
+TEXT |= {"num_attention_heads": 2, "max_position_embeddings": 32}
+SHAPES = {
+    "gpt2": {"vocab_size": 40, "n_embd": 16, "n_layer": 3, "n_head": 2, "n_positions": 32},
+    "llama": {**TEXT, "tie_word_embeddings": True},
+    "vit": {**TEXT, "image_size": 8, "patch_size": 4},
+}
+for unused in ("vocab_size", "max_position_embeddings"):
+    del SHAPES["vit"][unused]
+
+
+@functools.cache
+def model(layers=(-1,), **config):
+    bare = tiny_model(**{**STILL, **config})
+    # The dropout of an adapter may stay, and is the same with and without reuse.
+    return fp.attach(bare, fp.lora(2, layers=layers, dropout=0.1))
+
+
+def session(reuse, **placement):
+    return fp.session(
+        model(),
+        fp.algorithms.fedavg(optax.sgd(0.5)),
+        CLIENTS,
+        batch_size=4,
+        placement=fp.Placement(reuse=reuse, lanes=1, length_buckets=2, **placement),
+    )
+
+
+def trained(reuse, **placement):
+    made = session(reuse, **placement)
+    state = made.init(3)
+    for _ in range(2):
+        state, _ = made.step(state)
+    return made, made.evaluate(state, TEST), state.server
+
+
+def test_training_and_evaluation_are_those_of_all_blocks():
+    whole, scores, params = trained("none")
+    assert scores["accuracy"] > 0.3  # it has learned
+    for reuse, examples, tolerance in (("exact", "host", 1e-6), ("bfloat16", "device", 2e-3)):
+        made, found, server = trained(reuse, examples=examples)
+        for name, x in params.items():
+            assert_close(server[name], x, rtol=0, atol=tolerance)
+        assert found == approx(scores, abs=10 * tolerance)
+        stored = made.columns[STORED]
+        assert stored.shape == (24, 12, 32)
+        assert str(stored.dtype) == ("bfloat16" if reuse == "bfloat16" else "float32")
+        assert isinstance(stored, np.memmap) == (examples == "host")
+    # The program has neither the embeddings nor the first block.
+    assert all("layer.1." in n for n in made.setup.frozen)
+    assert len(made.setup.frozen) == 16 < len(whole.setup.frozen)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_every_family_goes_on_from_the_kept_states(family):
+    shape = {"model_type": family, **SHAPES[family]}
+    head = fp.heads.causal_lm() if family in ("gpt2", "llama") else fp.heads.classification(3)
+    bare = fp.random_model(shape, head=head, dropout=0.0)
+    adapted = fp.attach(bare, fp.lora(2, layers=[1, 2]))
+    rng = np.random.default_rng(0)
+    mask = np.arange(8) < np.array([[3], [8]])
+    batch = {"input_ids": rng.integers(1, 40, (2, 8)), "attention_mask": mask}
+    if family == "vit":
+        batch = {"pixel_values": rng.integers(0, 255, (2, 3, 8, 8)).astype(np.uint8)}
+    parts = split(adapted, batch)
+    assert (parts.below, parts.blocks) == (1, 3)
+
+    @jax.jit
+    def both(frozen, trainable):
+        states = parts.states({**frozen, **trainable}, batch)
+        few = {name: frozen[name] for name in parts.above.frozen}
+        again = parts.above.apply(few, trainable, {**batch, STORED: states}, None, False)
+        return adapted.apply(frozen, trainable, batch, None, False), again, states
+
+    noisy = {n: x + 0.1 * rng.standard_normal(x.shape) for n, x in adapted.trainable.items()}
+    whole, again, states = both(adapted.frozen, jax.tree.map(np.float32, noisy))
+    assert states.shape[1:] == parts.state.shape
+    assert_close(again.logits, whole.logits, rtol=1e-5, atol=1e-5)
+    assert_close(again.hidden, whole.hidden, rtol=1e-5, atol=1e-5)
+    lost = adapted.frozen.keys() - parts.above.frozen.keys()
+    tied = {"gpt2": "transformer.wte.embedding", "llama": "model.embed_tokens.embedding"}
+    assert tied.get(family) not in lost
+    assert any(".0." in name for name in lost)
+    assert not any(".1." in name or ".2." in name for name in lost)
+
+
+def test_the_head_alone_keeps_the_last_block():
+    bare = fp.attach(tiny_model(num_hidden_layers=3, **STILL), fp.peft.head_only())
+    assert split(bare, DATA.columns).below == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"layers": (0, 1)}, r"'bert\.encoder\.layer\.0\..*lora_a' is trained in the first block"),
+        ({"hidden_dropout_prob": 0.1}, "after 1 of 2 blocks, and the dropout .* every step"),
+    ],
+)
+def test_what_changes_below_is_refused(options, error):
+    with pytest.raises(InputError, match=error):
+        split(model(**options), DATA.columns)
+
+
+def test_models_without_blocks_are_refused():
+    shape = {"model_type": "lstm", "vocab_size": 64, "hidden_size": 4}
+    plain = abstract_model(shape, head=fp.heads.causal_lm())
+    with pytest.raises(InputError, match="this model has no blocks"):
+        split(plain, DATA.columns)
+    with pytest.raises(InputError, match="forward pass of this one is another function"):
+        split(model().replace(apply=lambda *inputs: None), DATA.columns)
+
+
+def test_changed_examples_and_completions_are_refused():
+    for error, options in {
+        "the attack 'backdoor' changes examples": {
+            "attack": fp.attacks.backdoor(0.5, token=9, target=1)
+        },
+        "completes prompts with the whole model": {
+            "task": classification()._replace(generate=completing)
+        },
+        "reuse = 'yes' is unknown": {},
+    }.items():
+        with pytest.raises(InputError, match=error):
+            fp.session(
+                *(model(), fp.algorithms.fedavg(optax.sgd(0.1)), CLIENTS),
+                placement=fp.Placement(reuse="exact" if options else "yes"),
+                **options,
+            )
