@@ -9,6 +9,10 @@ machine affects both. Medians are reported, and compilation separately.
     python experiments/benchmarks/local_step_vs_torch.py                         # CPU, 2 to 5 min
     python experiments/benchmarks/local_step_vs_torch.py --dtype bfloat16 --clients 32 --steps 8
 
+The last column is the share of a plain product's rate that our step reaches: the products of a step
+(forwards, and backwards to the lowest adapter) per second, over those of a float32 ``jnp.dot`` of
+the feed-forward layer's sizes, which alternates with the rounds.
+
 With ``--dtype bfloat16`` torch runs under autocast, as usual. On CUDA, float32 products may use
 TF32 in both. Needs the package's ``test`` extra (torch, peft).
 """
@@ -19,17 +23,24 @@ import os
 import statistics
 import time
 import warnings
+from functools import partial
 from importlib import metadata
 
 # Two frameworks share the device, so neither may reserve all of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
+import jax.numpy as jnp
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification
 
+from fedjax_peft import lora, tasks
 from fedjax_peft.cli.bench import Bench, Shape
+from fedjax_peft.models.heads import classification
+from fedjax_peft.peft.base import abstract_model
+from fedjax_peft.simulation.memory_plan import example_batch
+from fedjax_peft.simulation.step_cost import step_flops
 
 CLASSES = 20
 
@@ -112,15 +123,45 @@ class TorchLoop:
             torch.cuda.synchronize()
 
 
+class Product:
+    """A plain float32 product of the feed-forward layer's sizes."""
+
+    def __init__(self, a: argparse.Namespace):
+        x = jax.random.normal(jax.random.key(0), (a.batch * a.length, a.hidden))
+        y = jax.random.normal(jax.random.key(1), (a.hidden, a.ffn))
+        self.run = partial(jax.jit(jnp.dot), x, y)
+        self.flops = 2 * a.batch * a.length * a.hidden * a.ffn
+
+    def rate(self, times: int = 20) -> float:
+        """Returns the operations a second."""
+        began = time.perf_counter()
+        for _ in range(times):
+            jax.block_until_ready(self.run())
+        return times * self.flops / (time.perf_counter() - began)
+
+
+def our_flops(a: argparse.Namespace, dropout: float) -> int:
+    """Returns the operations of the products of our step, from shapes."""
+    config = {"model_type": "bert", "vocab_size": a.vocab, "hidden_size": a.hidden}
+    config |= {"num_hidden_layers": a.layers, "num_attention_heads": a.heads}
+    config |= {"intermediate_size": a.ffn, "max_position_embeddings": max(a.length, 512)}
+    head = classification(CLASSES)
+    model = abstract_model(config, lora(a.rank), head=head, dropout=dropout)
+    batch = example_batch(head.kind, batch_size=a.batch, length=a.length)
+    return step_flops(model, tasks.classification(), batch)
+
+
 def compare(a: argparse.Namespace, dropout: float) -> dict:
     """Returns the two speeds and their ratio for one dropout rate."""
     sizes = {name: getattr(a, name) for name in Shape._fields if name != "dropout"}
     ours = Bench(Shape(**sizes, dropout=dropout))
-    theirs = TorchLoop(a, dropout)
+    theirs, product = TorchLoop(a, dropout), Product(a)
     assert ours.plan.useful == theirs.useful
-    ours.round(), theirs.round()  # warm-up
+    ours.round(), theirs.round(), product.rate()  # warm-up
     seconds: dict[str, list[float]] = {"ours": [], "torch": []}
+    rates, flops = [], theirs.useful * our_flops(a, dropout)
     for _ in range(a.repeats):
+        rates.append(product.rate())
         seconds["ours"].append(ours.round())
         seconds["torch"].append(theirs.round())
     speed = {name: theirs.useful / statistics.median(s) for name, s in seconds.items()}
@@ -131,6 +172,10 @@ def compare(a: argparse.Namespace, dropout: float) -> dict:
         # Ratios of consecutive runs, which have the same load of the machine; then their median.
         "ratio": statistics.median(
             t / o for o, t in zip(seconds["ours"], seconds["torch"], strict=True)
+        ),
+        "product_gflops": statistics.median(rates) / 1e9,
+        "share_of_product": statistics.median(
+            flops / o / rate for o, rate in zip(seconds["ours"], rates, strict=True)
         ),
         "lanes": ours.plan.lanes,
         "compile_s": ours.compile_seconds,
@@ -167,14 +212,15 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
 
     print(f"{a.layers} layers, width {a.hidden}, batch {a.batch}, length {a.length}, {a.dtype}")
-    print(f"{'dropout':>8} {'ours':>8} {'torch':>8} {'ratio':>7}  client-steps/s, medians")
+    print(f"{'dropout':>8} {'ours':>8} {'torch':>8} {'ratio':>7} {'of dot':>7}  client-steps/s")
     results = []
     for dropout in a.dropout:
         r = compare(a, dropout)
         results.append(r)
         ours, theirs = r["ours_client_steps_per_s"], r["torch_client_steps_per_s"]
         note = f"  lanes {r['lanes']}, compiled in {r['compile_s']:.1f} s"
-        print(f"{dropout:8} {ours:8.2f} {theirs:8.2f} {r['ratio']:7.2f}{note}", flush=True)
+        shares = f"{r['ratio']:7.2f} {r['share_of_product']:7.0%}"
+        print(f"{dropout:8} {ours:8.2f} {theirs:8.2f} {shares}{note}", flush=True)
     print(json.dumps({"arguments": vars(a), "environment": environment(), "results": results}))
 
 

@@ -16,7 +16,7 @@ from fedjax_peft.models.reuse import split as split_model
 from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.simulation.devices import DevicePlan, plan_on, planned_on
 from fedjax_peft.simulation.memory_plan import MemoryPlan, example_batch, plan_memory
-from fedjax_peft.simulation.step_cost import count_flops, step_cost, traced_live
+from fedjax_peft.simulation.step_cost import count_flops, step_flops, traced_live
 from fedjax_peft.support.accelerators import Device
 from fedjax_peft.support.memory import in_bytes
 from fedjax_peft.tasks import Task
@@ -123,17 +123,17 @@ def planned(config: Mapping[str, Any], device: Device | None = None) -> Planned:
     largest = _name(plan.activations.largest, model.config.get("vocab_size"))
     steps = config["local_steps"]
     steps = steps if isinstance(steps, int) else None
-    reused = None if split is None else _reused(whole, split, plan, parts)
+    reused = None if split is None else _reused(whole, split, parts)
     return Planned(plan, words, largest, cohort, parts, steps, device, reused)
 
 
-def _reused(whole: Model, split: Split, plan: MemoryPlan, parts: tuple[Any, ...]) -> Reused:
+def _reused(whole: Model, split: Split, parts: tuple[Any, ...]) -> Reused:
     """Returns what the two parts of a model need."""
     model, _, task, batch = parts
     leaves = {**whole.frozen, **whole.trainable}
     below = {name: x for name, x in batch.items() if name not in (STORED, "mask")}
     saved = count_flops(traced_live(split.states, leaves, below))
-    left = step_cost(model, task, batch, plan).flops
+    left = step_flops(model, task, batch)
     stored = batch[STORED]
     nbytes = stored.size * stored.dtype.itemsize // stored.shape[0]
     return Reused(split.below, split.blocks, nbytes, saved, left)

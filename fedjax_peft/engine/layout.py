@@ -82,6 +82,10 @@ class Layout(NamedTuple):
 
     def put(self, tree: PyTree) -> PyTree:
         """Returns the tree on the device, or whole on every device of the mesh."""
+        if self.mesh is None and all(
+            isinstance(x, np.ndarray | np.generic) for x in jax.tree.leaves(tree)
+        ):
+            return jax.device_put(tree)  # one call for a plan's arrays takes half as long as nine
         return jax.tree.map(lambda x: _place(x, self.whole), tree)
 
     def put_frozen(self, leaves: Params, splits: Splits = ()) -> Params:

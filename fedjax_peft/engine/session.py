@@ -191,24 +191,26 @@ class Session:
         """
         state.check_alive()
         round_index, seed = int(state.round_index) + 1, int(state.seed)
-        if plan is None:
-            plan = self.plan(round_index, seed)
+        own, plan = plan is not None, plan or self.plan(round_index, seed)
         if not self._runs(plan):  # nobody takes part, and nothing changes
             return state._replace(round_index=round_index), RoundInfo.of_nobody(round_index, plan)
         state = state._replace(history=grown(state.history, plan.fetched))
         places = places_of(state.history)
         result = self.program(plan, seed, places=places)(state, plan, round_index)
-        self._prefetch(result.state.client_state, round_index + 1, seed)
+        self._prefetch(result.state.client_state, round_index + 1, seed, own)
         measured = {name: getattr(result, name) for name in RoundInfo._fields[2:]}
         info = RoundInfo(round_index, plan, **measured)
         return result.state._replace(round_index=round_index, seed=seed), info
 
-    def _prefetch(self, clients: Any, round_index: int, seed: int) -> None:
-        """Begins to read what the clients of the next round keep, while the device computes."""
-        if not isinstance(clients, StoredClients) or self._schedule.intermittent:
-            return  # the next cohort depends on who will be available
+    def _prefetch(self, clients: Any, round_index: int, seed: int, own: bool) -> None:
+        """Plans the next round and reads what its clients keep, while the device computes."""
+        stored = isinstance(clients, StoredClients)
+        if self._schedule.intermittent or (own and not stored):
+            return  # the next cohort depends on who will be available, or on the caller
         if round_index <= self._planner.capacity(seed).rounds:
-            clients.prefetch(self.plan(round_index, seed).client, self.setup.layout.put_clients)
+            cohort = self.plan(round_index, seed).client
+            if stored:
+                clients.prefetch(cohort, self.setup.layout.put_clients)
 
     def evaluate(
         self,

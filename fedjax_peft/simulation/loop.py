@@ -336,8 +336,10 @@ class Loop:
         spent = dict(row["time"])
         if "eval_s" not in spent and (last or state.round_index % self.evaluation.every == 0):
             began = time.perf_counter()
-            seen = seen_clients([*self.record.rows[: state.round_index], row])
-            scores |= evaluate(self.tested, state, each=self.each, seen=seen, phases=self.phases)
+            if self.tested:
+                seen = seen_clients([*self.record.rows[: state.round_index], row])
+                how: dict[str, Any] = {"each": self.each, "phases": self.phases}
+                scores |= evaluate(self.tested, state, seen=seen, **how)
             spent["eval_s"] = seconds_since(began)
         if last and self.algorithm.tuning is not None:
             began = time.perf_counter()

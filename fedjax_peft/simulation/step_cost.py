@@ -48,13 +48,7 @@ def step_cost(model: Model, task: Task, batch: Mapping[str, Any], plan: MemoryPl
       batch: columns of one client's batch, arrays or shapes.
       plan: the memory of the same model and batch.
     """
-
-    def loss(trainable: Params, frozen: Params, batch: Any, key: Any) -> jax.Array:
-        return task.loss(model.apply(frozen, trainable, batch, key, True), batch)[0]
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = _shapes((model.trainable, model.frozen, dict(batch), key))
-    traced = traced_live(jax.grad(loss), *shapes)
+    traced = _traced_step(model, task, batch)
     start = len(model.trainable)
     weights = traced.invars[start : start + len(model.frozen)]
     looked_up = {v for v in weights if not _is_computed_with(v, traced)}
@@ -64,6 +58,20 @@ def step_cost(model: Model, task: Task, batch: Mapping[str, Any], plan: MemoryPl
     return StepCost(
         count_flops(traced), passes * read, 2 * (a.residuals + a.recomputed + plan.lane)
     )
+
+
+def step_flops(model: Model, task: Task, batch: Mapping[str, Any]) -> int:
+    """Returns the operations of the products of a step; the arguments are those above."""
+    return count_flops(_traced_step(model, task, batch))
+
+
+def _traced_step(model: Model, task: Task, batch: Mapping[str, Any]) -> Any:
+    def loss(trainable: Params, frozen: Params, batch: Any, key: Any) -> jax.Array:
+        return task.loss(model.apply(frozen, trainable, batch, key, True), batch)[0]
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shapes = _shapes((model.trainable, model.frozen, dict(batch), key))
+    return traced_live(jax.grad(loss), *shapes)
 
 
 def traced_live(function: Callable[..., Any], *shapes: Any) -> Any:
