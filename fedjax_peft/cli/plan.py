@@ -59,7 +59,7 @@ def plan(options: argparse.Namespace) -> None:
             total = found.needed
             print(found)
         elif options.compile:
-            size = in_bytes(compiled_bytes(*planned.parts, lanes))
+            size = in_bytes(compiled_bytes(planned.parts, lanes))
             print(f"  The compiler for {memory.platform()} plans {size} with {_lanes(lanes)}.")
         if limit is not None:
             print(_verdict(planned, lanes, limit))

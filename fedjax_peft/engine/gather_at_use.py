@@ -24,33 +24,66 @@ def gather_at_use(
     * The gathering waits for the other arrays of its equation (an optimization barrier).
     * The equation is rematerialised: the gradient gathers the weight again, when the gradient of
       the equation's result is there.
+
+    Of stacked weights (``scan_layers``), each turn of the scan gathers its own rows.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(weights, *arguments)
-    values: dict[Any, Any] = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
     leaves = jax.tree.leaves((weights, *arguments))
-    values |= dict(zip(traced.jaxpr.invars, leaves, strict=True))
     # Leaves of a dict come in the order of its sorted keys.
-    waiting = {v for v, n in zip(traced.jaxpr.invars, sorted(weights), strict=False) if split(n)}
+    late = [split(name) for name in sorted(weights)]
+    late += [False] * (len(leaves) - len(late))
+    results = _run(traced, leaves, late, gather)
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+
+def _run(
+    closed: Any, inputs: Sequence[Any], late: Sequence[bool], gather: Callable[[Array], Array]
+) -> list[Any]:
+    """Returns the outputs of a jaxpr, gathered; its inputs that are ``late`` are split weights."""
+    jaxpr = closed.jaxpr
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    values |= dict(zip(jaxpr.invars, inputs, strict=True))
+    waiting = {v for v, is_late in zip(jaxpr.invars, late, strict=True) if is_late}
 
     def read(variable: Any) -> Any:
         return variable.val if isinstance(variable, Literal) else values[variable]
 
-    for equation in traced.jaxpr.eqns:
+    def waits(variable: Any) -> bool:
+        return not isinstance(variable, Literal) and variable in waiting
+
+    for equation in jaxpr.eqns:
         inputs = [read(v) for v in equation.invars]
+        late = [waits(v) for v in equation.invars]
         given = [v for v in equation.invars if not isinstance(v, Literal)]
-        late = [not isinstance(v, Literal) and v in waiting for v in equation.invars]
-        if any(late) and not all(v in waiting for v in given):
+        if equation.primitive is jax.lax.scan_p and any(late):
+            outputs = _scanned(equation.params, inputs, late, gather)
+        elif any(late) and not all(map(waits, given)):
             outputs = _with_gathered(equation, inputs, late, gather)
         else:
             outputs = _evaluated(equation, inputs)
             if any(late):  # made of split weights alone, such as a cast: it is still split
                 waiting |= set(equation.outvars)
         values |= dict(zip(equation.outvars, outputs, strict=True))
-    results = [
-        gather(read(v)) if not isinstance(v, Literal) and v in waiting else read(v)
-        for v in traced.jaxpr.outvars
-    ]
-    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+    return [gather(read(v)) if waits(v) else read(v) for v in jaxpr.outvars]
+
+
+def _scanned(
+    params: Mapping[str, Any],
+    inputs: Sequence[Any],
+    late: Sequence[bool],
+    gather: Callable[[Array], Array],
+) -> list[Any]:
+    """Returns the outputs of a scan, each turn of which gathers its rows of stacked weights."""
+    consts, carried = params["num_consts"], params["num_carry"]
+    first = consts + carried
+
+    def turn(carry: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
+        outputs = _run(params["jaxpr"], [*inputs[:consts], *carry, *rows], late, gather)
+        return outputs[:carried], outputs[carried:]
+
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    carry, rows = jax.lax.scan(turn, list(inputs[consts:first]), list(inputs[first:]), **options)
+    return [*carry, *rows]
 
 
 def _with_gathered(

@@ -21,6 +21,7 @@ There are two forms of ``model_sharding``:
 Sums over clients become all-reduces. The compiler inserts all transfers (GSPMD).
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -79,6 +80,15 @@ class Layout(NamedTuple):
     def lanes(self, count: int) -> int:
         """Returns the next multiple of the lane devices: a number of lanes that they can share."""
         return -(-count // self.lane_devices) * self.lane_devices
+
+    def on(self, devices: Sequence[Any]) -> "Layout":
+        """Returns the same layout over other devices, which need not be there to compile for."""
+        platform = platform_of(devices[0])
+        if self.mesh is None:
+            return self._replace(platform=platform)
+        grid = np.reshape(np.asarray(devices, object), self.mesh.devices.shape)
+        mesh = Mesh(grid, self.mesh.axis_names, axis_types=self.mesh.axis_types)
+        return self._replace(mesh=mesh, platform=platform)
 
     def put(self, tree: PyTree) -> PyTree:
         """Returns the tree on the device, or whole on every device of the mesh."""

@@ -5,18 +5,17 @@ It is compiled once and kept for later sessions; a call donates the state's arra
 
 import copy
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.engine.compilation import programs
-from fedjax_peft.engine.layout import platform_of
 from fedjax_peft.engine.places import state_shardings
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.round import RoundOptions, RoundResult, build_round
@@ -70,26 +69,30 @@ class Program:
         """Compiles the program for arguments of these shapes, without running it."""
         self._compile(self._arguments(state, plan, 0))
 
-    def lower(self, state: State, plan: Plan, device: Any = None) -> jax.stages.Lowered:
+    def lower(self, state: State, plan: Plan, devices: Sequence[Any] = ()) -> jax.stages.Lowered:
         """Returns the program, lowered for arguments of these shapes.
 
         The frozen leaves of the setup may be shapes (``jax.ShapeDtypeStruct``).
 
         Args:
-          device: one that the program is only compiled for, of a topology of
-            ``jax.experimental.topologies``; None: those of the layout.
+          devices: as many as the layout has, which the program is only compiled for, of a topology
+            of ``jax.experimental.topologies``; by default those of the layout.
         """
         arguments = self._arguments(state, plan, 0)
-        if device is None:
+        if not devices:
             return self._function().lower(*arguments)
-        place = SingleDeviceSharding(device)
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=place), arguments
-        )
+        layout = self._setup.layout.on(devices)
+
+        def place(x: Any) -> jax.ShapeDtypeStruct:
+            here: Any = SingleDeviceSharding(devices[0])
+            if layout.mesh is not None:
+                spec = getattr(getattr(x, "sharding", None), "spec", PartitionSpec())
+                here = NamedSharding(layout.mesh, spec)
+            return jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=here)
+
         there = copy.copy(self)
-        layout = self._setup.layout._replace(platform=platform_of(device))
         there._setup = self._setup._replace(layout=layout)
-        return there._function().lower(*shapes)
+        return there._function().lower(*jax.tree.map(place, arguments))
 
     def use(self, columns: Mapping[str, Any]) -> None:
         """Replaces the examples, by others of the same shapes once the program is compiled."""

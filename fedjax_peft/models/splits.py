@@ -13,10 +13,12 @@ from fedjax_peft.contracts import Splits
 Side: TypeAlias = Literal["outputs", "inputs", "rows"]
 """What the devices share of a layer: its outputs, its inputs, or the rows of its table."""
 
-_KERNEL = r"kernel(?:\.codes|\.scale_codes)?"
-"""A kernel, or the arrays of a quantised one that have its two axes."""
+_KERNEL = r"kernel(?:\.codes)?"
+_SCALED = r"kernel(?:\.codes|\.scale_codes)?"
+"""A kernel, or the arrays of a quantised one that have its two axes. The codes of scales are in the
+order of the outputs: a device that has some inputs of each would need all of them."""
 _LEAVES: dict[Side, tuple[tuple[str, int], ...]] = {
-    "outputs": ((_KERNEL, 1), ("bias", 0), ("lora_b", 1), ("lora_magnitude", 0)),
+    "outputs": ((_SCALED, 1), ("bias", 0), ("lora_b", 1), ("lora_magnitude", 0)),
     "inputs": ((_KERNEL, 0), ("lora_a", 0)),
     "rows": (("embedding", 0),),
 }

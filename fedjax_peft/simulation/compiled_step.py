@@ -30,6 +30,8 @@ class CompiledStep(NamedTuple):
     """Bytes that these kernels read and write."""
     calls: Mapping[str, int]
     """Library kernels and collectives of a step: name -> how many."""
+    exchanged: Mapping[str, int]
+    """Collectives of a step -> the bytes of their results."""
     program: int
     """Bytes of the program."""
     seconds: float
@@ -50,6 +52,7 @@ def compile_step(lowered: Any) -> CompiledStep:
         traffic.kernels,
         traffic.nbytes,
         traffic.calls,
+        traffic.exchanged,
         a.generated_code_size_in_bytes,
         seconds,
     )
@@ -66,8 +69,11 @@ def _compiled(lowered: Any) -> Any:
         return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
 
 
-def target_device(device: Device) -> Any:
-    """Returns a device of JAX that programs can be compiled for, and not be run on.
+def target_devices(device: Device, count: int = 1) -> list[Any]:
+    """Returns devices of JAX that programs can be compiled for, and not be run on.
+
+    Args:
+      count: of devices in one machine; of a TPU at most 4.
 
     Raises:
       InputError: the compiler is not installed, or does not know the device.
@@ -80,9 +86,9 @@ def target_device(device: Device) -> Any:
             for name, value in {**_TPU, "TPU_ACCELERATOR_TYPE": device.instance}.items():
                 os.environ.setdefault(name, value)
             name = f"{device.name}:{device.topology}"
-            return topologies.get_topology_desc(name, "tpu").devices[0]
-        facts = {"target_config": describe_gpu(device), "topology": "1x1x1"}
-        return topologies.get_topology_desc("", "cuda", **facts).devices[0]
+            return topologies.get_topology_desc(name, "tpu").devices[:count]
+        facts = {"target_config": describe_gpu(device), "topology": f"1x1x{count}"}
+        return topologies.get_topology_desc("", "cuda", **facts).devices
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as error:
         raise InputError(
             f"The compiler for {device.title} cannot be started: {first_line(error)}. Start Python"

@@ -22,6 +22,8 @@ class Traffic(NamedTuple):
     written: int = 0
     calls: Mapping[str, int] = MappingProxyType({})
     """Library kernels (``custom-call``) and collectives: name -> how many."""
+    exchanged: Mapping[str, int] = MappingProxyType({})
+    """Collectives: name -> bytes of their results."""
 
     @property
     def nbytes(self) -> int:
@@ -30,14 +32,17 @@ class Traffic(NamedTuple):
 
     def plus(self, other: "Traffic", times: int = 1) -> "Traffic":
         """Returns the sum of this and ``times`` another part."""
-        calls = Counter(self.calls)
-        for name, count in other.calls.items():
-            calls[name] += times * count
+        calls, exchanged = Counter(self.calls), Counter(self.exchanged)
+        for name in other.calls:
+            calls[name] += times * other.calls[name]
+        for name in other.exchanged:
+            exchanged[name] += times * other.exchanged[name]
         return Traffic(
             self.kernels + times * other.kernels,
             self.read + times * other.read,
             self.written + times * other.written,
             dict(calls),
+            dict(exchanged),
         )
 
 
@@ -144,7 +149,8 @@ def _kernel(
     target = re.search(r'custom_call_target="([^"]+)"', x.rest)
     kind = x.kind.removesuffix("-start")
     name = target[1] if target else kind if kind in _COLLECTIVES else None
-    return Traffic(1, sum(sizes), written, {} if name is None else {name: 1})
+    exchanged = {kind: _size(x.shape)} if kind in _COLLECTIVES else {}
+    return Traffic(1, sum(sizes), written, {} if name is None else {name: 1}, exchanged)
 
 
 def _read_by(fused: Mapping[str, _Instruction], root: str, index: int, size: int) -> int:

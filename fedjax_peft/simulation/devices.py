@@ -12,8 +12,9 @@ from fedjax_peft import tasks
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.activations import _shapes
-from fedjax_peft.simulation.compiled_step import CompiledStep, compile_step, target_device
+from fedjax_peft.simulation.compiled_step import CompiledStep, compile_step, target_devices
 from fedjax_peft.simulation.memory_plan import MemoryPlan, lowered_round, plan_memory
+from fedjax_peft.simulation.records import Placement
 from fedjax_peft.simulation.step_cost import StepCost, step_cost
 from fedjax_peft.support.accelerators import USABLE, Device, find_device
 from fedjax_peft.support.memory import in_bytes
@@ -184,8 +185,9 @@ def plan_on(device: Device, parts: Any, memory: MemoryPlan, lanes: int) -> Devic
 def asked(planned: DevicePlan, parts: Any) -> DevicePlan:
     """Returns the plan with what the device's compiler makes of the round."""
     model, algorithm, task, batch = parts
-    device = target_device(planned.device)
-    lowered = lowered_round(model, algorithm, task, batch, planned.lanes, device)
+    devices = target_devices(planned.device)
+    placement = Placement(lanes=planned.lanes)
+    lowered = lowered_round(model, algorithm, task, batch, placement, devices)
     return planned._replace(compiled=compile_step(lowered))
 
 

@@ -19,6 +19,7 @@ for the present device, again without the frozen weights, and asks it.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -208,12 +209,15 @@ def check_step_memory(session: Session, model: Model, schedule: Schedule, lanes:
     )
 
 
-def compiled_bytes(*parts: Any) -> int:
+def compiled_bytes(parts: Any, lanes: int) -> int:
     """Returns the bytes that a compiled round needs on the present device, arguments included.
 
-    The arguments are those of :func:`lowered_round`.
+    Args:
+      parts: model, algorithm, task and batch, as :func:`lowered_round` takes them.
     """
-    return peak_bytes(lowered_round(*parts).compile())
+    model, algorithm, task, batch = parts
+    placement = Placement(lanes=lanes)
+    return peak_bytes(lowered_round(model, algorithm, task, batch, placement).compile())
 
 
 def lowered_round(
@@ -221,18 +225,20 @@ def lowered_round(
     algorithm: Algorithm,
     task: Task,
     batch: Mapping[str, jax.ShapeDtypeStruct],
-    lanes: int,
-    device: Any = None,
+    placement: Placement,
+    devices: Sequence[Any] = (),
 ) -> jax.stages.Lowered:
-    """Returns a round of one step of each of ``lanes`` clients, lowered.
+    """Returns a round of one step of each of ``placement.lanes`` clients, lowered.
 
     Nothing is allocated but adapters and ``lanes`` batches.
 
     Args:
       model: as for :func:`plan_memory`, with shapes in the place of the frozen arrays.
-      device: as for :meth:`fedjax_peft.engine.program.Program.lower`.
+      placement: the lanes, and how several devices share them and the model.
+      devices: as for :meth:`fedjax_peft.engine.program.Program.lower`.
     """
-    size = batch["mask"].shape[0]
+    size, lanes = batch["mask"].shape[0], placement.lanes
+    assert isinstance(lanes, int)
     columns = {
         name: np.ones((lanes * size, *x.shape[1:]), x.dtype)
         for name, x in batch.items()
@@ -248,6 +254,6 @@ def lowered_round(
         batch_size=size,
         local_steps=1,
         task=task,
-        placement=Placement(lanes=lanes, devices=device and 1, length_buckets=1),
+        placement=replace(placement, devices=len(devices) or None, length_buckets=1),
     )
-    return made.program(made.plan(1)).lower(made.init(), made.plan(1), device)
+    return made.program(made.plan(1)).lower(made.init(), made.plan(1), devices)

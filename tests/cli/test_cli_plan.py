@@ -159,7 +159,7 @@ def test_a_missing_compiler_is_named(device, error, monkeypatch):
     here = object() if device == "v100" else None
     monkeypatch.setattr(compiled_step.importlib.util, "find_spec", lambda name: here)
     with pytest.raises(InputError, match=re.escape(error)):
-        compiled_step.target_device(find_device(device))
+        compiled_step.target_devices(find_device(device))
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,8 @@ def transformer_run(run):
     expected, moved = transformer_alone(name)
     session = fp.session(*transformer(name), **session_options(**mesh(4, form), **BATCHES))
     far = farthest(expected, outcome(session, name))
-    step = [line for line in compiled(session).as_text().splitlines() if "while/body" in line]
+    text = compiled(session).as_text()
+    step = [line for line in text.splitlines() if "while/body" in line]
     frozen = session.setup.frozen.values()
     return {
         "far": far,
@@ -250,6 +251,8 @@ def transformer_run(run):
         # [lanes on a device, batch, tokens, width]
         "summed": sum(bool(re.search(r"f32\[4,4,12,32\]\S* all-reduce\(", x)) for x in step),
         "gathered": sum(bool(re.search(r"f32\[(32,64|64,32)\]\S* all-gather\(", x)) for x in step),
+        # Codes of 4 bits: of the rows of a turn, or of a stack of two layers.
+        "codes": re.findall(r"u8\[([\d,]+)\]\S* all-gather\(", text),
         "frozen": sum(x.addressable_shards[0].data.nbytes for x in frozen),
         "all_frozen": sum(x.nbytes for x in frozen),
     }

@@ -23,7 +23,7 @@ KERNELS = {
 }
 """Name of the run (algorithm, devices, model_parallel, model_sharding) -> the part of the frozen
 kernel ``[5, 8]`` that a device has."""
-MORE = [*list(KERNELS)[2:], "decoder-gather"]
+MORE = [*list(KERNELS)[2:], "decoder-tensor"]
 """Further runs of the product of all settings."""
 
 
@@ -121,6 +121,9 @@ def test_a_transformer_gives_the_results_of_one_device(report, run):
     assert found["moved"] > 0.01
     assert_small(found["far"], 1e-5)
     assert found["frozen"] < 0.35 * found["all_frozen"]  # a quarter, and the vectors
+    # Of stacked layers, each turn of the scan gathers its own rows.
+    assert bool(found["codes"]) == (run == "decoder-gather")
+    assert all(len(shape.split(",")) == 2 for shape in found["codes"])
 
 
 @pytest.mark.slow

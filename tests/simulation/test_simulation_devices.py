@@ -19,7 +19,7 @@ from fedjax_peft.models import attention
 from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.simulation import devices
 from fedjax_peft.simulation.activations import activations
-from fedjax_peft.simulation.compiled_step import compile_step, describe_gpu, target_device
+from fedjax_peft.simulation.compiled_step import compile_step, describe_gpu, target_devices
 from fedjax_peft.simulation.compiled_text import step_traffic
 from fedjax_peft.simulation.memory_plan import example_batch, lowered_round
 from fedjax_peft.simulation.step_cost import count_flops
@@ -195,7 +195,8 @@ def test_both_forms_of_attention_compile_for_a_gpu(form):
     parts = (model, fp.algorithms.fedavg(optax.sgd(0.1)), fp.tasks.next_token(), batch)
     jax.config.update("jax_disable_most_optimizations", False)
     try:
-        found = compile_step(lowered_round(*parts, 2, target_device(find_device("h100"))))
+        there = target_devices(find_device("h100"))
+        found = compile_step(lowered_round(*parts, fp.Placement(lanes=2), there))
     finally:
         jax.config.update("jax_disable_most_optimizations", True)
     fused = [name for name in found.calls if "fmha" in name]
