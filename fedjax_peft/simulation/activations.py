@@ -69,7 +69,9 @@ def activations(
     results, trace = run(residuals)
     made = _used(results, trace.made)
     nothing = _Array(jax.core.ShapedArray((), jnp.int8))
-    largest = max(_with_loops(made), key=lambda x: x.nbytes, default=nothing)
+    # What a loop makes is kept, and what one of its turns makes is at work.
+    at_work = [x for x in _with_loops(made) if not x.inside]
+    largest = max(at_work, key=lambda x: x.nbytes, default=nothing)
     kept = sum(x.nbytes for x in keep(results, made))
     again = [_residuals_of_block(*block, keep) for block in forward.blocks]
     kernels = [trace.kernels, forward.kernels, *(x.kernels for _, x in again)]
@@ -326,11 +328,11 @@ def _sources(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
 
     def found(x: _Array) -> dict[int, _Array]:
         if id(x) not in known:
-            parts = [found(y) for y in x.inputs]
-            fused = parts and not x.stored and x.name in _FUSED
-            known[id(x)] = (
-                {k: y for part in parts for k, y in part.items()} if fused else {id(x): x}
-            )
+            known[id(x)] = {id(x): x}
+            if x.inputs and not x.stored and x.name in _FUSED:
+                parts = {k: y for z in x.inputs for k, y in found(z).items()}
+                if len(parts) == 1 or sum(y.nbytes for y in parts.values()) <= x.nbytes:
+                    known[id(x)] = parts
         return known[id(x)]
 
     asked, kept = set(map(id, results)), dict[int, _Array]()
