@@ -1,6 +1,6 @@
 """Builds the wheel and the source distribution, checks both, and uses the wheel as a newcomer does.
 
-    make dist                          # into dist/, about 15 minutes: the libraries are installed anew
+    make dist                          # into dist/, 15 minutes: installs all libraries anew
     python tests/dist.py --quick       # builds and runs with the libraries that are here
 
 Both archives are built from a copy of the tracked files, so that nothing else gets into them. The
