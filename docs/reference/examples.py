@@ -588,6 +588,12 @@ first = fp.tree.take(stacked, 0)
 # fp.tree.put
 stacked = fp.tree.put(stacked, np.array([1]), fp.tree.take(stacked, np.array([0])))
 
+# fp.tree.row
+last = fp.tree.row(stacked, jnp.int32(3))
+
+# fp.tree.add
+doubled = fp.tree.add(stacked, np.array([1]), fp.tree.take(stacked, np.array([1])))
+
 # fp.tree.where
 kept = fp.tree.where(np.array([True, False, True, True]), stacked, stacked)
 

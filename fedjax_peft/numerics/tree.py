@@ -14,8 +14,6 @@ from jax import Array
 from fedjax_peft.contracts import PyTree
 
 __all__ = [
-    "IN_RANGE",
-    "OR_DROPPED",
     "add",
     "all_finite",
     "broadcast",
@@ -36,8 +34,8 @@ T = TypeVar("T")
 
 # Indices here are never negative. Saying so saves three operations for each of them, and so time
 # to trace and to compile.
-IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
-OR_DROPPED: Any = {"mode": "drop", "wrap_negative_indices": False}
+_IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+_OR_DROPPED: Any = {"mode": "drop", "wrap_negative_indices": False}
 
 
 def broadcast(tree: PyTree, n: int) -> PyTree:
@@ -52,21 +50,24 @@ def take(tree: PyTree, index: Array | np.ndarray | int) -> PyTree:
 
 def row(tree: PyTree, index: Array) -> PyTree:
     """Returns row ``index``, an int scalar in range, of a stacked tree."""
-    return jax.tree.map(lambda x: x.at[index].get(**IN_RANGE), tree)
+    return jax.tree.map(lambda x: x.at[index].get(**_IN_RANGE), tree)
 
 
 def put(tree: PyTree, index: Array | np.ndarray | int, rows: PyTree) -> PyTree:
     """Returns a stacked tree with rows ``index`` >= 0 replaced; those beyond it are dropped."""
-    return jax.tree.map(lambda x, r: x.at[index].set(r, **OR_DROPPED), tree, rows)
+    return jax.tree.map(lambda x, r: x.at[index].set(r, **_OR_DROPPED), tree, rows)
 
 
 def add(tree: PyTree, index: Array, rows: PyTree) -> PyTree:
     """Returns a stacked tree with ``rows`` added to rows ``index`` >= 0, if they exist."""
-    return jax.tree.map(lambda x, r: x.at[index].add(r, **OR_DROPPED), tree, rows)
+    return jax.tree.map(lambda x, r: x.at[index].add(r, **_OR_DROPPED), tree, rows)
 
 
 def where(mask: Array, a: PyTree, b: PyTree) -> PyTree:
-    """Returns ``a`` where ``mask`` is true, else ``b``; ``mask`` has the leading axes of leaves."""
+    """Returns ``a`` where ``mask`` is true, else ``b``; both have the same shapes and dtypes.
+
+    ``mask`` has the leading axes of the leaves.
+    """
 
     def pick(x: Array, y: Array) -> Array:
         return jax.lax.select(jax.lax.broadcast_in_dim(mask, x.shape, range(mask.ndim)), x, y)
