@@ -85,11 +85,13 @@ def assert_trees_close(found, expected, tolerance=1e-5):
     [
         ("gpt2", {}, 1e-5),
         ("gemma3", {"remat": "blocks"}, 1e-5),
-        ("gpt2", {"dtype": "bfloat16", "quantize": "nf4"}, 4e-2),
+        ("gpt2", {"quantize": "nf4"}, 1e-5),
+        # In bfloat16 both differ from float32 by up to .04, and so from each other by up to .08.
+        ("gpt2", {"dtype": "bfloat16", "quantize": "nf4"}, 0.2),
     ],
-    ids=["plain", "pattern, remat", "nf4"],
+    ids=["plain", "pattern, remat", "nf4", "nf4 in bfloat16"],
 )
-@pytest.mark.sample("pattern*", "nf4")
+@pytest.mark.sample("pattern*", "nf4*")
 def test_outputs_and_gradients_are_the_same(family, options, tolerance):
     """With dropout, whose masks are the same too."""
     plain, scanned = (
