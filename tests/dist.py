@@ -1,12 +1,12 @@
 """Builds the wheel and the source distribution, checks both, and uses the wheel as a newcomer does.
 
-    make dist                          # into dist/, 15 minutes: installs all libraries anew
+    make dist                          # into dist/, some minutes: the libraries are installed anew
     python tests/dist.py --quick       # builds and runs with the libraries that are here
 
 Both archives are built from a copy of the tracked files, so that nothing else gets into them. The
 wheel is installed into a fresh environment outside the checkout. There the README's first example,
 the commands and the code of a notebook run on a tiny model. In the unpacked source distribution run
-the tests of ``make quick``, about ten minutes; with ``--quick`` only those of :data:`TESTS`.
+the quick tests of :data:`TESTS` only; all quick tests take minutes.
 """
 
 import argparse
@@ -48,8 +48,6 @@ UNWANTED += ("*.pdf", "*.png", "*.ipynb_checkpoints*", "*_cache/*", ".git/*")
 """What neither may have outside tests/golden: what runs, builds and tests leave behind."""
 TESTS = ("tests/test_tree.py", "tests/test_toml.py")
 """Some quick tests, which the source distribution runs."""
-QUICK = ("-n", "2", "--dist", "loadfile", "-m", "not slow and not assets")
-"""The tests of ``make quick``."""
 NOTEBOOK = "01_quickstart.ipynb"
 """The notebook whose code runs with the wheel."""
 TINY = """
@@ -251,18 +249,14 @@ def use_notebook(python: Path, place: Path) -> None:
     say(f"The code of {NOTEBOOK} has run.")
 
 
-def run_tests(archive: Path, place: Path, chosen: tuple[str, ...]) -> None:
-    """Runs tests in the unpacked source distribution, with the libraries that are here.
-
-    Args:
-      chosen: files of tests, or options of pytest.
-    """
+def run_tests(archive: Path, place: Path) -> None:
+    """Runs :data:`TESTS` in the unpacked source distribution, with the libraries that are here."""
     with tarfile.open(archive) as file:
         file.extractall(place, filter="data")
     (top,) = place.iterdir()
     code = "import sys, pytest; sys.path.insert(0, '.'); sys.exit(pytest.main(sys.argv[1:]))"
-    options = ["-q", "-p", "no:cacheprovider", "-o", "file_seconds=0"]
-    say(run([sys.executable, "-c", code, *options, *chosen], top).splitlines()[-1])
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider"]
+    say(run([sys.executable, "-c", code, *options, *TESTS], top).splitlines()[-1])
 
 
 def main() -> int:
@@ -295,8 +289,8 @@ def main() -> int:
         (place / "work").mkdir()
         use(bin_, place / "work")
         use_notebook(bin_ / "python", place / "work")
-        say(f"{'Some' if quick else 'The quick'} tests in the unpacked source distribution")
-        run_tests(built[1], place / "unpacked", ("-n", "0", *TESTS) if quick else QUICK)
+        say("Some tests in the unpacked source distribution")
+        run_tests(built[1], place / "unpacked")
         if not address:
             say("pyproject.toml has no [project.urls]: an index cannot follow the README's links.")
         if not quick:
