@@ -57,6 +57,7 @@ def trained(reuse, **placement):
     return made, made.evaluate(state, TEST), state.server
 
 
+@pytest.mark.long("compiles rounds and evaluations, with kept states and without")
 def test_training_and_evaluation_are_those_of_all_blocks():
     whole, scores, params = trained("none")
     assert scores["accuracy"] > 0.3  # it has learned
