@@ -20,6 +20,7 @@ as fast. One module for each program, rather than one for each core, costs less 
 os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 import jax  # noqa: E402
+import lowering  # noqa: E402, F401
 import memory  # noqa: E402
 import pytest  # noqa: E402
 import reordering  # noqa: E402, F401
@@ -35,7 +36,7 @@ for name, value in {
     "jax_disable_most_optimizations": UNOPTIMISED,
     "jax_traceback_in_locations_limit": 0,  # nobody reads them, and compiling carries them
     "jax_compilation_cache_dir": COMPILED,
-    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_compile_time_secs": 0.05,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }.items():
     jax.config.update(name, value)

@@ -10,9 +10,9 @@ import jax
 MANY_MAPS = 20_000
 """Memory maps of this process from which on all compiled programs are given up. Each holds up to
 hundreds, Linux allows a process 65,530, and XLA dies of a segmentation fault beyond that."""
-MUCH_MEMORY = 1.4e9
+MUCH_MEMORY = 1.9e9
 """Bytes from which on they are given up too, so that a worker needs less than 2.5 GB."""
-MORE_MEMORY = 5e7
+MORE_MEMORY = 1.5e8
 """Bytes more than after the last collection, from which on to look for unreachable programs:
 a collection takes half a second, as much as many a file of tests."""
 _last = {"memory": 0}

@@ -1,6 +1,7 @@
 """Fixtures for files that compile rounds of the tiny encoder, which is not what they are about.
 
-Its programs then compile in a third of the time. A file imports the fixture that it uses.
+Its programs then compile in a third of the time. A file imports the fixture that it uses. Figures,
+which other files look at, are not drawn.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import pytest
 
 from fedjax_peft import testing
 from fedjax_peft.models import bert
+from fedjax_peft.report import figure_files
 
 SHALLOW = {"num_hidden_layers": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -33,7 +35,10 @@ def shallow_encoder():
 
 
 def simplify(patch: pytest.MonkeyPatch) -> None:
-    """Gives the encoder one layer, which has all modules of BERT's and calls query and value."""
+    """Gives the encoder one layer, which has all modules of BERT's and calls query and value.
+
+    Figures are empty.
+    """
 
     def call(layer, x, mask, queries=None):
         attention, real = layer.attention.self, mask[:, 0, 0, :, None]
@@ -44,6 +49,7 @@ def simplify(patch: pytest.MonkeyPatch) -> None:
     for name, value in SHALLOW.items():
         patch.setitem(testing.TINY_BERT, name, value)
     patch.setattr(bert.Layer, "__call__", call)
+    patch.setattr(figure_files, "render", lambda *figure: b"<svg></svg>")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from fedjax_peft.report.figure_files import GRID, INK, MUTED, PALETTE, PAPER, render
+from fedjax_peft.report import figure_files
+from fedjax_peft.report.figure_files import GRID, INK, MUTED, PALETTE, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +40,7 @@ def svg(fig: "Figure", prefix: str = "", images: dict[str, str] | None = None) -
     from matplotlib import rc_context
 
     with rc_context({"svg.fonttype": "none"}):
-        root = ElementTree.fromstring(render(fig, "svg"))
+        root = ElementTree.fromstring(figure_files.render(fig, "svg"))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         for name in [name for name in element.attrib if name.startswith("{")]:
