@@ -12,6 +12,9 @@ CONSTRAINTS ?= tests/constraints.txt
 demo: $(VENV)/.base
 	$(BIN)/fedjax-peft demo
 
+# Each worker and each process that a test starts would compile all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: $(VENV)/.test lint

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 
+import lowering  # noqa: F401
 import optax
 import toy
 

@@ -85,7 +85,7 @@ def gradients(name):
         pytest.param("adam", marks=pytest.mark.exhaustive),
     ],
 )
-@pytest.mark.sample("fra", "scaffold")
+@pytest.mark.sample("fra")
 def test_rounds_are_those_of_the_session_and_gradients_are_the_slopes(name):
     made = session(name)
     function, arguments = gradients(name)

@@ -26,8 +26,14 @@ PAGES = sorted(
     for page in (ROOT / "docs").rglob("*.md")
     if BLOCK.search(page.read_text()) and str(page.relative_to(ROOT / "docs")) not in ELSEWHERE
 )
-RARE = ("howto/gradients-through-rounds.md",)
-"""Pages with many programs of calls that ``test_differentiable.py`` has too."""
+RARE = (
+    "howto/gradients-through-rounds.md",
+    "howto/many-clients.md",
+    "howto/privacy.md",
+    "howto/robustness.md",
+)
+"""Pages with eight programs and more, of calls that other tests have too: those of privacy,
+attacks, aggregators and simulation, and ``test_differentiable.py``."""
 CASES = [
     pytest.param(page, id=name, marks=[pytest.mark.exhaustive] * (name in RARE))
     for page in PAGES

@@ -1,6 +1,7 @@
 """Where heavy packages are imported; import-linter holds the rules between rooms."""
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -43,9 +44,11 @@ def read_modules() -> dict[str, Path]:
     return found
 
 
-def read_imports() -> list[Import]:
-    found = []
-    for module, path in MODULES.items():
+@functools.cache
+def imports() -> tuple[Import, ...]:
+    """Returns all imports of the package."""
+    found: list[Import] = []
+    for module, path in read_modules().items():
         for statement, lazy in statements(ast.parse(path.read_text())):
             if isinstance(statement, ast.Import):
                 names = [alias.name for alias in statement.names]
@@ -53,20 +56,16 @@ def read_imports() -> list[Import]:
                 assert statement.level == 0, f"{module} has a relative import"
                 names = [f"{statement.module}.{alias.name}" for alias in statement.names]
             found += [Import(module, name, lazy) for name in names]
-    return found
-
-
-MODULES = read_modules()
-IMPORTS = read_imports()
+    return tuple(found)
 
 
 def importers(package: str) -> list[Import]:
-    return [i for i in IMPORTS if i.imported.split(".")[0] == package]
+    return [i for i in imports() if i.imported.split(".")[0] == package]
 
 
 def test_every_module_was_read():
-    assert len(IMPORTS) > 200
-    modules = {i.module for i in IMPORTS}
+    assert len(imports()) > 200
+    modules = {i.module for i in imports()}
     assert {"engine.round", "simulation.simulate", "models.hub", "numerics.tree"} <= modules
 
 

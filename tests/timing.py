@@ -1,9 +1,9 @@
 """Where the suite's time goes: a table at the end of a run, and limits that keep it quick.
 
 A test of more than :data:`TEST_SECONDS` needs ``@pytest.mark.long("why")``. The tests of one file
-may take ``file_seconds`` of ``pyproject.toml`` together, or what ``long_files`` grants it. A machine
-on which all tests together need more than :data:`SUITE_SECONDS` is slow or busy, and the limits
-grow by this factor: a test is too long beside the others, not because of the machine.
+may take ``file_seconds`` of ``pyproject.toml`` together, or what ``long_files`` grants it. A
+machine on which all tests together need more than :data:`SUITE_SECONDS` is slow or busy, and the
+limits grow by this factor: a test is too long beside the others, not because of the machine.
 """
 
 from collections import Counter

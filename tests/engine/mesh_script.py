@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import jax
+import lowering  # noqa: F401
 import numpy as np
 import optax
 import test_engine_client_store as stores

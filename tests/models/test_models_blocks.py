@@ -89,7 +89,7 @@ def plain_gradients(family):
         ("gpt2", "dots"),
     ],
 )
-@pytest.mark.sample("vit-blocks", "gpt2-*")
+@pytest.mark.sample("vit-blocks", "gpt2-dots")
 def test_recomputation_gives_the_same_gradients(family, remat):
     """The dropout masks of the second computation are those of the first."""
     expected = plain_gradients(family)
