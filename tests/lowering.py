@@ -20,7 +20,7 @@ class _Shared:
     def __call__(self):
         if _lowering():
             return self._make()  # the new program would become a part of the one around it
-        if not self._left:
+        if self._left < 1:  # below 0 where two threads have taken the last one
             self._context, self._left = self._make(), PROGRAMS
         self._left -= 1
         return self._context

@@ -1,7 +1,6 @@
 """Fixtures for files that compile rounds of the tiny encoder, which is not what they are about.
 
-Its programs then compile in a third of the time. A file imports the fixture that it uses. Figures,
-which other files look at, are not drawn.
+Its programs then compile in a third of the time. A file imports the fixture that it uses.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ from fedjax_peft.report import figure_files
 
 SHALLOW = {"num_hidden_layers": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
-__all__ = ["shallow", "shallow_encoder", "simple_encoder", "simplify"]
+__all__ = ["draw_nothing", "shallow", "shallow_encoder", "simple_encoder", "simplify"]
 
 
 @contextlib.contextmanager
@@ -34,10 +33,15 @@ def shallow_encoder():
         yield
 
 
+def draw_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Makes every figure an empty one, for tests that do not look at figures."""
+    patch.setattr(figure_files, "render", lambda *figure: b"<svg></svg>")
+
+
 def simplify(patch: pytest.MonkeyPatch) -> None:
     """Gives the encoder one layer, which has all modules of BERT's and calls query and value.
 
-    Figures are empty.
+    Figures are empty too.
     """
 
     def call(layer, x, mask, queries=None):
@@ -49,7 +53,7 @@ def simplify(patch: pytest.MonkeyPatch) -> None:
     for name, value in SHALLOW.items():
         patch.setitem(testing.TINY_BERT, name, value)
     patch.setattr(bert.Layer, "__call__", call)
-    patch.setattr(figure_files, "render", lambda *figure: b"<svg></svg>")
+    draw_nothing(patch)
 
 
 @pytest.fixture(scope="module")

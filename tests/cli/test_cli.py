@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from closeness import approx
 from safetensors.numpy import load_file
+from shallow import draw_nothing
 from tiny_project import fails, rows
 
 from fedjax_peft import __version__, algorithms
@@ -17,7 +18,6 @@ from fedjax_peft.cli import main as cli
 from fedjax_peft.cli.results import print_table
 from fedjax_peft.cli.running import next_commands
 from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.report import figure_files
 from fedjax_peft.report.records import load_run
 from fedjax_peft.support import assets
 
@@ -51,7 +51,7 @@ def test_the_recorded_config_reproduces_the_run(finished, project):
 @pytest.mark.long("two methods, each compiled")
 def test_a_config_with_several_methods(project, capsys, monkeypatch):
     """Each [methods.NAME] table is a run; overrides apply to all of them."""
-    monkeypatch.setattr(figure_files, "render", lambda *figure: b"<svg></svg>")
+    draw_nothing(monkeypatch)
     path = project / "both.toml"
     path.write_text(
         (project / "config.toml").read_text()

@@ -9,10 +9,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from rich.console import Console
+from shallow import draw_nothing
 
 from fedjax_peft.cli.main import main
-from fedjax_peft.report import figure_files, records
 from fedjax_peft.report import page as report
+from fedjax_peft.report import records
 from fedjax_peft.report.runs import compare_runs
 from fedjax_peft.simulation.summaries import rounds_to
 from fedjax_peft.support.errors import InputError
@@ -30,7 +31,7 @@ def drawn():
 @pytest.fixture(autouse=True)
 def _figures(request, monkeypatch):
     if "drawn" not in request.fixturenames:
-        monkeypatch.setattr(figure_files, "render", lambda *figure: b"<svg></svg>")
+        draw_nothing(monkeypatch)
         monkeypatch.setattr(report, "_write_figures", lambda *figures: None)
 
 
