@@ -162,10 +162,8 @@ def _share(element: ElementTree.Element, images: dict[str, str] | None) -> None:
     look = {"href": text, "id": name, "style": "image-rendering:pixelated"}
     alone = ElementTree.Element("image", place | look)
     images[name] = ElementTree.tostring(alone, encoding="unicode")
-    transform = element.get("transform")
-    element.tag, element.attrib = "use", {"href": f"#{name}"}
-    if transform:
-        element.set("transform", transform)
+    where = {key: x for key, x in element.items() if key in ("x", "y", "transform")}
+    element.tag, element.attrib = "use", {"href": f"#{name}", **where}
 
 
 def _png(pixels: np.ndarray) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from closeness import approx
 
 from fedjax_peft.report import chart
-from fedjax_peft.report.figure_files import PALETTE, render, styles
+from fedjax_peft.report.figure_files import PALETTE, render, styles, subplots
 from fedjax_peft.report.inline_svg import svg
 from fedjax_peft.report.plots import curve_data, curves
 from fedjax_peft.report.wording import byte_unit, time_unit
@@ -239,3 +239,19 @@ def test_units():
 
 def test_one_line():
     assert one_line(" a\n\tb\x00c\x1b ") == "a b c"
+
+
+def test_a_shared_image_stays_in_its_place():
+    """Images of a heat map and of its colour bar have coordinates and a transform."""
+
+    def places(tag, images):
+        fig, ax = subplots()
+        fig.colorbar(ax.imshow([[0.0, 1.0], [2.0, 3.0]]))
+        found = re.findall(f"<{tag} .*?>", svg(fig, images=images))
+        return [dict(re.findall(r' (x|y|transform)="([^"]*)"', one)) for one in found]
+
+    own = places("image", None)
+    assert len(own) == 2
+    assert all(place.keys() == {"x", "y", "transform"} for place in own)
+    shared = places("use", {})
+    assert all(place in shared for place in own)
