@@ -152,13 +152,14 @@ def _share(element: ElementTree.Element, images: dict[str, str] | None) -> None:
 
     data = base64.b64decode(element.attrib["href"].partition(",")[2])
     image = Image.open(io.BytesIO(data)).convert("RGBA")
-    place = {"width": str(image.width), "height": str(image.height), "preserveAspectRatio": "none"}
+    size = {key: element.attrib[key] for key in ("width", "height")}  # of pixels, or in points
+    place = {**size, "preserveAspectRatio": "none"}
     small = image.reduce((math.ceil(image.width / _PIXELS), 1))
     text = f"data:image/png;base64,{base64.b64encode(_png(np.asarray(small))).decode()}"
     element.attrib.update(place, href=text)
     if images is None:
         return
-    name = f"i{sha256(text.encode()).hexdigest()[:8]}-{image.width}"
+    name = f"i{sha256(f'{size}{text}'.encode()).hexdigest()[:8]}"
     look = {"href": text, "id": name, "style": "image-rendering:pixelated"}
     alone = ElementTree.Element("image", place | look)
     images[name] = ElementTree.tostring(alone, encoding="unicode")
