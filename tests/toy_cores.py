@@ -6,7 +6,7 @@ import numpy as np
 import toy
 
 from fedjax_peft.contracts import Outputs
-from fedjax_peft.contracts.instance_weights import REFERENCE, instance_weighted
+from fedjax_peft.contracts.instance_weights import REFERENCE, InstanceWeighted
 
 HEADS = 2
 
@@ -111,7 +111,7 @@ def pair_model():
         logits = hidden @ params["head.kernel"] + params["head.bias"][None]
         return Outputs(logits, hidden[:, None])
 
-    return plain.replace(apply=instance_weighted(apply), trainable=trainable, kinds=kinds)
+    return plain.replace(apply=InstanceWeighted(apply), trainable=trainable, kinds=kinds)
 
 
 MODELS = {

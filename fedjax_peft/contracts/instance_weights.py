@@ -10,10 +10,12 @@ This module is separate from the adapters (:mod:`fedjax_peft.peft.dual_lora`), b
 use it and must not import flax.
 """
 
+from dataclasses import dataclass, replace
+
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_peft.contracts import ApplyFn, Batch, Key, Outputs, Params
+from fedjax_peft.contracts import ApplyFn, Batch, Key, Outputs, Params, Platform, on_platform
 from fedjax_peft.support.errors import InputError
 
 REFERENCE = "instance.private_adapter.reference"
@@ -52,23 +54,29 @@ def embedding(outputs: Outputs) -> Array:
     return chosen / jnp.where(length > 0, length, 1.0)
 
 
-def instance_weighted(apply: ApplyFn) -> ApplyFn:
-    """Returns the forward pass that computes instance weights in evaluations.
+@dataclass(frozen=True, eq=False)
+class InstanceWeighted:
+    """The forward pass that computes instance weights in evaluations.
 
     It runs the model twice: with the local adapter alone, and with the weights. In training, with a
     key-value cache (generation), and without a reference, constant weights are used.
     """
 
-    def weighted(
-        frozen: Params, trainable: Params, batch: Batch, key: Key | None, train: bool
+    apply: ApplyFn
+
+    def __call__(
+        self, frozen: Params, trainable: Params, batch: Batch, key: Key | None, train: bool
     ) -> Outputs:
+        """Returns the outputs for ``batch``; see :class:`fedjax_peft.contracts.ApplyFn`."""
         reference = trainable[REFERENCE]
         if train or "cache" in batch or not reference.size:
-            return apply(frozen, trainable, batch, key, train)
-        alone = apply(frozen, with_weight(trainable, 1.0), batch, key, train)
+            return self.apply(frozen, trainable, batch, key, train)
+        alone = self.apply(frozen, with_weight(trainable, 1.0), batch, key, train)
         similar = jnp.sum(embedding(alone) * reference[None], axis=-1)
         constant = next(x for n, x in trainable.items() if n.endswith(_WEIGHT))
         weight = jnp.where(jnp.any(reference != 0), jnp.clip(similar, 0.0, 1.0), constant)
-        return apply(frozen, with_weight(trainable, weight), batch, key, train)
+        return self.apply(frozen, with_weight(trainable, weight), batch, key, train)
 
-    return weighted
+    def on(self, platform: Platform) -> ApplyFn:
+        """Returns the forward pass for a platform."""
+        return replace(self, apply=on_platform(self.apply, platform))

@@ -24,6 +24,7 @@ __all__ = [
     "put",
     "row",
     "select",
+    "shapes",
     "size",
     "take",
     "weighted_sum",
@@ -36,6 +37,11 @@ T = TypeVar("T")
 # to trace and to compile.
 _IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
 _OR_DROPPED: Any = {"mode": "drop", "wrap_negative_indices": False}
+
+
+def shapes(tree: PyTree) -> PyTree:
+    """Returns the shapes and dtypes of the leaves, ``jax.ShapeDtypeStruct``."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def broadcast(tree: PyTree, n: int) -> PyTree:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_peft.contracts.instance_weights import REFERENCE, instance_weighted
+from fedjax_peft.contracts.instance_weights import REFERENCE, InstanceWeighted
 from fedjax_peft.models.base import AdapterConst, Model
 from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import frozen_output, low_rank_method, low_rank_options
@@ -82,7 +82,7 @@ def dual_lora(
                 " wide they are: give width, such as fp.peft.dual_lora(width=768)."
             )
         return model.replace(
-            apply=instance_weighted(model.apply),
+            apply=InstanceWeighted(model.apply),
             trainable={**model.trainable, REFERENCE: jnp.zeros(size)},
             kinds={**model.kinds, REFERENCE: "adapter"},
         )

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_peft.contracts import Params, PyTree, Task
+from fedjax_peft.contracts import Params, Task
 from fedjax_peft.models.base import Model
+from fedjax_peft.numerics import tree
 
 
 class Activations(NamedTuple):
@@ -55,7 +56,7 @@ def activations(
         return jax.vjp(lambda trainable: loss(frozen, trainable, batch, key), trainable)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = _shapes((model.frozen, model.trainable, dict(batch), key))
+    shapes = tree.shapes((model.frozen, model.trainable, dict(batch), key))
 
     def run(function: Any) -> tuple[list[_Array], _Trace]:
         traced = jax.make_jaxpr(function)(*shapes).jaxpr
@@ -111,10 +112,6 @@ def _residuals_of_block(
     trace = _Trace([], [], {})
     results = _run(traced, arrays, trace)
     return sum(x.nbytes for x in keep(results, trace.made)), trace
-
-
-def _shapes(values: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), values)
 
 
 # fmt: off

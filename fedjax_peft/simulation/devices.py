@@ -11,7 +11,7 @@ from fedjax_peft import contracts as c
 from fedjax_peft import tasks
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.models.base import Model
-from fedjax_peft.simulation.activations import _shapes
+from fedjax_peft.numerics import tree
 from fedjax_peft.simulation.compiled_step import CompiledStep, compile_step, target_devices
 from fedjax_peft.simulation.memory_plan import MemoryPlan, lowered_round, plan_memory
 from fedjax_peft.simulation.records import Placement
@@ -154,7 +154,7 @@ def plan(
         for name, x in clients.data.columns.items()
     }
     batch["mask"] = jax.ShapeDtypeStruct((batch_size,), jnp.bool_)
-    shapes = model.replace(frozen=_shapes(model.frozen))
+    shapes = model.replace(frozen=tree.shapes(model.frozen))
     model = planned_on(target, shapes.replace(frozen=shapes.compute_frozen()))
     cohort = clients_per_round or len(clients)
     sizes = {"clients": len(clients), "cohort": cohort, "examples": len(clients.data)}

@@ -37,7 +37,7 @@ from fedjax_peft.engine.session import Session
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.simulation.activations import Activations, _shapes, activations
+from fedjax_peft.simulation.activations import Activations, activations
 from fedjax_peft.simulation.checks import WIDTHS
 from fedjax_peft.simulation.records import Placement
 from fedjax_peft.simulation.session import session
@@ -120,7 +120,7 @@ def plan_memory(
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     server, total, own, local = jax.eval_shape(
-        states, *_shapes((model.frozen, shared, private, fixed, key))
+        states, *tree.shapes((model.frozen, shared, private, fixed, key))
     )
     rows = {name: x for name, x in batch.items() if name != "mask"}
     return MemoryPlan(

@@ -21,7 +21,7 @@ from jax.interpreters import partial_eval
 
 from fedjax_peft.contracts import Params, Task
 from fedjax_peft.models.base import Model
-from fedjax_peft.simulation.activations import _shapes
+from fedjax_peft.numerics import tree
 from fedjax_peft.simulation.memory_plan import MemoryPlan
 
 
@@ -70,7 +70,7 @@ def _traced_step(model: Model, task: Task, batch: Mapping[str, Any]) -> Any:
         return task.loss(model.apply(frozen, trainable, batch, key, True), batch)[0]
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = _shapes((model.trainable, model.frozen, dict(batch), key))
+    shapes = tree.shapes((model.trainable, model.frozen, dict(batch), key))
     return traced_live(jax.grad(loss), *shapes)
 
 

@@ -305,9 +305,14 @@ def test_unknown_forms_are_refused():
     set_options(random_model(deberta, head=head).module(), attention="whole")
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_the_platform_of_a_layout_reaches_the_layers(scan, monkeypatch):
-    """A program for a GPU is fused on a machine without one, and no other program is."""
+@pytest.mark.parametrize(
+    ("scan", "method"), [(False, None), (True, None), (False, fp.peft.dual_lora(rank=2))]
+)
+def test_the_platform_of_a_layout_reaches_the_layers(scan, method, monkeypatch):
+    """A program for a GPU is fused on a machine without one, and no other program is.
+
+    ``dual_lora`` wraps the forward pass, and runs it twice in evaluations.
+    """
     called = []
     monkeypatch.setattr(
         forms, "_fused", lambda q, *_: called.append(q.shape) or jnp.zeros(q.shape, q.dtype)
@@ -315,6 +320,7 @@ def test_the_platform_of_a_layout_reaches_the_layers(scan, monkeypatch):
     config = {**TINY_LLAMA, "num_hidden_layers": 3}
     options = {"head": fp.heads.classification(3), "dtype": "bfloat16", "scan_layers": scan}
     model = random_model(config, **options)
+    model = model if method is None else fp.attach(model, method)
     batch = {"input_ids": jnp.ones((2, 8), jnp.int32), "attention_mask": jnp.ones((2, 8), bool)}
 
     def calls(platform):
@@ -324,7 +330,8 @@ def test_the_platform_of_a_layout_reaches_the_layers(scan, monkeypatch):
         return len(called)
 
     found = [calls(x) for x in (Platform("gpu", 9.0), Platform("gpu", 7.5), Platform("tpu"))]
-    assert found == [2 if scan else 3, 0, 0]
+    passes = 1 if method is None else 2
+    assert found == [(2 if scan else 3) * passes, 0, 0]
 
 
 def test_the_platform_of_a_device():
