@@ -189,12 +189,13 @@ def draw_rates(sweep: Sweep, stem: Path) -> None:
     data = []
     with style():
         fig, ax = subplots()
-        for name, cells in sweep.study.methods.items():
+        for name in [name for name in METHODS if name in sweep.study.methods]:
+            cells = sweep.study.methods[name]
             found = {float(cell.settings[RATE]): cell.values(TEST) for cell in cells}
             xs = sorted(found)
             seeds = sorted({seed for values in found.values() for seed in values})
             ys = {s: [100 * found[x][s] if s in found[x] else None for x in xs] for s in seeds}
-            data += bands(ax, METHODS.get(name, name), xs, ys)
+            data += bands(ax, METHODS[name], xs, ys)
         ax.set(xscale="log", xlabel="Learning rate", ylabel="Test accuracy (%)", title=sweep.title)
         rates = sorted({row["x"] for row in data})
         ax.set_xticks(rates, [f"{x:g}" for x in rates])
