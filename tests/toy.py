@@ -83,6 +83,20 @@ def lora_model(**options) -> Model:
     return plain.replace(apply=apply, frozen={"layer.base.kernel": plain.frozen["layer.kernel"]})
 
 
+def text_model() -> Model:
+    """Returns the model on the mean of fixed embeddings of a text's tokens."""
+    plain = lora_model()
+    table = jnp.asarray(np.random.default_rng(2).normal(size=(64, FEATURES)), jnp.float32)
+
+    def apply(frozen, trainable, batch, key, train):
+        real = batch["attention_mask"][..., None]
+        total = jnp.sum(jnp.where(real, table[batch["input_ids"]], 0.0), axis=1)
+        x = total / jnp.maximum(jnp.sum(real, axis=1), 1)
+        return plain.apply(frozen, trainable, {"x": x}, key, train)
+
+    return plain.replace(apply=apply)
+
+
 def own_kernel_model() -> Model:
     """Returns the model whose kernel under LoRA is trained too, for pFedLoRA."""
     plain = lora_model(dropout=0)

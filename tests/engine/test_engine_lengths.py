@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import running
+import toy
 from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from fedjax_peft.engine.lengths import Lengths, token_columns
 from fedjax_peft.tasks import Task
 from fedjax_peft.testing import tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lengths]
 
 FULL = 64
 
@@ -124,13 +125,13 @@ ALGORITHM = fedavg(optax.sgd(0.1))
 
 
 @functools.cache
-def model():
+def with_dropout():
     """Returns a model with dropout of its own and of LoRA."""
     return attach(tiny_model(3, num_hidden_layers=1), lora(rank=2, dropout=0.1))
 
 
 @functools.cache
-def run(length_buckets, *, lanes=1, task=None, **options):
+def run(length_buckets, *, model=with_dropout, lanes=1, task=None, **options):
     clients = federation()
     options |= {"clients": clients, "test": clients.data, "client_test": clients, "batch_size": 2}
     options |= {"model": model(), "eval_batch_size": 4, "length_buckets": length_buckets}
@@ -172,7 +173,7 @@ def test_predictions_are_scored_in_the_order_of_the_data():
         score=score,
     )
     clients = federation()
-    result = run(4, task=task, eval_every=2)
+    result = run(4, task=task, eval_every=2, model=toy.text_model)
     assert len(seen) == 2 * (1 + len(SIZES))
     for predictions, data in seen:
         np.testing.assert_array_equal(predictions["label"], data.columns["labels"])

@@ -13,15 +13,11 @@ pytestmark = pytest.mark.slow
 ADAM = optax.adam(1e-3)
 SCHEDULED = fp.schedules.scheduled(ADAM, fp.schedules.constant(warmup=1))
 DATA = toy.clients([16] * 4), toy.dataset(16, seed=1)
-TEXTS = fp.partition.iid(fp.testing.tiny_dataset(64), clients=4), fp.testing.tiny_dataset(16)
+TEXTS = [fp.testing.tiny_dataset(n, classes=toy.CLASSES) for n in (64, 16)]
 
 
 def dual():
     return toy.dual_model().replace(method=fp.peft.dual(size=2))
-
-
-def bert():
-    return fp.attach(fp.testing.tiny_model(num_hidden_layers=1), fp.lora(rank=2))
 
 
 @pytest.mark.parametrize(
@@ -58,8 +54,8 @@ def bert():
             },
         ),
         (
-            bert,
-            TEXTS,
+            toy.text_model,
+            (fp.partition.iid(TEXTS[0], clients=4), TEXTS[1]),
             fp.algorithms.fedrep(SCHEDULED, tune_epochs=1),
             {"attack": fp.attacks.backdoor(0.5, 1, token=5)},
             {
