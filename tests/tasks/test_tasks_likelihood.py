@@ -1,5 +1,6 @@
 """Log-likelihoods of tokens: equal to those of all logits, and no array of all logits."""
 
+import functools
 import re
 
 import jax
@@ -48,6 +49,12 @@ def _chunked(hidden, table, counted, weights=WEIGHTS):
     return jnp.sum(scores.log_likelihood * weights)
 
 
+@functools.cache
+def _derived(f, arguments):
+    """Returns the value and the gradients of a loss by some arguments."""
+    return jax.jit(jax.value_and_grad(f, arguments))
+
+
 def _close(found, expected, tolerance=5e-6):
     """Asserts that arrays are equal, as far as sums in chunks are, for the largest number."""
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -57,16 +64,18 @@ def _close(found, expected, tolerance=5e-6):
 @pytest.mark.parametrize("counted", [SOME, ~NONE, NONE], ids=["some", "all", "none"])
 @pytest.mark.parametrize("arguments", [(0,), (1,), (0, 1)], ids=["hidden", "head", "both"])
 def test_loss_and_gradients_are_those_of_all_logits(counted, arguments):
-    found = jax.value_and_grad(_chunked, arguments)(HIDDEN, TABLE, counted)
-    _close(found, jax.value_and_grad(_plain, arguments)(HIDDEN, TABLE, counted))
+    found, expected = (_derived(f, arguments)(HIDDEN, TABLE, counted) for f in (_chunked, _plain))
+    _close(found, expected)
 
 
 def test_predictions_are_those_of_all_logits():
-    scores = token_scores(_outputs(HIDDEN, TABLE), TARGETS, SOME, chunk=CHUNK)
-    likely = jnp.argmax(_head(TABLE, HIDDEN), axis=-1)
-    np.testing.assert_array_equal(scores.correct, SOME & (likely == TARGETS))
-    best = token_scores(_outputs(HIDDEN, TABLE), likely, SOME, chunk=CHUNK)
-    np.testing.assert_array_equal(best.correct, SOME)
+    @jax.jit
+    def correct(targets):
+        return token_scores(_outputs(HIDDEN, TABLE), targets, SOME, chunk=CHUNK).correct
+
+    likely = np.argmax(_head(TABLE, HIDDEN), axis=-1)
+    np.testing.assert_array_equal(correct(TARGETS), SOME & (likely == TARGETS))
+    np.testing.assert_array_equal(correct(likely), SOME)
 
 
 def test_the_first_of_equal_logits_is_the_prediction():
@@ -103,7 +112,8 @@ def test_clients_of_different_lengths_share_a_loop():
     counted = jnp.stack([SOME, ~NONE, NONE])
 
     def gradients(f):
-        return jax.vmap(jax.value_and_grad(f, (0, 1)), (0, None, 0))(hidden, TABLE, counted)
+        of_each = jax.vmap(jax.value_and_grad(f, (0, 1)), (0, None, 0))
+        return jax.jit(of_each)(hidden, TABLE, counted)
 
     _close(gradients(_chunked), gradients(_plain))
 
@@ -111,7 +121,7 @@ def test_clients_of_different_lengths_share_a_loop():
 def test_positions_that_do_not_count_may_be_nan():
     hidden = HIDDEN.at[1].set(jnp.nan)
     counted = SOME.at[1].set(False)
-    value, slopes = jax.value_and_grad(_chunked, (0, 1))(hidden, TABLE, counted)
+    value, slopes = _derived(_chunked, (0, 1))(hidden, TABLE, counted)
     assert np.isfinite(value)
     assert all(np.isfinite(x).all() for x in slopes)
     assert not np.any(slopes[0][1])
@@ -119,9 +129,10 @@ def test_positions_that_do_not_count_may_be_nan():
 
 def test_half_precision_gives_half_precision_gradients():
     hidden = HIDDEN.astype(jnp.bfloat16)
-    slopes = jax.grad(_chunked, (0, 1))(hidden, TABLE, SOME)
+    _, slopes = _derived(_chunked, (0, 1))(hidden, TABLE, SOME)
     assert [x.dtype for x in slopes] == [jnp.bfloat16, jnp.float32]
-    _close(slopes[0].astype(jnp.float32), jax.grad(_plain)(HIDDEN, TABLE, SOME), 2**-6)
+    _, (expected, _) = _derived(_plain, (0, 1))(HIDDEN, TABLE, SOME)
+    _close(slopes[0].astype(jnp.float32), expected, 2**-6)
 
 
 def test_targets_are_in_one_segment():
