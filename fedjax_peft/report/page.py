@@ -1,12 +1,13 @@
 """The report of one run or several as an HTML page with figures."""
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedjax_peft.report import figure_files, plots
 from fedjax_peft.report.cautions import cautions, coarse
@@ -211,11 +212,18 @@ def _thinned(runs: Runs, step: int) -> Runs:
     return found
 
 
+def _breakable(key: str) -> Markup:
+    """Returns a key of a config that a narrow screen breaks between its words."""
+    return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(key))))
+
+
 def _template() -> jinja2.Template:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedjax_peft", "report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    ).get_template("report.html")
+    )
+    environment.filters["breakable"] = _breakable
+    return environment.get_template("report.html")

@@ -20,7 +20,7 @@ from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
-VOID = {"meta", "br", "img", "input", "path", "use", "rect"}
+VOID = {"meta", "br", "wbr", "img", "input", "path", "use", "rect"}
 
 
 @pytest.fixture
@@ -437,6 +437,12 @@ def test_targets_that_are_not_reached_or_not_possible(tmp_path, capsys):
         assert f"The target {target} must be a fraction" in capsys.readouterr().err
 
 
+def test_the_smallest_upload_is_named_where_it_is_marked(tmp_path):
+    small, large, same = (make_run(tmp_path / str(n), size=n // 7) for n in (70, 7000, 71))
+    assert "The smallest upload is bold." in page(load(small, large), tmp_path)
+    assert "The smallest upload is bold." not in page(load(small, same), tmp_path)
+
+
 def test_reaching_a_target_allows_for_float32():
     exact = float(np.float32(0.76))
     assert exact < 0.76
@@ -452,7 +458,7 @@ def test_differing_and_shared_settings(tmp_path):
     assert ["Run", "peft.targets", "data.seed"] in parsed.rows
     assert ["a", '["q"]', "-"] in parsed.rows
     assert ["b", '["q", "v"]', "1"] in parsed.rows
-    assert "<dt>data.name</dt><dd>x</dd>" in text
+    assert "<dt>data.<wbr>name</dt><dd>x</dd>" in text  # a narrow column breaks between words
     assert "<dt>commit</dt><dd>abc</dd>" in text
 
 
