@@ -1,5 +1,6 @@
 """The documentation builds without a warning, and its examples run."""
 
+import json
 import re
 import subprocess
 import sys
@@ -261,3 +262,8 @@ def test_code_of_pages_is_not_cut():
         blocks = fence.findall(page.read_text())
         wide = [line for block in blocks for line in block.splitlines() if len(line) > 84]
         assert not wide, (page.name, wide)
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(notebook.read_text())["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        wide = [line for cell in code for line in cell.splitlines() if len(line) > 84]
+        assert not wide, (notebook.name, wide)

@@ -1,4 +1,4 @@
-# Where this runs, and which accelerator it sees. Installs fedjax_peft if it is missing.
+# Says where this runs and on which device. Installs fedjax_peft if it is missing.
 import importlib.util
 import subprocess
 import sys
@@ -10,9 +10,8 @@ if glob("/dev/nvidia[0-9]*"):
     extra = "[cuda]"
 elif glob("/dev/accel*") or glob("/dev/vfio/[0-9]*"):
     extra = "[tpu]"
-folders = [
-    path for path in ("..", ".", "fedjax_peft") if Path(path, "fedjax_peft/__init__.py").exists()
-]
+near = ("..", ".", "fedjax_peft")
+folders = [path for path in near if Path(path, "fedjax_peft/__init__.py").exists()]
 wheels = sorted(glob("fedjax_peft-*.whl"))
 if folders:
     origin, wanted = "the checkout", ["-e", folders[0] + extra]
@@ -21,11 +20,13 @@ elif wheels:
 else:
     origin, wanted = "the package index", ["fedjax_peft" + extra]
 
-place = "Kaggle" if Path("/kaggle").exists() else "Colab" if Path("/content").exists() else "Here"
+place = "Colab" if Path("/content").exists() else "Here"
+place = "Kaggle" if Path("/kaggle").exists() else place
 machine = {"": "a CPU", "[cuda]": "an NVIDIA GPU", "[tpu]": "a TPU"}[extra]
 if importlib.util.find_spec("fedjax_peft"):
     print(f"{place}: {machine}; fedjax_peft is installed.")
 else:
     print(f"{place}: {machine}; installing fedjax_peft{extra} from {origin}.")
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *wanted], check=True)
+    pip = [sys.executable, "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, *wanted], check=True)
     sys.path[:0] = folders  # pip's link to a checkout is read at the next start
