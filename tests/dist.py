@@ -1,12 +1,12 @@
 """Builds the wheel and the source distribution, checks both, and uses the wheel as a newcomer does.
 
-    make dist                          # into dist/, some minutes: the libraries are installed anew
+    make dist                          # into dist/, ten minutes: libraries are installed anew
     python tests/dist.py --quick       # builds and runs with the libraries that are here
 
 Both archives are built from a copy of the tracked files, so that nothing else gets into them. The
 wheel is installed into a fresh environment outside the checkout. There the README's first example,
-the commands and the code of a notebook run on a tiny model. In the unpacked source distribution run
-the quick tests of :data:`TESTS` only; all quick tests take minutes.
+the commands and the code of a notebook run on a tiny model. In the unpacked source distribution all
+quick tests run, as ``make quick`` runs them; with ``--quick`` only :data:`SOME`.
 """
 
 import argparse
@@ -46,8 +46,11 @@ UNWANTED = ("*.pyc", "*__pycache__*", "*.pt", "*.bin", "*.ckpt", "*/checkpoints/
 UNWANTED += ("*/.venv/*", "*/runs/*", "*metrics.jsonl", "*environment.json", "docs/_build/*")
 UNWANTED += ("*.pdf", "*.png", "*.ipynb_checkpoints*", "*_cache/*", ".git/*")
 """What neither may have outside tests/golden: what runs, builds and tests leave behind."""
-TESTS = ("tests/test_tree.py", "tests/test_toml.py")
-"""Some quick tests, which the source distribution runs."""
+SOME = ("-n", "0", "tests/test_tree.py", "tests/test_toml.py")
+"""The words of pytest for the tests that the source distribution runs with ``--quick``."""
+QUICK = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")
+QUICK += ("-m", "not slow and not assets", "-o", "file_seconds=0")
+"""Without ``--quick``: those of ``make quick``, without its limits of time."""
 NOTEBOOK = "01_quickstart.ipynb"
 """The notebook whose code runs with the wheel."""
 TINY = """
@@ -179,15 +182,21 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def run(command: list[str | Path], place: Path) -> str:
-    """Returns the output of a command that runs outside the checkout, or ends the script."""
+def run(command: list[str | Path], place: Path, **variables: str) -> str:
+    """Returns the output of a command that runs outside the checkout, or ends the script.
+
+    Args:
+      command: Its words.
+      place: The folder where it runs.
+      **variables: Of its environment, beside those that are here.
+    """
     outside = {k: x for k, x in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(
-        [str(word) for word in command], cwd=place, env=outside, capture_output=True, text=True
-    )
+    words, environment = [str(word) for word in command], outside | variables
+    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True)
     if done.returncode:
-        shown = " ".join(str(word) for word in command)
-        raise SystemExit(f"{shown}\nended with code {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            f"{' '.join(words)}\nended with code {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
@@ -208,10 +217,16 @@ def install(wheel: Path, place: Path, quick: bool) -> Path:
     pip = [bin_ / "python", "-m", "pip", "install", "--quiet", "--no-compile"]
     # Else pip would find the installed checkout and leave it at that.
     run([*pip, *without, "--ignore-installed" if quick else "--upgrade", wheel], place.parent)
-    found = run([bin_ / "python", "-c", "import fedjax_peft as f; print(f.__file__)"], place.parent)
-    if not Path(found.strip()).is_relative_to(place):
-        raise SystemExit(f"The fresh environment imports {found.strip()}, not its wheel.")
+    check_import(bin_ / "python", place)
     return bin_
+
+
+def check_import(python: str | Path, place: Path, **variables: str) -> None:
+    """Ends the script if a Python that runs in a folder does not import the package from there."""
+    code = "import fedjax_peft as f; print(f.__file__)"
+    found = run([python, "-c", code], place, **variables).strip()
+    if not Path(found).is_relative_to(place):
+        raise SystemExit(f"{python} in {place} imports {found}.")
 
 
 def use(bin_: Path, place: Path) -> None:
@@ -249,14 +264,21 @@ def use_notebook(python: Path, place: Path) -> None:
     say(f"The code of {NOTEBOOK} has run.")
 
 
-def run_tests(archive: Path, place: Path) -> None:
-    """Runs :data:`TESTS` in the unpacked source distribution, with the libraries that are here."""
+def run_tests(archive: Path, place: Path, quick: bool) -> None:
+    """Runs tests in the unpacked source distribution, with the libraries that are here.
+
+    Args:
+      archive: The source distribution.
+      place: Where it is unpacked.
+      quick: Run :data:`SOME` tests, not all that ``make quick`` runs.
+    """
     with tarfile.open(archive) as file:
         file.extractall(place, filter="data")
     (top,) = place.iterdir()
-    code = "import sys, pytest; sys.path.insert(0, '.'); sys.exit(pytest.main(sys.argv[1:]))"
-    options = ["-q", "-n", "0", "-p", "no:cacheprovider"]
-    say(run([sys.executable, "-c", code, *options, *TESTS], top).splitlines()[-1])
+    check_import(sys.executable, top, PYTHONPATH=str(top))  # before the installed checkout
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    done = run([*pytest, *(SOME if quick else QUICK)], top, PYTHONPATH=str(top))
+    say(done.splitlines()[-1])
 
 
 def main() -> int:
@@ -289,8 +311,8 @@ def main() -> int:
         (place / "work").mkdir()
         use(bin_, place / "work")
         use_notebook(bin_ / "python", place / "work")
-        say("Some tests in the unpacked source distribution")
-        run_tests(built[1], place / "unpacked")
+        say(f"{'Some' if quick else 'All quick'} tests in the unpacked source distribution")
+        run_tests(built[1], place / "unpacked", quick)
         if not address:
             say("pyproject.toml has no [project.urls]: an index cannot follow the README's links.")
         if not quick:

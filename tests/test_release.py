@@ -36,6 +36,15 @@ def test_source_distribution_has_the_tests(built):
     assert {str(path) for path in tests} <= set(names)
 
 
+def test_source_distribution_runs_the_tests_of_make_quick():
+    """``make dist`` starts them with the same words."""
+    makefile = (dist.ROOT / "Makefile").read_text()
+    marks = dist.QUICK.index("-m")
+    words = [*dist.QUICK[:marks], f'-m "{dist.QUICK[marks + 1]}"']
+    assert " ".join(words[:-1]) in makefile
+    assert words[-1] in makefile
+
+
 @pytest.mark.parametrize(
     ("suffix", "name", "said"),
     [
