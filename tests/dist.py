@@ -1,7 +1,7 @@
 """Builds the wheel and the source distribution, checks both, and uses the wheel as a newcomer does.
 
     make dist                          # into dist/, ten minutes: libraries are installed anew
-    python tests/dist.py --quick       # builds and runs with the libraries that are here
+    python tests/dist.py --quick       # builds and runs with the libraries that are here, a minute
 
 Both archives are built from a copy of the tracked files, so that nothing else gets into them. The
 wheel is installed into a fresh environment outside the checkout. There the README's first example,
