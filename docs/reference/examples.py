@@ -612,6 +612,9 @@ length = fp.tree.norm(first)
 # fp.tree.size
 numbers = fp.tree.size(first)  # 5
 
+# fp.tree.shapes
+planned = fp.tree.shapes(first)  # jax.ShapeDtypeStruct in the place of arrays
+
 # fp.tree.nbytes
 sent = fp.tree.nbytes(first)
 
