@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scaling import TASK
+from scaling import TASK, make_federation
 
 import fedjax_peft as fp
 from fedjax_peft.engine.round import build_round
@@ -26,12 +26,9 @@ TOGETHER = 8
 
 def prepare(cohort, rounds):
     """Returns a session on the tiny transformer; all clients take part in every round."""
-    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = fp.attach(fp.testing.tiny_model(**off), fp.lora(rank=TASK["rank"]))
-    data = fp.testing.tiny_dataset(cohort * TASK["examples"], length=TASK["length"])
-    rows = np.arange(len(data), dtype=np.int32).reshape(cohort, -1)
+    model, clients = make_federation(cohort)
     return fp.session(
-        *(model, fp.algorithms.fedavg(optax.sgd(TASK["rate"])), fp.Clients(data, tuple(rows))),
+        *(model, fp.algorithms.fedavg(optax.sgd(TASK["rate"])), clients),
         batch_size=TASK["batch"],
         local_steps=TASK["steps"],
         rounds=rounds,

@@ -54,6 +54,19 @@ def wanted(system):
     return points
 
 
+def make_federation(clients):
+    """Returns the transformer and its clients."""
+    import numpy as np
+
+    import fedjax_peft as fp
+
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = fp.attach(fp.testing.tiny_model(**off), fp.lora(rank=TASK["rank"]))
+    data = fp.testing.tiny_dataset(clients * TASK["examples"], length=TASK["length"])
+    rows = np.arange(len(data), dtype=np.int32).reshape(clients, -1)
+    return model, fp.Clients(data, tuple(rows))
+
+
 def measure(system, clients, cohort, rounds):
     """Returns the measurements of one point of our library, in this process."""
     import resource
@@ -67,15 +80,12 @@ def measure(system, clients, cohort, rounds):
     def memory():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = fp.attach(fp.testing.tiny_model(**off), fp.lora(rank=TASK["rank"]))
-    data = fp.testing.tiny_dataset(clients * TASK["examples"], length=TASK["length"])
-    rows = np.arange(len(data), dtype=np.int32).reshape(clients, -1)
+    model, federation = make_federation(clients)
     algorithm = getattr(fp.algorithms, system)(optax.sgd(TASK["rate"]))
     before = memory()
     began = time.perf_counter()
     session = fp.session(
-        *(model, algorithm, fp.Clients(data, tuple(rows))),
+        *(model, algorithm, federation),
         clients_per_round=cohort,
         batch_size=TASK["batch"],
         local_steps=TASK["steps"],

@@ -27,6 +27,7 @@ from jax.interpreters import partial_eval
 from fedjax_peft.contracts import Batch, Key, Outputs, Params
 from fedjax_peft.models.base import Forward, Model
 from fedjax_peft.models.blocks import Blocks
+from fedjax_peft.numerics import tree
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import gigabytes, require
 
@@ -94,10 +95,7 @@ def split(model: Model, columns: Columns) -> Split:
             "placement.reuse needs a model of this library or of fp.bind, and the forward pass of"
             " this one is another function. Leave reuse out."
         )
-    leaves = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype)
-        for name, x in {**model.frozen, **model.trainable}.items()
-    }
+    leaves = tree.shapes({**model.frozen, **model.trainable})
     batch = {
         name: jax.ShapeDtypeStruct((1, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype))
         for name, x in columns.items()
