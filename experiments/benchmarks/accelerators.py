@@ -4,13 +4,15 @@
     python experiments/benchmarks/accelerators.py                       # the cells that are missing
     python experiments/benchmarks/accelerators.py --rows minilm --devices h100 v5e --again
     python experiments/benchmarks/accelerators.py --rows minilm --devices h100 --check
+    python experiments/benchmarks/accelerators.py --rows minilm --devices v5e --layers 1
 
 A cell is a round of LoRA by FedAvg with AdamW, in bfloat16, with the shapes of a model and random
 weights that are never made. It says what the target's compiler plans, without a device and
 so without autotuning: kernels, bytes and operations of one time step of all lanes, the round's
 memory, and the least time of the step. Each cell is compiled in a process of its own, and written
 to ``results/accelerators.json`` and ``.md`` at once, so that the script goes on where it stopped.
-``--check`` compiles again and fails where a figure has grown by more than 10 %. On 2 cores: one to
+``--check`` compiles again and fails where a figure has grown by more than 10 %. ``--layers`` prints
+the cells of a model that has only so many, and writes nothing. On 2 cores: one to
 three minutes for a GPU's cell, five or more for a TPU's.
 """
 
@@ -64,8 +66,8 @@ CHECKED = ("kernels", "nbytes", "flops", "temporary", "memory")
 """The figures that ``--check`` compares."""
 
 
-def measure(row: str, device: str, attention: str) -> dict[str, Any]:
-    """Returns the figures of one cell."""
+def measure(row: str, device: str, attention: str, layers: int | None = None) -> dict[str, Any]:
+    """Returns the figures of one cell, of a model with so many layers if a number is given."""
     import optax
 
     import fedjax_peft as fp
@@ -76,6 +78,7 @@ def measure(row: str, device: str, attention: str) -> dict[str, Any]:
     from fedjax_peft.support.accelerators import find_device
 
     config, kind, options, lanes, size, length = ROWS[row]
+    config = config if layers is None else {**config, "num_hidden_layers": layers}
     head, task = (heads.causal_lm(), tasks.next_token()) if kind == "words" else (None, None)
     if head is None:
         head, task = heads.classification(20), tasks.classification()
@@ -110,9 +113,10 @@ def key_of(row: str, device: str, attention: str) -> str:
     return f"{row} | {device} | {attention}"
 
 
-def ask(key: str, limit: float) -> dict[str, Any] | str:
+def ask(key: str, limit: float, layers: int | None) -> dict[str, Any] | str:
     """Returns the figures of a cell, or why there are none."""
     command = [sys.executable, __file__, "--cell", *key.split(" | ")]
+    command += [] if layers is None else ["--layers", str(layers)]
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
@@ -165,19 +169,22 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=1800, help="seconds of a cell")
     parser.add_argument("--again", action="store_true", help="also compile cells that are known")
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    parser.add_argument("--layers", type=int, help="other layers; print, and write nothing")
     parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.cell:
-        print(json.dumps(measure(*a.cell)))
+        print(json.dumps(measure(*a.cell, a.layers)))
         return 0
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     faults = []
     for key in [key_of(r, d, t) for r in a.rows for d in a.devices for t in a.attention]:
-        known = isinstance(found.get(key), dict)
+        known = isinstance(found.get(key), dict) and a.layers is None
         if (a.check and not known) or (known and not a.check and not a.again):
             continue
-        new = ask(key, a.limit)
+        new = ask(key, a.limit, a.layers)
         print(f"{key}: {new}", flush=True)
+        if a.layers is not None:
+            continue
         if a.check:
             faults += [
                 f"{key}: {x}" for x in ([new] if isinstance(new, str) else grown(found[key], new))
