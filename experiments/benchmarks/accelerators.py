@@ -66,28 +66,40 @@ CHECKED = ("kernels", "nbytes", "flops", "temporary", "memory")
 """The figures that ``--check`` compares."""
 
 
-def measure(row: str, device: str, attention: str, layers: int | None = None) -> dict[str, Any]:
-    """Returns the figures of one cell, of a model with so many layers if a number is given."""
+def round_of(row: str, attention: str, layers: int | None = None) -> tuple[Any, ...]:
+    """Returns model, algorithm, task and batch of a row, as shapes.
+
+    Args:
+      layers: other layers than the row has.
+    """
     import optax
 
     import fedjax_peft as fp
     from fedjax_peft import heads, tasks
     from fedjax_peft.peft.base import abstract_model
-    from fedjax_peft.simulation.devices import asked, plan_on, planned_on
-    from fedjax_peft.simulation.memory_plan import example_batch, plan_memory
-    from fedjax_peft.support.accelerators import find_device
+    from fedjax_peft.simulation.memory_plan import example_batch
 
-    config, kind, options, lanes, size, length = ROWS[row]
+    config, kind, options, _, size, length = ROWS[row]
     config = config if layers is None else {**config, "num_hidden_layers": layers}
-    head, task = (heads.causal_lm(), tasks.next_token()) if kind == "words" else (None, None)
-    if head is None:
-        head, task = heads.classification(20), tasks.classification()
+    words = kind == "words"
+    head = heads.causal_lm() if words else heads.classification(20)
     options = {"dtype": "bfloat16", "attention": attention, **options}
     model = abstract_model(config, fp.lora(rank=8), head=head, **options)
-    model = planned_on(find_device(device), model)
     shape = {"length": length} if length else {"image": (3, 224, 224)}
     batch = example_batch(head.kind, batch_size=size, **shape)
-    parts = (model, fp.algorithms.fedavg(optax.adamw(1e-4)), task, batch)
+    task = tasks.next_token() if words else tasks.classification()
+    return model, fp.algorithms.fedavg(optax.adamw(1e-4)), task, batch
+
+
+def measure(row: str, device: str, attention: str, layers: int | None = None) -> dict[str, Any]:
+    """Returns the figures of one cell, of a model with so many layers if a number is given."""
+    from fedjax_peft.simulation.devices import asked, plan_on, planned_on
+    from fedjax_peft.simulation.memory_plan import plan_memory
+    from fedjax_peft.support.accelerators import find_device
+
+    model, *rest = round_of(row, attention, layers)
+    parts = (planned_on(find_device(device), model), *rest)
+    lanes = ROWS[row][3]
     memory = plan_memory(*parts, accelerator=True)
     planned = plan_on(find_device(device), parts, memory, lanes)
     found = asked(planned, parts)

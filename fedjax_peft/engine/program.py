@@ -149,6 +149,7 @@ class Program:
             donate_argnums=() if measures or self._work == "uploads" else (4,),
             # The same sharding as the next round's inputs, instead of the compiler's choice.
             out_shardings=self._out_shardings(),
+            compiler_options=_OPTIONS.get(self._setup.layout.platform.name),
         )
 
     def _round(self) -> Callable[..., RoundResult]:
@@ -240,3 +241,6 @@ _SETTINGS = (
     "jax_debug_nans",
 )
 """JAX settings that change the compiled program of a function."""
+_OPTIONS = {"gpu": {"xla_gpu_exclude_nondeterministic_ops": True}}
+"""Platform -> options of its compiler. Without this one, cuDNN's attention sums the gradients of a
+long text in the order in which its blocks end, so that two equal runs differ in the last bits."""

@@ -124,6 +124,20 @@ def test_rounds_beyond_those_that_were_planned_get_the_room_that_they_need():
     assert len(small.plan(largest).client) >= max(sizes)
 
 
+def test_the_compiler_of_a_gpu_is_asked_for_operations_that_repeat(monkeypatch):
+    """Otherwise cuDNN's attention adds up gradients in any order."""
+    session = fp.session(MODEL, PLAIN, FEDERATION, **session_options(**OPTIONS))
+    program = session.program(session.plan(1))
+    monkeypatch.setattr("fedjax_peft.engine.program.jax.jit", lambda function, **how: how)
+    asked = {}
+    for name in ("cpu", "gpu", "tpu"):
+        layout = session.setup.layout._replace(platform=fp.contracts.Platform(name))
+        program._setup = session.setup._replace(layout=layout)
+        asked[name] = program._function()["compiler_options"]
+    repeat = {"xla_gpu_exclude_nondeterministic_ops": True}
+    assert asked == {"cpu": None, "gpu": repeat, "tpu": None}
+
+
 def test_an_unknown_engine_is_refused_with_the_nearest_one():
     with pytest.raises(InputError, match="Did you mean 'reference'"):
         fp.session(MODEL, SHARED, FEDERATION, placement=fp.Placement(engine="refrence"))

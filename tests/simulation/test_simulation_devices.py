@@ -1,5 +1,6 @@
 """Accelerators that are not there: their descriptions, the bounds, and compiled programs' texts."""
 
+import importlib
 import importlib.util
 import json
 import math
@@ -179,6 +180,23 @@ def test_the_committed_table_of_the_benchmark():
     assert script.grown(old, {**old, "kernels": old["kernels"] + 1}) == []
     (fault,) = script.grown(old, {**old, "nbytes": 2 * old["nbytes"]})
     assert fault.startswith("nbytes: ")
+
+
+def test_the_committed_table_of_measured_rounds(monkeypatch):
+    """It is made of the committed figures; a row that is compiled for the device says its limit."""
+    folder = Path(__file__).parents[2] / "experiments" / "benchmarks"
+    monkeypatch.syspath_prepend(folder)
+    script = importlib.import_module("on_device")
+    found = json.loads(script.RESULTS.read_text())
+    tables = [script.table(x["cells"], device, x["best"]) for device, x in found.items()]
+    assert script.RESULTS.with_suffix(".md").read_text() == "\n".join(tables)
+    cell = {"step": 4e-3, "peak": 10**9, "same bits": True, "compile seconds": 3.0}
+    best = {"jax": "0", "bfloat16": 800e12, "float32": 1e12, "bandwidth": 1e12}
+    cells = {"minilm | auto | 8": cell, "minilm | auto | 16": cell, "gpt2 | auto | 4": "no memory"}
+    *_, own, more, failed = script.table(cells, "NVIDIA H100", best).splitlines()
+    assert own.startswith("| minilm | auto | 8 | 4.00 | 1.77 | 2.3 | 77 | 10% | 32,000 | 1.00 | 0.67 |")
+    assert more.startswith("| minilm | auto | 16 | 4.00 |  |  | 154 | 19% | 64,000 |")
+    assert failed.startswith("| gpt2 | auto | 4 | no memory |")
 
 
 @pytest.mark.skipif(
