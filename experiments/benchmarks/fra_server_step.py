@@ -5,6 +5,11 @@ The default is 10 clients' uploads of rank 16 for query and value of a 12-layer 
 paper. The two run alternately. Medians are reported, and compilation separately.
 
     python experiments/benchmarks/fra_server_step.py
+    python experiments/benchmarks/fra_server_step.py --devices h100 a100-80gb t4
+
+With ``--devices`` nothing is timed. The compilers of accelerators that are not there
+(``pip install "fedjax_peft[compile-gpu]"``) say which kernels both programs have, in the table
+``results/server_step.md``. What happens inside of a library's kernel is not counted.
 """
 
 import argparse
@@ -14,13 +19,18 @@ import os
 import statistics
 import time
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 
 from fedjax_peft.aggregators.fra import truncated_average
 
 TARGETS = {"seconds": 0.5, "ratio": 4.0}
+FORMS = {"qr": False, "dense": True}
+RESULTS = Path(__file__).parent / "results" / "server_step.md"
 
 
 def main() -> None:
@@ -34,7 +44,11 @@ def main() -> None:
     parser.add_argument(
         "--no-error", dest="error", action="store_false", help="without the aggregation error"
     )
+    parser.add_argument("--devices", nargs="+", help="compile for these, and time nothing")
     a = parser.parse_args()
+    if a.devices:
+        RESULTS.write_text("\n".join(planned(a)) + "\n")
+        return
 
     keys = jax.random.split(jax.random.key(0), 2)
     uploads = (
@@ -44,10 +58,9 @@ def main() -> None:
         jnp.ones(a.matrices),
     )
     programs, compile_s = {}, {}
-    for name, dense in (("qr", False), ("dense", True)):
+    for name in FORMS:
         began = time.perf_counter()
-        step = jax.jit(functools.partial(truncated_average, dense=dense, error=a.error))
-        programs[name] = step.lower(*uploads).compile()
+        programs[name] = _step(a, name).lower(*uploads).compile()
         compile_s[name] = time.perf_counter() - began
     results = {name: jax.block_until_ready(program(*uploads)) for name, program in programs.items()}
     difference = _difference(results["qr"], results["dense"])
@@ -76,6 +89,31 @@ def main() -> None:
     }
     report = {"seconds": seconds, "medians": medians, "ratio": ratio, "compile_s": compile_s}
     print(json.dumps({"arguments": vars(a), "environment": environment, **report}))
+
+
+def _step(a: argparse.Namespace, form: str) -> Any:
+    return jax.jit(functools.partial(truncated_average, dense=FORMS[form], error=a.error))
+
+
+def planned(a: argparse.Namespace) -> list[str]:
+    """Returns the lines of a table of what each device's compiler makes of both programs."""
+    from fedjax_peft.simulation.compiled_step import compile_step, target_devices
+    from fedjax_peft.support.accelerators import find_device
+
+    names = ("device", "step", "kernels", "MB", "temporary, MB", "library kernels", "compile, s")
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    shapes = [(a.matrices, a.clients, a.inputs, a.rank), (a.matrices, a.clients, a.rank, a.outputs)]
+    shapes += [(a.clients,), (a.matrices,)]
+    for device in a.devices:
+        here = SingleDeviceSharding(target_devices(find_device(device))[0])
+        uploads = [jax.ShapeDtypeStruct(x, jnp.float32, sharding=here) for x in shapes]
+        for form in FORMS:
+            found = compile_step(_step(a, form).lower(*uploads))
+            calls = ", ".join(f"{n} x {name}" for name, n in found.calls.items())
+            sizes = f"{found.kernels} | {found.nbytes / 1e6:.0f} | {found.temporary / 1e6:.0f}"
+            lines.append(f"| {device} | {form} | {sizes} | {calls} | {found.seconds:.0f} |")
+            print(lines[-1], flush=True)
+    return lines
 
 
 def _difference(one: tuple, other: tuple) -> float:
