@@ -14,18 +14,17 @@ import tempfile
 from collections import Counter
 from fnmatch import fnmatchcase
 
-QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-"""The older code generator of XLA:CPU compiles several times faster, and what it makes runs about
-as fast. One module for each program, rather than one for each core, costs less in all."""
+from xla_flags import QUICK_TO_COMPILE
+
 os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')}".strip()
 
-import jax  # noqa: E402
-import lowering  # noqa: E402, F401
-import memory  # noqa: E402
-import pytest  # noqa: E402
-import reordering  # noqa: E402, F401
+import jax
+import lowering  # noqa: F401
+import memory
+import pytest
+import reordering  # noqa: F401
 
-from fedjax_peft.engine import lengths  # noqa: E402
+from fedjax_peft.engine import lengths
 
 COMPILED = tempfile.mkdtemp(prefix="fedjax_peft-compiled-")
 """Where compiled programs are kept, for many tests have the same.

@@ -17,11 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from xla_flags import QUICK_TO_COMPILE
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Compiles several times faster, see tests/conftest.py.
-os.environ["XLA_FLAGS"] = (
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-)
+os.environ["XLA_FLAGS"] = QUICK_TO_COMPILE
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 import jax
