@@ -56,7 +56,7 @@ def _run(
         late = [waits(v) for v in equation.invars]
         given = [v for v in equation.invars if not isinstance(v, Literal)]
         if equation.primitive is jax.lax.scan_p and any(late):
-            outputs = _scanned(equation.params, inputs, late, gather)
+            outputs = _scanned(equation, inputs, late, gather)
         elif any(late) and not all(map(waits, given)):
             outputs = _with_gathered(equation, inputs, late, gather)
         else:
@@ -68,22 +68,27 @@ def _run(
 
 
 def _scanned(
-    params: Mapping[str, Any],
-    inputs: Sequence[Any],
-    late: Sequence[bool],
-    gather: Callable[[Array], Array],
+    equation: Any, inputs: Sequence[Any], late: Sequence[bool], gather: Callable[[Array], Array]
 ) -> list[Any]:
     """Returns the outputs of a scan, each turn of which gathers its rows of stacked weights."""
-    consts, carried = params["num_consts"], params["num_carry"]
-    first = consts + carried
+    params, body = equation.params, equation.params["jaxpr"]
+    # JAX's names for these numbers changed in 0.11. Rows have one axis more outside of the body.
+    first = _same_axes(equation.invars, body.in_avals)
+    carried = _same_axes(equation.outvars, body.out_avals)
+    consts = first - carried
 
     def turn(carry: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
-        outputs = _run(params["jaxpr"], [*inputs[:consts], *carry, *rows], late, gather)
+        outputs = _run(body, [*inputs[:consts], *carry, *rows], late, gather)
         return outputs[:carried], outputs[carried:]
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
     carry, rows = jax.lax.scan(turn, list(inputs[consts:first]), list(inputs[first:]), **options)
     return [*carry, *rows]
+
+
+def _same_axes(variables: Sequence[Any], inner: Sequence[Any]) -> int:
+    """Returns how many variables of a scan have as many axes as inside of its body."""
+    return sum(v.aval.ndim == x.ndim for v, x in zip(variables, inner, strict=True))
 
 
 def _with_gathered(
