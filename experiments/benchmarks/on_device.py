@@ -162,39 +162,32 @@ def result_of(child: subprocess.Popen, errors: Any) -> dict[str, Any] | str:
 
 
 def table(cells: dict[str, Any], device: str, best: dict[str, Any]) -> str:
-    """Returns the tables of a device in Markdown: every row at its lanes, and rows by lanes."""
+    """Returns the table of a device in Markdown."""
     known = next((name for part, name in KNOWN.items() if part in device), "")
     planned = json.loads(PLANNED.read_text()) if PLANNED.exists() else {}
-    lines = [f"**{device}**, jax {best['jax']}: products of 8,192 x 8,192 matrices reach"]
-    lines[0] += f" {best['bfloat16'] / 1e12:.0f} TFLOP/s in bfloat16 and"
-    lines[0] += f" {best['float32'] / 1e12:.0f} in float32, a copy {best['bandwidth'] / 1e12:.2f}"
-    lines[0] += " TB/s.\n"
-    names = ["round", "attention", "lanes", "step, ms", "least step, ms", "times the least"]
-    names += ["TFLOP/s", "of the product", "examples/s", "peak, GB", "compiler, GB"]
-    names += ["same bits twice", "compile, s"]
+    rates = [f"{best[dtype] / 1e12:.0f}" for dtype in ("bfloat16", "float32")]
+    lines = [
+        f"**{device}**, jax {best['jax']}: products of 8,192 x 8,192 matrices reach {rates[0]}"
+        f" TFLOP/s in bfloat16 and {rates[1]} in float32, a copy"
+        f" {best['bandwidth'] / 1e12:.2f} TB/s.\n"
+    ]
+    names = ["round", "attention", "lanes", "step, ms", "least, ms", "of the product"]
+    names += ["examples/s", "peak, GB", "same bits"]
     lines += ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     for key, x in cells.items():
         row, attention, lanes = key.split(" | ")
         words = [row, attention, lanes]
         if isinstance(x, str):
-            lines.append("| " + " | ".join([*words, x] + [""] * (len(names) - 4)) + " |")
-            continue
-        own = ROWS[row][3]
-        plan = planned.get(key_of(row, known, attention))
-        plan = plan if isinstance(plan, dict) else None
-        flops = next((p["flops"] for p in (plan, planned.get(key_of(row, known, "auto"))) if p), 0)
-        rate = flops * int(lanes) / own / x["step"]
-        plan = plan if int(lanes) == own else None
-        words += [f"{1e3 * x['step']:.2f}"]
-        words += (
-            [f"{1e3 * plan['seconds']:.2f}", f"{x['step'] / plan['seconds']:.1f}"]
-            if plan
-            else ["", ""]
-        )
-        words += [f"{rate / 1e12:.0f}", f"{rate / best['bfloat16']:.0%}"]
-        words += [f"{int(lanes) * ROWS[row][4] / x['step']:,.0f}", f"{(x['peak'] or 0) / 1e9:.2f}"]
-        words += [f"{plan['memory'] / 1e9:.2f}" if plan else ""]
-        words += ["yes" if x["same bits"] else "**no**", f"{x['compile seconds']:.0f}"]
+            words += [x] + [""] * (len(names) - 4)
+        else:
+            own, step = int(lanes) / ROWS[row][3], x["step"]
+            plan = planned.get(key_of(row, known, attention))
+            plan = plan if isinstance(plan, dict) else {"flops": 0}
+            least = f"{1e3 * plan['seconds']:.2f}" if plan["flops"] and own == 1 else ""
+            share = f"{own * plan['flops'] / step / best['bfloat16']:.0%}" if plan["flops"] else ""
+            words += [f"{1e3 * step:.2f}", least, share]
+            words += [f"{int(lanes) * ROWS[row][4] / step:,.0f}", f"{(x['peak'] or 0) / 1e9:.2f}"]
+            words.append("yes" if x["same bits"] else "**no**")
         lines.append("| " + " | ".join(words) + " |")
     return "\n".join(lines) + "\n"
 
