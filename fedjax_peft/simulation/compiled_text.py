@@ -80,7 +80,7 @@ def step_traffic(text: str) -> Traffic:
         _traffic(_called(x, "body"), computations)
         for computation in computations.values()
         for x in computation.values()
-        if x.kind == "while" and _turns(x) is None
+        if x.kind == "while" and _turns(x, computations) is None
     ]
     return max(steps, key=lambda x: x.kernels, default=_traffic(entry, computations))
 
@@ -117,7 +117,7 @@ def _traffic(name: str, computations: Mapping[str, _Computation]) -> Traffic:
             continue
         if x.kind == "while":
             inside = _traffic(_called(x, "body"), computations)
-            total = total.plus(inside, _turns(x) or 1)
+            total = total.plus(inside, _turns(x, computations) or 1)
         elif x.kind == "conditional":
             branches = [_traffic(b, computations) for b in _branches(x)]
             total = total.plus(min(branches, key=lambda b: b.nbytes, default=Traffic()))
@@ -220,6 +220,14 @@ def _branches(x: _Instruction) -> list[str]:
     return [_called(x, role) for role in ("true_computation", "false_computation")]
 
 
-def _turns(x: _Instruction) -> int | None:
+def _turns(x: _Instruction, computations: Mapping[str, _Computation]) -> int | None:
+    """Returns the turns of a loop; a TPU's program has them only in its condition ``i < n``."""
     found = re.search(r'"known_trip_count":\{"n":"(\d+)"', x.rest)
-    return int(found[1]) if found else None
+    if found:
+        return int(found[1])
+    condition = computations.get(_called(x, "condition"), {})
+    end = condition.get("ROOT")
+    if end is None or end.kind != "compare" or "direction=LT" not in end.rest:
+        return None
+    limit = condition.get(end.operands[-1])
+    return int(limit.operands[0]) if limit is not None and limit.kind == "constant" else None

@@ -139,12 +139,26 @@ TEXT = """HloModule jit_round_
 
 %step (s: (s32[], f32[8,8], f32[6,8,8])) -> (s32[], f32[8,8], f32[6,8,8]) {
   %s = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) parameter(0)
-  %loop = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) while(%s), condition=%c, body=%layer, """
-TEXT += """backend_config={"known_trip_count":{"n":"6"}}
+  %loop = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) while(%s), condition=%below, body=%layer"""
+TEXT += """TURNS
   %z = f32[8,8]{1,0:T(8,128)S(1)} get-tuple-element(%loop), index=1
   %half = bf16[8,8]{1,0} convert(%z)
   %one = bf16[1]{0} fusion(%half), kind=kLoop, calls=%fused_first
   ROOT %end = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) tuple(%s)
+}
+
+%below (l: (s32[], f32[8,8], f32[6,8,8])) -> pred[] {
+  %six = s32[]{:T(128)} constant(6)
+  %l = (s32[], f32[8,8]{1,0}, f32[6,8,8]{2,1,0}) parameter(0)
+  %i.2 = s32[]{:T(128)} get-tuple-element(%l), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i.2, %six), direction=LT
+}
+
+%c (u: (s32[], s32[])) -> pred[] {
+  %u = (s32[], s32[]) parameter(0)
+  %i.3 = s32[] get-tuple-element(%u), index=0
+  %last = s32[] get-tuple-element(%u), index=1
+  ROOT %lt.1 = pred[] compare(%i.3, %last), direction=LT
 }
 
 ENTRY %main (a: f32[8,8]) -> f32[8,8] {
@@ -155,12 +169,15 @@ ENTRY %main (a: f32[8,8]) -> f32[8,8] {
 """
 
 
-def test_kernels_and_bytes_of_a_programs_text():
+@pytest.mark.parametrize("turns", [', backend_config={"known_trip_count":{"n":"6"}}', ""])
+def test_kernels_and_bytes_of_a_programs_text(turns):
     """Six turns of a slice and a product, a conversion of an array in scratch memory, one entry.
 
-    A fusion whose result is one entry reads no other.
+    A fusion whose result is one entry reads no other. The six stands in a GPU's program, or in the
+    condition alone.
     """
-    found = step_traffic(TEXT)
+    text = TEXT if turns == "" else TEXT.replace("constant(6)", "constant(9)")
+    found = step_traffic(text.replace("TURNS", turns))
     matrix = 4 * 8 * 8
     assert found.kernels == 6 * 2 + 2
     assert found.read == 6 * ((matrix + 4) + 2 * matrix) + 2
