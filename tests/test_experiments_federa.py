@@ -391,6 +391,20 @@ def test_budgets_and_the_time_to_targets(scripts, tmp_path):
 
 
 @pytest.mark.slow
+def test_times_are_drawn_where_all_seeds_reach_the_target(scripts, tmp_path):
+    for method, rank, last in (("fedlr_2", 2, (0.9, 0.5)), ("fedlr_8", 8, (0.9, 0.9))):
+        for seed, score in enumerate(last):
+            folder = tmp_path / "budget" / method / f"seed={seed}"
+            scores = {"test_accuracy": (0.1, 0.3, score)}
+            write_method(folder, method, {"peft.rank": rank}, seed, scores)
+            text = (folder / "metrics.jsonl").read_text()
+            (folder / "metrics.jsonl").write_text(text.replace("1024", str(1024 * rank)))
+    fig, rows, _ = scripts.figures.figure6(scripts.tables.Source(tmp_path, None))
+    assert [line.get_xdata().tolist() for line in fig.axes[1].lines] == [[8192.0]]
+    assert sum(row["quantity"] == "hours to 0.760" for row in rows) == 3
+
+
+@pytest.mark.slow
 def test_variation_by_layer(scripts, tmp_path, capsys):
     paths = [
         f"bert.encoder.layer.{i}.attention.self.{m}" for i in (0, 1, 2) for m in ("query", "value")

@@ -21,7 +21,7 @@ from printed import FEDERATIONS, METHODS
 from tables import Source, columns, method_name, reached, settings, sweep
 
 from fedjax_peft import InputError, heterogeneity
-from fedjax_peft.report.figure_files import bands, save, style, subplots
+from fedjax_peft.report.figure_files import bands, line_look, save, style, subplots
 from fedjax_peft.report.study import Cell, Study, summarise
 from fedjax_peft.simulation.rows import number
 
@@ -84,8 +84,7 @@ def against(
         size = (3.2 * len(rounds) + 1.6, 3.4)
         fig, axes = subplots(1, len(rounds), size=size, sharey=True, squeeze=False)
         for ax, at in zip(axes[0], rounds, strict=True):
-            for name in methods:
-                cells = found.get(name, {})
+            for name, cells in ((name, found[name]) for name in methods if name in found):
                 scores = [cell.values(f"test_{study.headline}", at) for cell in cells.values()]
                 seeds = sorted({seed for one in scores for seed in one}, key=str)
                 values = {s: [_percent(one.get(s)) for one in scores] for s in seeds}
@@ -169,13 +168,18 @@ def figure6(source: Source) -> Drawn:
         for name, cells in found.items():
             sizes = list(cells)
             scores = [cell.values(score) for cell in cells.values()]
-            rows += _panel(axes[0], name, sizes, scores, 100, study.headline)
+            seeds = sorted({seed for one in scores for seed in one}, key=str)
+            rows += _panel(axes[0], name, sizes, scores, seeds, 100, study.headline)
             for ax, target in zip(axes[1:], targets, strict=True):
                 hours = [_hours(cell, score, target) for cell in cells.values()]
-                rows += _panel(ax, name, sizes, hours, 1, f"hours to {target:.3f}")
+                rows += _panel(ax, name, sizes, hours, seeds, 1, f"hours to {target:.3f}")
         axes[0].set_ylabel(f"Test {study.headline} (%)")
         for ax, target in zip(axes[1:], targets, strict=True):
             ax.set_ylabel(f"Hours to {100 * target:.1f} %")
+            if not any(line.get_xdata().size for line in ax.lines):
+                words = "no setting reaches it\nwith every seed"
+                ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center")
+                ax.set_yticks([])
         for ax in axes:
             ax.set_xscale("log")
             ax.xaxis.set_major_formatter(lambda size, _: _short(size))
@@ -197,15 +201,17 @@ def _panel(
     name: str,
     sizes: Sequence[int],
     values: Sequence[Mapping[Any, float]],
+    seeds: Sequence[Any],
     scale: float,
     quantity: str,
 ) -> Rows:
-    """Draws a method's values by size and returns the rows of the CSV."""
-    seeds = sorted({seed for one in values for seed in one}, key=str)
+    """Draws a method's values by size where all seeds have one, and returns the rows of the CSV."""
     by_seed = {s: [scale * one[s] if s in one else None for one in values] for s in seeds}
-    if not by_seed:
-        return []
     data = bands(ax, name, sizes, by_seed, number=LOOKS[name])
+    if len(sizes) == 1 and len(data) == len(seeds) > 1:  # a band has no width at one point
+        found = summarise(row["value"] for row in data)
+        bar = {"fmt": "none", "ecolor": line_look(LOOKS[name])["color"]}
+        ax.errorbar(sizes, [found.mean], [found.sd], **bar)
     return [{"quantity": quantity, "parameters": row.pop("x"), **row} for row in data]
 
 
