@@ -9,10 +9,9 @@ A cell is a row with a form of attention and a number of lanes, in a process of 
 FedAvg with AdamW, random weights and examples. It says the median seconds of a time step (a round
 over its steps, so that beginning, aggregation and the host's work are in it), the peak of the
 device's memory, and whether the same round twice gives the same bits. ``results/on_device.json``
-has the cells of each device, and ``.md`` the tables; they set them beside the least time and the
-memory that ``accelerators.py`` was told by the compiler, and beside the fastest product and copy of
-this device. ``--together`` compiles side by side and times one by one; the seconds to compile are
-then those of a busy machine.
+has the cells of each device, and ``.md`` the tables, beside the least time that the compiler told
+``accelerators.py``, and the rates of a large product and a copy on this device. ``--together``
+compiles side by side and times one by one; the seconds to compile are then those of a busy machine.
 """
 
 import argparse
@@ -43,6 +42,8 @@ def on_device(shapes: dict[str, Any], seed: int) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
+    from fedjax_peft.numerics import tree
+
     def draw(x: Any, key: Any) -> Any:
         if jnp.issubdtype(x.dtype, jnp.floating):
             return 0.02 * jax.random.normal(key, x.shape, x.dtype)
@@ -50,8 +51,8 @@ def on_device(shapes: dict[str, Any], seed: int) -> dict[str, Any]:
 
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     made = jax.jit(draw, static_argnums=0)
-    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in shapes.items()}
-    return {name: made(x, key) for (name, x), key in zip(shapes.items(), keys, strict=True)}
+    plain = tree.shapes(shapes)
+    return {name: made(x, key) for (name, x), key in zip(plain.items(), keys, strict=True)}
 
 
 def session_of(row: str, attention: str, lanes: int, steps: int) -> Any:

@@ -135,7 +135,7 @@ def _text(error: BaseException) -> str | None:
         return (
             f"There is not enough memory{detail}. Try a smaller batch_size,"
             " evaluation.batch_size, placement.lanes, data.max_length or model. On an accelerator"
-            " a sweep runs eight points side by side: --replicas 1 needs the least memory."
+            " a sweep runs several points side by side: --replicas 1 needs the least memory."
         )
     if isinstance(error, RecursionError):
         return "A file or a value is nested too deeply to be read."

@@ -8,8 +8,9 @@
   scores exists. On a CPU it takes about as long as ``whole``.
 * ``cudnn``: the fused kernel of cuDNN through ``jax.nn.dot_product_attention``, where it can serve.
   This library's tests, which have no GPU, compile it and do not run it. It is not differentiable
-  twice. Its gradients repeat to the bit in the programs of a session, which the compiler is asked
-  for (:mod:`fedjax_peft.engine.program`); in your own ``jax.jit`` they may not.
+  twice. On an H100 its gradients for long texts differed in the last bits from run to run. Sessions
+  now ask the compiler for operations that repeat (:mod:`fedjax_peft.engine.program`), which was not
+  run on a GPU yet; your own ``jax.jit`` does not ask.
 
 :func:`choose` decides, from the platform that the program is compiled for
 (:class:`fedjax_peft.contracts.Platform`), not from the devices of this process. Every form can be
