@@ -1,11 +1,15 @@
 """What every PEFT method must hold: a new one is tested by being listed."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
+from flax import nnx
 from tiny import logits, tiny, trained
 
 from fedjax_peft import peft
+from fedjax_peft.models.base import bind
+from fedjax_peft.models.layers import TokenEmbed
 from fedjax_peft.models.registry import default_targets
 from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.support.errors import InputError
@@ -96,3 +100,116 @@ def test_config_files_find_a_method_by_its_name(name):
         return
     made = getattr(peft, name)()
     assert made.name == name
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+IMPOSSIBLE = [
+    (peft.lora, {"rank": 0}, "rank = 0"),
+    (peft.lora, {"alpha": -1.0}, "alpha = -1.0"),
+    (peft.lora, {"alpha_pattern": {"key": 0.0}}, "alpha = 0.0"),
+    (peft.lora, {"dropout": 1.0}, "dropout = 1.0"),
+    (peft.lora, {"init": "pissa"}, "init = 'pissa' is not one of kaiming, .*loftq"),
+    (peft.lora, {"init": "loftq", "loftq_iterations": 0}, "loftq_iterations = 0"),
+    (peft.dora, {"init": "svd"}, "'svd' is not one of kaiming, gaussian"),
+    (peft.dora, {"rank_pattern": {"key": 0}}, "rank = 0"),
+    *[
+        (peft.lora_sum, {"names": names}, "must be different names such as 'root'")
+        for names in ((), ("a", "a"), ("base",), ("dropout",), ("merged",), ("not a name",))
+    ],
+    (peft.lora_sb, {"rank": 0}, "rank = 0"),
+    (peft.ravan, {"heads": 0}, "heads = 0"),
+    (peft.ravan, {"init": "svd"}, "gram_schmidt, normal"),
+    (peft.slora, {"density": 0.0}, "density = 0.0"),
+    (peft.prompt_tuning, {"tokens": 0}, "tokens = 0"),
+    (peft.prompt_tuning, {"init": "text"}, "init = 'text'"),
+    (peft.prefix_tuning, {"tokens": 0}, "tokens = 0"),
+    (peft.prefix_tuning, {"projection": 0}, "projection = 0"),
+    (peft.houlsby, {"size": 0}, "size = 0"),
+    (peft.pfeiffer, {"reduction_factor": 0}, "reduction_factor = 0"),
+    (peft.opendelta, {"reduction_factor": float("inf")}, "reduction_factor = inf"),
+    (peft.bottleneck, {"init": "zeros"}, "'zeros' is not one of bert"),
+    (peft.houlsby, {"activation": "gelu_neww"}, "'gelu_new'"),
+    (peft.houlsby, {"scaling": 0.0}, "scaling = 0"),
+    (peft.dual, {"reduction_factor": 16, "size": 4}, "Both reduction_factor = 16 and size = 4"),
+    (peft.dual, {"placement": "opendelt"}, "placement 'opendelt'.*'opendelta'"),
+    (peft.bottleneck, {"places": ["atention"]}, "'attention'"),
+    (peft.bottleneck, {"places": []}, "empty"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "message"), IMPOSSIBLE)
+def test_impossible_options(make, options, message):
+    with pytest.raises(InputError, match=message):
+        make(**options)
+
+
+UNFITTING = [
+    (peft.lora(2, targets=["qurey"]), "'qurey'.*'query'"),
+    (peft.lora(2, targets=[]), "targets="),
+    (peft.lora(2, targets="encoder.*query"), "'encoder.*query'"),
+    (peft.lora(2, targets="query"), r'write targets = \["query"\]'),
+    (peft.lora(2, targets=["LayerNorm"]), "'LayerNorm'"),
+    (peft.lora(2, targets=["classifier"]), "'classifier'"),  # of the head
+    (peft.lora(33), r"rank = 33 .*'bert.encoder.layer.0.*\(32x32\)"),
+    (peft.lora(2, parts=["q"]), "not a fused projection"),
+    (peft.lora(2, rank_pattern={"valeu": 2}), "'valeu' matches no target"),
+    (peft.lora(2, layers=[2]), "layers has 2, and the model has 2 blocks"),
+    (peft.lora(2, targets=r".*layer\.1\..*query", layers=[0]), r"layers = \[0\] leaves no layer"),
+    (peft.dora(2, targets=["query"], alpha_pattern={"value": 2.0}), "'value' matches no target"),
+    (peft.ia3(["kye"]), "'kye'.*'key'"),
+    (peft.ia3(["key"], ["valeu"]), "'valeu'.*'value'"),
+    (peft.ia3(["key"], ["value"]), r"feed_forward = \['value'\] names none of the targets"),
+    (peft.ravan(12, heads=3), "no room for 36 orthogonal directions"),
+    (peft.lora_sb(33), "no room for 33"),
+    (peft.bitfit(["word_embeddings"]), "'word_embeddings'"),
+    (peft.bitfit(["classifier"]), "'classifier'"),
+    (peft.houlsby(2, targets=["residul"]), "'residual'"),
+]
+
+
+@pytest.mark.parametrize(("method", "message"), UNFITTING)
+def test_what_does_not_fit_the_model_is_refused(method, message):
+    with pytest.raises(InputError, match=message):
+        attach(tiny(), method)
+
+
+class Own(nnx.Module):
+    """A user's module without slots, layer norms or biases."""
+
+    def __init__(self, tables):
+        rngs = nnx.Rngs(0)
+        self.tables = nnx.List([TokenEmbed(5, 8, jnp.float32) for _ in range(tables)])
+        self.hidden = nnx.Linear(8, 8, use_bias=False, rngs=rngs)
+        self.out = nnx.Linear(8, 2, rngs=rngs)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (peft.lora(2), r"targets=.*hidden"),
+        (peft.ia3(), "targets="),
+        (peft.opendelta(), r"targets=\[...\].*'?hidden"),
+        (peft.houlsby(2), r"attention or feed_forward.* has none.* targets=\[...\]"),
+        (peft.prefix_tuning(), r"layers\.PrefixSlot"),
+        (peft.prompt_tuning(), r"several \(tables.0, tables.1\)"),
+        (peft.layer_norm(), "no layer norm"),
+        (peft.bitfit(), "no bias"),
+        (peft.dual_lora(2, targets=["hidden"]), r"dual_lora\(width=768\)"),
+    ],
+)
+def test_places_that_a_module_of_ones_own_does_not_have(method, message):
+    with pytest.raises(InputError, match=message):
+        attach(bind(Own(2), head=("out",)), method)
+
+
+def test_modules_without_tables_heads_or_bodies():
+    for tables, head, method, message in (
+        (0, ("out",), peft.prompt_tuning(), "this one has none"),
+        (0, (), peft.head_only(), "no head"),
+        (0, ("hidden", "out"), peft.full(), "no parameter outside its head"),
+    ):
+        with pytest.raises(InputError, match=message):
+            attach(bind(Own(tables), head=head), method)
+    with pytest.raises(InputError, match=r"'outt'.*'out'"):
+        bind(Own(0), head=("outt",))

@@ -9,20 +9,17 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from closeness import assert_close
 from flax import nnx
 
 from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import bind
-from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
 from fedjax_peft.peft import bottleneck, houlsby, lora, opendelta, pfeiffer
-from fedjax_peft.peft.base import attach, attach_module, count
+from fedjax_peft.peft.base import attach, attach_module
 from fedjax_peft.peft.bottleneck import bottleneck_size, reduction_factor
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -67,8 +64,8 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("post_norm", [True, False])
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("scaling", [1.0, -2.5])
-def test_output_is_the_formula(name, post_norm, scaling):
+def test_output_is_the_formula(name, post_norm):
+    scaling = -2.5
     options = {"targets": ["dense"]} if name == "opendelta" else {}
     module = Block(nnx.Rngs(0), post_norm=post_norm)
     attach_module(module, METHODS[name](size=3, scaling=scaling, **options))
@@ -187,12 +184,6 @@ def test_only_the_adapters_and_the_head_are_trained(method, places):
     assert not model.frozen.keys() & model.trainable.keys()
 
 
-def test_published_count_of_distilbert():
-    """More are in ``test_peft_counts.py``; here there are six layers."""
-    counts = count({"model_type": "distilbert"}, houlsby(), head=classification(2))
-    assert counts["adapter"] == 894_528
-
-
 def test_bottleneck_is_rounded_down_to_one_at_least():
     for factor, size in ((5, 3), (5.4, 2), (16, 1), (100, 1), (0.5, 32)):
         assert bottleneck_size(16, factor, None) == size
@@ -210,110 +201,41 @@ def test_every_size_has_a_reduction_factor(width):
 
 
 class Mixer(nnx.Module):
-    """A module of a user: linear layers and optional residual slots."""
+    """A module of a user: linear layers and residual slots."""
 
-    def __init__(self, rngs, *, slots):
-        self.blocks = nnx.List([Block(rngs, post_norm=False) for _ in range(2)]) if slots else None
+    def __init__(self, rngs):
+        self.blocks = nnx.List([Block(rngs, post_norm=False) for _ in range(2)])
         self.hidden = nnx.Linear(8, 8, rngs=rngs)
         self.out = nnx.Linear(8, 2, rngs=rngs)
 
     def __call__(self, batch):
         x = jax.nn.relu(self.hidden(batch["x"]))
-        for block in self.blocks or ():
+        for block in self.blocks:
             x = block(x)
         return Outputs(self.out(x), x[:, None])
 
 
 @pytest.mark.parametrize(
-    ("slots", "method", "adapters"),
+    ("method", "adapters"),
     [
-        (True, houlsby(2), ["blocks.0.residual", "blocks.1.residual"]),
-        (True, pfeiffer(2, targets=["blocks.1.residual"]), ["blocks.1.residual"]),
-        (True, pfeiffer(2, targets=["hidden", "residual"]), ["blocks.0.residual", "hidden"]),
-        (False, houlsby(2, targets=["hidden"]), ["hidden"]),
-        (False, opendelta(size=4, targets="hid.*"), ["hidden"]),
+        (houlsby(2), ["blocks.0.residual", "blocks.1.residual"]),
+        (pfeiffer(2, targets=["hidden", "1.residual"]), ["blocks.1.residual", "hidden"]),
+        (opendelta(size=4, targets="hid.*"), ["hidden"]),
     ],
-    ids=["slots", "one slot", "both kinds", "linear", "pattern"],
+    ids=["slots", "both kinds", "pattern"],
 )
-def test_own_module_is_adapted_and_trained(slots, method, adapters):
-    model = attach(bind(Mixer(nnx.Rngs(0), slots=slots), head=("out",)), method)
-    assert {"out.bias", "out.kernel"} <= model.kinds.keys()
-    for path in adapters:
-        assert model.kinds[f"{path}.adapter.up.kernel"] == "adapter"
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(64, 8)).astype(np.float32)
-    batch = {"x": x, "labels": (x[:, 0] * x[:, 1] > 0).astype(np.int32)}
+def test_own_module_is_adapted_and_trained(method, adapters):
+    model = attach(bind(Mixer(nnx.Rngs(0)), head=("out",)), method)
+    found = {n.partition(".adapter.")[0] for n, kind in model.kinds.items() if kind == "adapter"}
+    assert found == {*adapters}
+    batch = {"x": np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)}
 
     def loss(params):
         outputs = model.apply(model.frozen, params, batch, jax.random.key(0), True)
-        losses = optax.softmax_cross_entropy_with_integer_labels(outputs.logits, batch["labels"])
-        return losses.mean()
+        return jnp.sum(jnp.sin(outputs.logits))
 
-    optimizer = optax.adam(1e-2)
-
-    @jax.jit
-    def step(params, state):
-        value, grads = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(grads, state)
-        return optax.apply_updates(params, updates), state, value
-
-    params, state, losses = model.trainable, optimizer.init(model.trainable), []
-    for _ in range(30):
-        params, state, value = step(params, state)
-        losses.append(float(value))
-    assert losses[-1] < losses[0] - 0.02
-    for name, x in params.items():
-        assert np.abs(x - model.trainable[name]).max() > 0, name
-
-
-# -------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"reduction_factor": 8, "size": 4}, "Both reduction_factor = 8 and size = 4"),
-        ({"size": 0}, "size = 0"),
-        ({"reduction_factor": 0}, "reduction_factor = 0"),
-        ({"reduction_factor": float("inf")}, "reduction_factor = inf"),
-        ({"init": "zeros"}, "'zeros' is not one of bert"),
-        ({"activation": "gelu_neww"}, "'gelu_new'"),
-        ({"scaling": 0.0}, "scaling = 0"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("make", [*METHODS.values(), bottleneck])
-def test_impossible_options(make, options, message):
-    with pytest.raises(InputError, match=message):
-        make(**options)
-
-
-@pytest.mark.parametrize(("places", "message"), [(["atention"], "'attention'"), ([], "empty")])
-def test_impossible_places(places, message):
-    with pytest.raises(InputError, match=message):
-        bottleneck(places=places)
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (houlsby(2), r"attention or feed_forward.* has none.* targets=\[...\]"),
-        (opendelta(), r"targets=\[...\].*'?hidden"),
-        (houlsby(2, targets=["hiden"]), "'hidden'"),
-        (houlsby(2, targets=["out"]), "'out' matches no submodule"),
-    ],
-    ids=["no slots", "no defaults", "typo", "head"],
-)
-def test_places_that_a_module_does_not_have(method, message):
-    model = bind(Mixer(nnx.Rngs(0), slots=False), head=("out",))
-    with pytest.raises(InputError, match=message):
-        attach(model, method)
-
-
-def test_slots_of_other_places_are_named():
-    module = Block(nnx.Rngs(0), post_norm=True, place="attention")
-    with pytest.raises(InputError, match=r"\(feed_forward\) and this model has attention"):
-        attach_module(module, pfeiffer(2))
+    for name, x in jax.jit(jax.grad(loss))(model.trainable).items():
+        assert np.abs(x).max() > 0, name
 
 
 def test_beside_lora():

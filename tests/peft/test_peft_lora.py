@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from closeness import approx, assert_close
 from flax import nnx
-from tiny import logits, tiny, trained
+from tiny import logits, tiny
 
 from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import AdapterParam, bind
@@ -36,23 +36,6 @@ def test_output_is_the_formula():
     x = jax.random.normal(KEY, (2, 5, 8))
     expected = np.asarray(module.base(x)) + 1.5 * np.asarray(x) @ np.asarray(a) @ np.asarray(b)
     assert_close(module(x), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_merged_is_factored():
-    model = attach(tiny(), lora(4, alpha=6.0))
-    params = trained(model)
-    merged = {}
-    for name, x in model.frozen.items():
-        if not name.endswith(".base.kernel"):
-            merged[name.replace(".base.", ".")] = x
-            continue
-        path = name.removesuffix(".base.kernel")
-        product = np.asarray(params[f"{path}.lora_a"]) @ np.asarray(params[f"{path}.lora_b"])
-        merged[f"{path}.kernel"] = x + 6 / 4 * product
-    head = {name: params[name] for name in tiny().trainable}
-    expected = logits(tiny().replace(frozen=merged), head)
-    assert_close(logits(model, params), expected, rtol=0, atol=1e-5)
-    assert np.abs(logits(model, params) - logits(model)).max() > 0.1
 
 
 def test_directions_with_scale_zero_have_no_effect():
@@ -118,12 +101,10 @@ def test_start_follows_from_the_seed_and_the_path():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"alpha": 10.0}, {"alpha": 10.0, "rslora": True}], ids=["s=1", "alpha", "rs"]
+    ("init", "options"), [("svd", {"alpha": 10.0, "rslora": True}), ("qr", {"alpha": 10.0})]
 )
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("init", ["svd", "qr"])
-def test_a_start_from_the_weights_changes_no_logit(init, family, options):
-    plain = tiny(family)
+def test_a_start_from_the_weights_changes_no_logit(init, options):
+    plain = tiny()
     model = attach(plain, lora(4, init=init, **options))
     assert_close(logits(model), logits(plain), rtol=0, atol=1e-5)
     for name, kernel in plain.frozen.items():
@@ -254,37 +235,6 @@ def test_targets_are_read_as_in_peft(targets, count):
     assert len(sites(attach(tiny(), lora(4, targets=targets)))) == count
 
 
-@pytest.mark.parametrize(
-    ("targets", "advice"),
-    [
-        (["qurey"], "'query'"),
-        ([], "targets="),
-        ("encoder.*query", "'encoder.*query'"),
-        (["LayerNorm"], "'LayerNorm'"),
-        (["classifier"], "'classifier'"),
-    ],
-)
-def test_targets_without_a_match_are_errors(targets, advice):
-    with pytest.raises(InputError) as caught:
-        attach(tiny(), lora(4, targets=targets))
-    assert advice in str(caught.value)
-
-
-def test_rank_above_a_side():
-    with pytest.raises(InputError, match=r"rank = 33 .*'bert.encoder.layer.0.*\(32x32\)"):
-        attach(tiny(), lora(33))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"rank": 0}, {"alpha": 0.0}, {"alpha": -1.0}, {"dropout": 1.0}, {"init": "pissa"}],
-    ids=str,
-)
-def test_impossible_options(options):
-    with pytest.raises(InputError, match=str(next(iter(options.values())))):
-        lora(**options)
-
-
 # -------------------------------------------------------------------------- a user's own module
 
 
@@ -317,42 +267,23 @@ def test_own_module_is_adapted_and_trained():
     }
     assert model.frozen.keys() == {"hidden.base.kernel", "hidden.base.bias"}
     x = jax.random.normal(KEY, (64, 6))
-    batch = {"x": x, "labels": (x[:, 0] > 0).astype(jnp.int32)}
-    before = jax.tree.map(np.asarray, model.frozen)
     adapted = {n: v for n, v in model.trainable.items() if model.kinds[n] != "fixed"}
     fixed = {n: v for n, v in model.trainable.items() if model.kinds[n] == "fixed"}
 
-    def loss(params, key):
-        outputs = model.apply(model.frozen, {**fixed, **params}, batch, key, True)
-        log = jax.nn.log_softmax(outputs.logits)
-        return -jnp.mean(jnp.take_along_axis(log, batch["labels"][:, None], axis=1))
-
     @jax.jit
-    def step(params, key):
-        value, grads = jax.value_and_grad(loss)(params, key)
-        return jax.tree.map(lambda p, g: p - 0.3 * g, params, grads), value, grads
+    @jax.value_and_grad
+    def loss(params, key):
+        outputs = model.apply(model.frozen, {**fixed, **params}, {"x": x}, key, True)
+        return jnp.mean(outputs.logits**2)
 
     losses = []
-    for i in range(40):
-        adapted, value, grads = step(adapted, jax.random.fold_in(KEY, i))
+    for _ in range(3):
+        value, gradients = loss(adapted, KEY)  # flax's dropout follows the key
+        adapted = jax.tree.map(lambda p, g: p - 0.1 * g, adapted, gradients)
         losses.append(float(value))
-    assert np.mean(losses[-5:]) < 0.6 * losses[0]
-    assert grads.keys() == adapted.keys()
-    assert all(jnp.any(g != 0) for g in grads.values())
-    jax.tree.map(np.testing.assert_array_equal, before, model.frozen)
-    np.testing.assert_array_equal(  # flax's dropout follows the step's key too
-        *(model.apply(model.frozen, model.trainable, batch, KEY, True).logits for _ in range(2))
-    )
-
-
-def test_head_that_the_module_does_not_have():
-    with pytest.raises(InputError, match=r"'outt'.*'out'"):
-        bind(MLP(nnx.Rngs(0)), head=("outt",), forward=forward)
-
-
-def test_own_module_has_no_default_targets():
-    with pytest.raises(InputError, match=r"targets=.*hidden"):
-        attach(bind(MLP(nnx.Rngs(0)), head=("out",), forward=forward), lora(2))
+    assert losses[2] < losses[1] < losses[0]
+    assert all(jnp.any(g != 0) for g in gradients.values())
+    assert loss(adapted, KEY)[0] != loss(adapted, jax.random.key(4))[0]
 
 
 # ------------------------------------------------------------------------------ patterns and parts
@@ -381,17 +312,6 @@ def test_patterns_give_layers_ranks_and_scales_of_their_own():
     }
 
 
-@pytest.mark.parametrize("init", ["svd", "qr"])
-def test_a_start_from_the_weights_with_patterns_changes_no_logit(init):
-    model = attach(tiny(), lora(4, init=init, alpha=6.0, rank_pattern={"value": 2}))
-    assert_close(logits(model), logits(tiny()), rtol=0, atol=1e-5)
-
-
-def test_rank_patterns_without_a_match_are_errors():
-    with pytest.raises(InputError, match="'valeu' matches no target"):
-        attach(tiny(), lora(4, rank_pattern={"valeu": 2}))
-
-
 def fused():
     return nnx.Dict(c_attn=FusedLinear(6, 12, ("q", "k", "v"), jnp.float32))
 
@@ -414,13 +334,8 @@ def test_parts_of_a_fused_projection(init):
     assert (moved[jnp.array([0, 2])] > 0.01).all()
     assert (moved[1] == 0).all(), "the key has no update"
     assert_close(site.merged()(x), after, rtol=0, atol=1e-5)
-
-
-def test_unknown_parts_are_errors():
     with pytest.raises(InputError, match="no part 'query'"):
         attach_module(fused(), lora(2, targets=["c_attn"], parts=["query"]))
-    with pytest.raises(InputError, match="not a fused projection"):
-        attach(tiny(), lora(2, parts=["q"]))
 
 
 def test_layers_are_counted_from_both_ends():
@@ -430,7 +345,3 @@ def test_layers_are_counted_from_both_ends():
     assert paths == {f"bert.encoder.layer.1.attention.self.{x}" for x in ("query", "value")}
     assert lora(2, layers=[1]).options["layers"] == (1,)
     assert "layers" not in lora(2).options
-    with pytest.raises(InputError, match="layers has 2, and the model has 2 blocks"):
-        attach(bare, lora(2, layers=[2]))
-    with pytest.raises(InputError, match=r"layers = \[0\] leaves no layer"):
-        attach(bare, lora(2, targets=r".*layer\.1\..*query", layers=[0]))

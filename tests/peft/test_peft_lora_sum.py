@@ -10,7 +10,6 @@ from tiny import logits, tiny, trained
 from fedjax_peft.peft import lora, lora_sum
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora_sum import LoRASumLinear
-from fedjax_peft.support.errors import InputError
 
 
 def normal(rng, *shape):
@@ -63,16 +62,3 @@ def test_each_alone_is_a_lora():
         for n, x in params.items():
             leaves[n.replace(".lora_", f".{name}.lora_") if ".lora_" in n else n] = x
         assert_close(logits(model, leaves), logits(plain, params), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "names", [(), ("a", "a"), ("base",), ("dropout",), ("merged",), ("not a name",), ("names",)]
-)
-def test_names_that_cannot_be_are_refused(names):
-    with pytest.raises(InputError, match="must be different names such as 'root'"):
-        lora_sum(names=names)
-
-
-def test_options_out_of_range_are_refused():
-    with pytest.raises(InputError, match="rank = 0"):
-        lora_sum(0)

@@ -7,11 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
-from flax import nnx
 
-from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.attention import attention
-from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import token_classification
 from fedjax_peft.models.layers import Dropout, PrefixSlot, TokenEmbed
 from fedjax_peft.models.registry import random_model
@@ -65,7 +62,7 @@ def test_prompt_comes_before_the_embeddings():
     assert PromptEmbed(TokenEmbed(20, 6, jnp.bfloat16), prompt)(ids).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", ["roberta"])
 def test_prompt_is_read_but_not_returned(family):
     batch = batch_of(6)
     config = {**TINY_BERT, "model_type": family}
@@ -187,40 +184,3 @@ def test_projected_prefixes_share_one_encoder():
         prefix += values[f"{SLOT.format(i)}.bias"]
         slot = model.module().bert.encoder.layer[i].attention.self.prefix
         assert_close(np.concatenate(slot.learned(), 1), prefix, atol=1e-5)
-
-
-# -------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: prompt_tuning(0), "tokens = 0"),
-        (lambda: prompt_tuning(init="text"), "init = 'text'"),
-        (lambda: prefix_tuning(0), "tokens = 0"),
-        (lambda: prefix_tuning(projection=0), "projection = 0"),
-    ],
-)
-def test_impossible_options(make, message):
-    with pytest.raises(InputError, match=message):
-        make()
-
-
-class Tables(nnx.Module):
-    def __init__(self, tables):
-        self.tables = nnx.List([TokenEmbed(5, 4, jnp.float32) for _ in range(tables)])
-        self.out = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
-
-    def __call__(self, batch):
-        x = self.out(sum(table(batch["ids"]) for table in self.tables))
-        return Outputs(x[:, 0], x)
-
-
-def test_models_without_a_place():
-    with pytest.raises(InputError, match="this one has none"):
-        attach(bind(Tables(0)), prompt_tuning())
-    with pytest.raises(InputError, match=r"several \(tables.0, tables.1\)"):
-        attach(bind(Tables(2)), prompt_tuning())
-    with pytest.raises(InputError, match=r"layers\.PrefixSlot"):
-        attach(bind(Tables(1)), prefix_tuning())
-    assert set(adapters(attach(bind(Tables(1)), prompt_tuning(3)))) == {"tables.0.prompt"}

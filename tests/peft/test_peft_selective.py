@@ -13,7 +13,6 @@ from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import causal_lm, classification
 from fedjax_peft.peft.base import attach, count
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -58,9 +57,8 @@ def test_marked_leaves_are_trained_beside_the_head_and_no_others(method):
         np.testing.assert_array_equal(values[name], x)
 
 
-@pytest.mark.parametrize("method", [pytest.param("bitfit", marks=pytest.mark.exhaustive), "full"])
-def test_all_trained_leaves_have_a_gradient(method):
-    model = attach(tiny(), METHODS[method])
+def test_all_trained_leaves_have_a_gradient():
+    model = attach(tiny(), peft.full())
 
     @jax.jit
     def slope(trainable):
@@ -110,8 +108,6 @@ def test_own_module(method, names):
     batch = {"x": jax.random.normal(KEY, (5, 6))}
     got, same = (m.apply(m.frozen, m.trainable, batch, None, False) for m in (model, plain))
     np.testing.assert_array_equal(got.logits, same.logits)
-    with pytest.raises(InputError, match="no layer norm"):
-        attach(plain, peft.layer_norm())
 
 
 class Tied(nnx.Module):
@@ -135,24 +131,3 @@ def test_tied_table_is_trained_once_and_stays_tied():
     x = trained[name][:3]
     y = model.apply({}, trained, batch, None, False).logits[0]
     assert_close(y, 2 * x @ trained[name].T, rtol=1e-5, atol=1e-5)
-
-
-# -------------------------------------------------------------------------------------- refusals
-
-
-def test_targets_that_have_no_bias():
-    with pytest.raises(InputError, match=r"'qurey'.*'query'"):
-        attach(tiny(), peft.bitfit(["qurey"]))
-    with pytest.raises(InputError, match="'word_embeddings'"):
-        attach(tiny(), peft.bitfit(["word_embeddings"]))
-    with pytest.raises(InputError, match="'classifier'"):
-        attach(tiny(), peft.bitfit(["classifier"]))
-
-
-def test_models_without_trainable_leaves_are_errors():
-    with pytest.raises(InputError, match="no head"):
-        attach(bind(MLP(nnx.Rngs(0))), peft.head_only())
-    with pytest.raises(InputError, match="no parameter outside its head"):
-        attach(bind(MLP(nnx.Rngs(0)), head=("hidden", "out")), peft.full())
-    with pytest.raises(InputError, match="no bias"):
-        attach(bind(Tied(nnx.Rngs(0))), peft.bitfit())
