@@ -16,7 +16,7 @@ from fedjax_peft.engine.layout import Layout, platform_of
 from fedjax_peft.models import attention as forms
 from fedjax_peft.models.attention import attention, choose
 from fedjax_peft.models.blocks import set_options
-from fedjax_peft.models.layers import Dropout, random_bytes
+from fedjax_peft.models.layers import Dropout
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, TINY_LLAMA
@@ -85,7 +85,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "key_heads", "rate", "options"), CASES)
-@pytest.mark.sample("padding-*", "causal and padding-2*", "rows that see nothing-2*", "window-1*")
+@pytest.mark.sample("rows that see nothing-2*", "window-1*")
 def test_blocks_are_the_whole(kind, key_heads, rate, options):
     """With the same dropout mask, and with first and second derivatives."""
     given, *runs = both(key_heads, MASKS[kind], rate, **options)
@@ -171,8 +171,7 @@ def test_blocks_keep_no_scores(monkeypatch):
     assert largest("blocks") < scores
 
 
-@pytest.mark.parametrize("key_heads", [4, 2, 1])
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(("kind", "key_heads"), [*zip(MASKS, [4, 2, 1, 4, 2, 1], strict=True)])
 def test_attention_is_that_of_jax(kind, key_heads):
     """In the form that cuDNN gets: the mask in full. cuDNN itself needs a GPU, and is not run."""
     mask = MASKS[kind]
@@ -182,12 +181,6 @@ def test_attention_is_that_of_jax(kind, key_heads):
     given = None if mask is None else jnp.broadcast_to(mask, full)
     expected = jax.nn.dot_product_attention(q, k, v, mask=given, scale=0.3, implementation="xla")
     assert_close(found, expected, atol=1e-6)
-
-
-def test_a_token_that_sees_nothing_gets_the_mean():
-    q, k, v = values()
-    found = attention(q, k, v, jnp.zeros((1, 1, 1, LENGTH), bool), dropout())
-    assert_close(found, jnp.broadcast_to(v.mean(1, keepdims=True), found.shape), atol=1e-6)
 
 
 FACTS = {
@@ -204,19 +197,18 @@ GPU = {
 }
 
 
+LONG = {"shape": (3, 12, 4096, 4096)}
+
+
 @pytest.mark.parametrize(
     ("form", "changes", "chosen"),
     [
-        ("whole", {}, "whole"),
         ("whole", GPU, "whole"),
-        ("blocks", {}, "blocks"),
         ("blocks", {**GPU, "plain": False}, "blocks"),
         ("blocks", {"shape": (16, 12, 64, 64)}, "whole"),
-        ("blocks", {"shape": (64, 12, 1, 197)}, "whole"),
         ("blocks", {"shape": (2, 12, 4096, 4096)}, "whole"),
-        ("blocks", {"shape": (3, 12, 4096, 4096)}, "blocks"),
+        ("blocks", LONG, "blocks"),
         ("cudnn", {}, "whole"),
-        ("cudnn", GPU, "cudnn"),
         ("cudnn", {**GPU, "dtype": jnp.dtype("float16")}, "cudnn"),
         ("cudnn", {**GPU, "dtype": jnp.dtype("float32")}, "whole"),
         ("cudnn", {**GPU, "platform": Platform("tpu")}, "whole"),
@@ -224,7 +216,6 @@ GPU = {
         ("auto", GPU, "cudnn"),
         ("auto", {**GPU, "platform": Platform("gpu", 7.5)}, "whole"),
         ("auto", {**GPU, "plain": False}, "whole"),
-        ("cudnn", {**GPU, "plain": False}, "whole"),
         ("cudnn", {**GPU, "width": 60}, "whole"),
         ("cudnn", {**GPU, "width": 256}, "whole"),
         ("cudnn", {**GPU, "shape": (16, 12, 1, 128)}, "whole"),
@@ -236,48 +227,16 @@ def test_the_form_follows_from_facts(form, changes, chosen, monkeypatch):
     assert choose(form, **{**FACTS, **changes}) == chosen
 
 
-def test_masks_of_parts_of_a_batch_are_those_of_the_batch():
-    key = jax.random.key(1)
-    for shape in ((6, 24), (6, 3, 24), (6, 2, 3, 24), (6, 2, 2, 2, 24)):
-        whole = random_bytes(key, shape)
-        part = jax.jit(lambda row, n=shape[1:]: random_bytes(key, (2, *n), row))(3)
-        np.testing.assert_array_equal(part, whole[3:5])
-
-
-VIT = {
-    "model_type": "vit",
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "image_size": 8,
-    "patch_size": 4,
-}
-
-
-@pytest.mark.parametrize(
-    ("config", "scan"),
-    [(TINY_BERT, False), (TINY_LLAMA, True), (VIT, False)],
-    ids=["bert", "llama in a scan", "vit"],
-)
-@pytest.mark.sample("llama*", "vit")
-def test_a_model_may_choose_the_form(config, scan, monkeypatch):
+def test_a_model_in_a_scan_may_choose_the_form(monkeypatch):
     monkeypatch.setattr(forms, "_AT_ONCE", 1)
-    if config is VIT:
-        batch = {"pixel_values": jax.random.normal(jax.random.key(3), (3, 3, 8, 8))}
-    else:
-        ids = jax.random.randint(jax.random.key(3), (3, 9), 3, 40)
-        real = jnp.arange(9)[None] < jnp.array([[9], [5], [7]])
-        batch = {"input_ids": ids, "attention_mask": real}
+    ids = jax.random.randint(jax.random.key(3), (3, 9), 3, 40)
+    real = jnp.arange(9)[None] < jnp.array([[9], [5], [7]])
+    batch = {"input_ids": ids, "attention_mask": real}
+    config, head = {**TINY_LLAMA, "num_hidden_layers": 3}, fp.heads.classification(3)
 
     def gradient(form):
         """Returns the gradient of a model, lowered, and its trained leaves."""
-        model = random_model(
-            {**config, "num_hidden_layers": 3 if scan else 2},
-            head=fp.heads.classification(3),
-            scan_layers=scan,
-            attention=form,
-        )
+        model = random_model(config, head=head, scan_layers=True, attention=form)
         model = fp.attach(model, fp.lora(2))
         assert model.recipe["attention"] == form
 
@@ -305,9 +264,7 @@ def test_unknown_forms_are_refused():
     set_options(random_model(deberta, head=head).module(), attention="whole")
 
 
-@pytest.mark.parametrize(
-    ("scan", "method"), [(False, None), (True, None), (False, fp.peft.dual_lora(rank=2))]
-)
+@pytest.mark.parametrize(("scan", "method"), [(True, None), (False, fp.peft.dual_lora(rank=2))])
 def test_the_platform_of_a_layout_reaches_the_layers(scan, method, monkeypatch):
     """A program for a GPU is fused on a machine without one, and no other program is.
 

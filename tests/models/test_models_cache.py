@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from parity import forward, one_at_a_time
+from torch_reference import GEMMA
 
 from fedjax_peft.models import heads
 from fedjax_peft.models.cache import Cache, empty, view, window
@@ -18,16 +19,8 @@ from fedjax_peft.support.errors import InputError
 pytestmark = pytest.mark.slow
 
 TINY = {
-    "model_type": "gpt2",
-    "vocab_size": 60,
-    "n_positions": 24,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "initializer_range": 0.3,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
+    "gpt2": {"vocab_size": 60, "n_positions": 24, "n_embd": 16, "n_layer": 3, "n_head": 2},
+    "gemma3_text": GEMMA | {"sliding_window_pattern": 2},
 }
 METHODS = {
     "none": None,
@@ -48,8 +41,10 @@ def randomised(model, seed=1):
 
 
 @functools.cache
-def tiny(method="none"):
-    model = random_model(TINY, head=heads.causal_lm())
+def tiny(method="none", family="gpt2"):
+    config = {"model_type": family, **TINY[family], "initializer_range": 0.3}
+    scan = method == "lora"  # whose blocks a cache reads one by one
+    model = random_model(config, head=heads.causal_lm(), dropout=0.0, scan_layers=scan)
     return model if METHODS[method] is None else randomised(attach(model, METHODS[method]))
 
 
@@ -73,25 +68,31 @@ def texts(lengths, seed=0):
 NONE = pytest.param("none", marks=pytest.mark.exhaustive)  # LoRA's model is one with more
 
 
-@pytest.mark.parametrize("method", [NONE, "lora", "prefix", "prompt"])
-def test_tokens_one_at_a_time_give_the_logits_of_the_whole_text(method):
-    """Left padding takes no position: each row equals the text alone, without a cache."""
-    model, (ids, mask) = tiny(method), texts((9, 4))
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *[("gpt2", method) for method in ("lora", "prefix", "prompt")],
+        *[("gemma3_text", method) for method in ("prefix", "prompt")],
+    ],
+)
+@pytest.mark.sample("gpt2-lora", "gpt2-prompt", "gemma3_text-*")
+def test_tokens_one_at_a_time_give_the_logits_of_the_whole_text(family, method):
+    """Left padding takes no position: each row equals the text alone, without a cache.
+
+    Gemma has windows and two rotations; there is padding after a prompt too.
+    """
+    model, (ids, mask) = tiny(method, family), texts((9, 4))
 
     got = one_at_a_time(model, ids, mask, 7)
     for row, expected in zip(got, alone(model, [ids[0], ids[1, -4:]]), strict=True):
         assert_close(row[-len(expected) :], expected, rtol=0, atol=1e-5)
 
 
-def test_a_batch_without_a_cache_returns_none():
-    ids, mask = texts((4,))
-    assert forward(tiny(), {"input_ids": ids, "attention_mask": mask}).cache is None
-
-
 def test_readout_gives_the_logits():
     ids, mask = texts((5, 3))
     out = forward(tiny("prompt"), {"input_ids": ids, "attention_mask": mask})
     assert_close(out.readout(out.hidden), out.logits, rtol=0, atol=1e-5)
+    assert out.cache is None
 
 
 @pytest.mark.parametrize("method", [NONE, "lora", "prefix"])

@@ -46,12 +46,7 @@ def one_layer(**config):
     return tiny_model("deberta-v2", num_hidden_layers=1, **config)
 
 
-# ------------------------------------------------------------------------------------- positions
-
-
-@pytest.mark.parametrize(
-    ("buckets", "farthest"), [(256, 512), (4, 40), (2, 9), (5, 12), (32, 128), (64, 1000), (16, 10)]
-)
+@pytest.mark.parametrize(("buckets", "farthest"), [(256, 512), (2, 9), (5, 12), (16, 10)])
 def test_buckets_are_those_of_transformers(buckets, farthest):
     difference = np.arange(-3 * farthest, 3 * farthest + 1)
     expected = make_log_bucket_position(torch.tensor(difference), buckets, farthest).long()
@@ -88,19 +83,8 @@ def test_no_gather_or_scatter_of_the_scores_size():
     assert max(sizes) < batch * heads * length * length
 
 
-# ---------------------------------------------------------------------------------------- parity
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.sample(
-    "v3",
-    "c2p",
-    "many_buckets",
-    "no_buckets_and_long_text",
-    "no_relative_attention",
-    "absolute*",
-    "pooler",
-)
+@pytest.mark.sample("p2c", "many_buckets", "no_buckets_and*", "no_relative*", "absolute*", "pooler")
 def test_logits_and_hidden_states_are_those_of_torch(variant, tmp_path):
     reference = one_layer(**VARIANTS[variant])
     model = load_model(saved(reference, tmp_path))
@@ -132,23 +116,6 @@ def test_gradients_of_all_weights_are_those_of_torch(tmp_path):
         # A key's bias moves all scores of a query alike: its gradient is zero but for rounding.
         error = np.linalg.norm(x - expected[name])
         assert_small(error, 1e-4 * np.linalg.norm(expected[name]) + 1e-5, name)
-
-
-def test_dropout_rates_are_those_of_the_config(tmp_path):
-    rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.05}
-    reference = one_layer(**rates, pooler_dropout=0.15, cls_dropout=0.3)
-    module = load_model(saved(reference, tmp_path)).module()
-    attention = module.deberta.encoder.layer[0].attention
-    assert attention.self.dropout.rate == 0.05
-    assert attention.self.pos_dropout.rate == attention.output.dropout.rate == 0.2
-    assert module.deberta.embeddings.dropout.rate == 0.2
-    assert module.pooler.dropout.rate == 0.15
-    assert module.dropout.rate == 0.3
-    module = load_model(tmp_path, dropout=0.0).module()
-    assert module.pooler.dropout.rate == module.dropout.rate == 0
-
-
-# ----------------------------------------------------------------------------------- checkpoints
 
 
 def test_tensors_that_are_no_plain_numbers(tmp_path):

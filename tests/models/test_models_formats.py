@@ -26,6 +26,7 @@ from fedjax_peft.support.errors import InputError
     ("family", "kind"),
     [("llama", "F32"), ("llama", "Q4_1"), ("llama", "Q8_0"), ("qwen2", "Q4_0"), ("qwen3", "F16")],
 )
+@pytest.mark.sample("llama-Q8_0", "qwen3-F16")
 def test_a_gguf_file_is_the_model_that_transformers_reads(tmp_path, family, kind):
     # transformers takes the width of Qwen3's heads to be 128, whatever the file says.
     width = {"head_dim": 128} if family == "qwen3" else {}

@@ -8,39 +8,30 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from flax import nnx
-from torch_reference import SHAPE
 
 from fedjax_peft.contracts import Outputs
 from fedjax_peft.models import layers
 from fedjax_peft.models.base import bind
-from fedjax_peft.models.heads import classification
 from fedjax_peft.models.layers import Dropout, dropout
-from fedjax_peft.models.registry import random_model
 
 KEY = jax.random.key(7)
 random_bytes = jax.jit(layers.random_bytes, static_argnums=1)
-SHAPES = [(24,), (5, 20), (3, 5, 20), (2, 3, 5, 20), (2, 2, 2, 3, 20)]
-
-
-# ---------------------------------------------------------------------------------- random bytes
+SHAPES = [(24,), (5, 20), (3, 5, 20), (2, 3, 5, 20), (2, 2, 2, 3, 20), (70_000, 8)]
+"""The last has more rows than a coordinate can count."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_random_bytes_have_the_shape_and_no_repeated_block(shape):
-    octets = np.asarray(random_bytes(KEY, (*shape[:-1], 64)))
-    assert octets.shape == (*shape[:-1], 64)
+    shape = (*shape[:-1], 64)
+    octets = np.asarray(random_bytes(KEY, shape))
+    assert octets.shape == shape
     assert octets.dtype == np.uint8
     # Eight bytes come from one counter: two equal blocks would mean a counter used twice.
     blocks = octets.reshape(-1, 8)
     assert len(np.unique(blocks, axis=0)) == len(blocks)
 
 
-def test_random_bytes_for_more_rows_than_a_coordinate_can_count():
-    blocks = np.asarray(random_bytes(KEY, (70_000, 8)))
-    assert len(np.unique(blocks, axis=0)) == len(blocks)
-
-
-@pytest.mark.parametrize("shape", [(1 << 18,), (64, 4096), (16, 64, 256), (8, 4, 32, 256)])
+@pytest.mark.parametrize("shape", [(1 << 18,), (64, 4096), (8, 4, 32, 256)])
 def test_random_bytes_are_uniform(shape):
     octets = np.asarray(random_bytes(KEY, shape)).reshape(-1, 8)
     for place in range(8):  # of a byte in its block
@@ -53,18 +44,14 @@ def test_random_bytes_are_uniform(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:4])
-def test_larger_array_begins_with_the_smaller_one(shape):
+def test_a_larger_array_has_the_smaller_one_at_its_place(shape):
     larger = np.asarray(random_bytes(KEY, tuple(n + 9 for n in shape)))
     np.testing.assert_array_equal(larger[tuple(map(slice, shape))], random_bytes(KEY, shape))
+    np.testing.assert_array_equal(random_bytes(KEY, larger.shape, 3)[:-3], larger[3:])
 
 
-def test_random_bytes_of_different_keys_differ():
-    a, b = (np.asarray(random_bytes(jax.random.key(seed), (64, 64))) for seed in (0, 1))
-    assert abs((a == b).mean() - 1 / 256) < 0.005
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_vmap_over_keys_is_the_loop(shape):
+def test_vmap_over_keys_is_the_loop():
+    shape = SHAPES[2]
     keys = jax.random.split(KEY, 3)
     np.testing.assert_array_equal(
         jax.vmap(lambda key: random_bytes(key, shape))(keys),
@@ -72,10 +59,7 @@ def test_vmap_over_keys_is_the_loop(shape):
     )
 
 
-# --------------------------------------------------------------------------------------- dropout
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.25, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.1, 0.9])
 def test_dropout_has_its_rate_and_keeps_the_mean(rate):
     n = 256 * 1024
     rounded = round(rate * 256) / 256
@@ -126,19 +110,6 @@ def test_modules_and_steps_have_their_own_masks():
         assert abs(jnp.mean(a == b) - 0.5) < 0.1
     np.testing.assert_array_equal(one.logits, masks(KEY).logits)
     np.testing.assert_array_equal(masks(None, train=False).logits, batch["x"])
-
-
-# ---------------------------------------------------------------------- models in training mode
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_dropout_inside_the_head_is_no_parameter(family):
-    model = random_model(SHAPE | {"model_type": family}, head=classification(3))
-    for values in (model.frozen, model.trainable):
-        assert {x.dtype for x in values.values()} == {jnp.dtype("float32")}
-
-
-# -------------------------------------------------------------------------------------------- gelu
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2e-2)])

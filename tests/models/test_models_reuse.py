@@ -57,25 +57,27 @@ def trained(reuse, **placement):
     return made, made.evaluate(state, TEST), state.server
 
 
-@pytest.mark.long("compiles rounds and evaluations, with kept states and without")
 def test_training_and_evaluation_are_those_of_all_blocks():
     whole, scores, params = trained("none")
     assert scores["accuracy"] > 0.3  # it has learned
-    for reuse, examples, tolerance in (("exact", "host", 1e-6), ("bfloat16", "device", 2e-3)):
-        made, found, server = trained(reuse, examples=examples)
-        for name, x in params.items():
-            assert_close(server[name], x, rtol=0, atol=tolerance)
-        assert found == approx(scores, abs=10 * tolerance)
-        stored = made.columns[STORED]
-        assert stored.shape == (24, 12, 32)
-        assert str(stored.dtype) == ("bfloat16" if reuse == "bfloat16" else "float32")
-        assert isinstance(stored, np.memmap) == (examples == "host")
+    made, found, server = trained("exact", examples="host")
+    for name, x in params.items():
+        assert_close(server[name], x, rtol=0, atol=1e-6)
+    assert found == approx(scores, abs=1e-5)
     # The program has neither the embeddings nor the first block.
     assert all("layer.1." in n for n in made.setup.frozen)
     assert len(made.setup.frozen) == 16 < len(whole.setup.frozen)
+    stored = made.columns[STORED]
+    assert (stored.shape, str(stored.dtype)) == ((24, 12, 32), "float32")
+    assert isinstance(stored, np.memmap)
+    half = session("bfloat16", examples="device").columns[STORED]
+    assert (half.shape, str(half.dtype)) == ((24, 12, 32), "bfloat16")
+    assert not isinstance(half, np.memmap)
+    assert_close(half.astype("f4"), stored, rtol=2**-8, atol=0)
 
 
 @pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.sample("llama", "vit")
 def test_every_family_goes_on_from_the_kept_states(family):
     shape = {"model_type": family, **SHAPES[family]}
     head = fp.heads.causal_lm() if family in ("gpt2", "llama") else fp.heads.classification(3)

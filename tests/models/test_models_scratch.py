@@ -7,11 +7,9 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import torch
 from closeness import approx, assert_close, assert_small
-from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from fedjax_peft.models.checkpoint import save_checkpoint
@@ -102,7 +100,7 @@ def batch_of(kind, seed=0):
     ("kind", "layers"),
     [("rnn", 2), ("rnn", 1), ("lstm", 2), ("lstm", 3), ("cnn", (32, 64, 128)), ("cnn", (3, 5))],
 )
-@pytest.mark.sample("rnn-1", "lstm-2", "cnn-*")
+@pytest.mark.sample("rnn-1", "lstm-2", "cnn-layers5")
 def test_outputs_and_gradients_are_those_of_torch(kind, layers):
     reference = randomised(Images(layers) if kind == "cnn" else NextWord(kind, layers))
     config = CNN if layers == (32, 64, 128) else CNN | {"channels": layers}  # the default
@@ -136,21 +134,6 @@ def test_outputs_and_gradients_are_those_of_torch(kind, layers):
         assert_small(np.linalg.norm(got[name] - expected), 1e-4 * np.linalg.norm(expected), name)
 
 
-@pytest.mark.parametrize("config", [LSTM, CNN], ids=["lstm", "cnn"])
-@pytest.mark.sample("lstm")
-def test_bfloat16_compute_is_close_to_float32(config):
-    kind = config["model_type"]
-    single, half = (
-        random_model(config, head=HEADS[kind], dtype=dtype) for dtype in ("float32", "bfloat16")
-    )
-    batch = batch_of(kind)
-    got = half.apply({}, single.trainable, batch, None, False)
-    assert (got.hidden.dtype, got.logits.dtype) == (jnp.bfloat16, jnp.float32)
-    expected = single.apply({}, single.trainable, batch, None, False)
-    assert 0.1 < np.abs(expected.logits).max() < 10
-    assert_close(got.logits, expected.logits, rtol=0, atol=0.05)
-
-
 def test_padding_on_the_right_is_not_seen():
     model = random_model(LSTM, head=causal_lm())
     ids = batch_of("lstm")["input_ids"]
@@ -162,7 +145,7 @@ def test_padding_on_the_right_is_not_seen():
 
 
 def test_dropout_is_between_the_layers():
-    model = random_model(LSTM | {"dropout": 0.5}, head=causal_lm())
+    model = random_model(LSTM | {"dropout": 0.5}, head=causal_lm(), dtype="bfloat16")
     batch = batch_of("lstm")
 
     def hidden(model, train):
@@ -171,7 +154,8 @@ def test_dropout_is_between_the_layers():
     assert not np.allclose(hidden(model, True), hidden(model, False), atol=1e-3)
     assert (hidden(model, True) != 0).all()  # none on the last layer's
     without = random_model(LSTM | {"dropout": 0.5}, head=causal_lm(), dropout=0.0)
-    np.testing.assert_array_equal(hidden(without, True), hidden(model, False))
+    assert_close(hidden(without, True), hidden(model, False), rtol=0, atol=0.05)
+    assert hidden(model, False).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("config", [LSTM | {"model_type": "rnn"}, LSTM, CNN], ids=str)
@@ -188,19 +172,6 @@ def test_everything_is_trained_and_survives_a_round_trip(config, tmp_path):
         np.testing.assert_array_equal(again.trainable[name], x)
 
 
-def test_checkpoint_that_lacks_a_part_is_refused(tmp_path):
-    model = random_model(LSTM, head=causal_lm())
-    save_checkpoint(model.trainable, model.config, tmp_path, ())
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    del tensors["layers.1.hidden.weight"], tensors["lm_head.bias"]
-    save_file(tensors, file)
-    with pytest.raises(InputError) as caught:
-        load_model(tmp_path)
-    for part in ("2 mismatches", "layers.1.hidden.weight", "lm_head.bias [50] is missing"):
-        assert part in str(caught.value)
-
-
 def test_random_values_have_the_scale_of_their_layer():
     model = random_model(CNN | {"image_size": 16, "hidden_size": 300}, head=classification(3))
     inputs = {"convolutions.1": 25 * 32, "convolutions.2": 25 * 64, "dense": 4 * 128}
@@ -212,40 +183,6 @@ def test_random_values_have_the_scale_of_their_layer():
     assert words["embedding.embedding"].std() == approx(1, rel=0.1)
     given = random_model(LSTM | {"initializer_range": 0.02}, head=causal_lm()).trainable
     assert given["embedding.embedding"].std() == approx(0.02, rel=0.1)
-
-
-@pytest.mark.parametrize("kind", ["rnn", "lstm", "cnn"])
-def test_it_learns(kind):
-    """The next word is the last one plus one; the class is the bright part of an image."""
-    config = CNN if kind == "cnn" else LSTM | {"model_type": kind}
-    model = random_model(config, head=HEADS[kind])
-    rng = np.random.default_rng(0)
-    if kind == "cnn":
-        labels = rng.integers(0, 3, 32)
-        pixels = rng.normal(size=(32, 2, 13, 13)).astype(np.float32)
-        for image, label in zip(pixels, labels, strict=True):
-            image[:, 4 * label : 4 * label + 4] += 1
-        batch = {"pixel_values": pixels}
-    else:
-        ids = (rng.integers(0, 50, (32, 1)) + np.arange(9)) % 50
-        batch, labels = {"input_ids": ids[:, :-1]}, ids[:, 1:]
-    optimizer = optax.adam(1e-2 if kind == "cnn" else 3e-2)
-
-    def loss(params):
-        logits = model.apply({}, params, batch, None, True).logits
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    @jax.jit
-    def step(params, state):
-        value, gradient = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    params, state, losses = model.trainable, optimizer.init(model.trainable), []
-    for _ in range(30):
-        params, state, value = step(params, state)
-        losses.append(float(value))
-    assert losses[-1] < 0.5 * losses[0]
 
 
 @pytest.mark.parametrize(

@@ -26,37 +26,23 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def shapes(family):
-    config = {**CONFIGS[family], "model_type": family}
-    method = fp.peft.lora(2)
-    return abstract_model(config, method, head=heads.classification(3))
-
-
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_matrix_of_the_layers_is_split_by_a_rule(family):
-    model = shapes(family)
+    """Those of LoRA too, and every rule is about a leaf."""
+    config = {**CONFIGS[family], "model_type": family}
+    model = abstract_model(config, fp.peft.lora(2), head=heads.classification(3))
     names = [n for n, x in model.frozen.items() if len(x.shape) == 2 and re.search(r"\.\d+\.", n)]
     assert len(names) >= 8
     for name in names:
         axis = frozen_axis(name, model.frozen[name].shape, model.splits, 2)
         first = re.search(r"quer|key|val|[qkv]_(lin|proj)|c_attn|inter|lin1|fc1|c_fc|gate|up", name)
         assert axis == (1 if first else 0), name
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_every_rule_of_a_layer_is_about_a_leaf(family):
-    model = shapes(family)
     for pattern, _ in model.splits:
         if pattern.endswith(("kernel", "embedding")) and not pattern.startswith("lm_head"):
             assert any(re.fullmatch(pattern, name) for name in model.frozen), pattern
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_adapters_of_column_split_kernels_have_a_rule(family):
-    model = shapes(family)
-    sides = [n for n in model.trainable if n.endswith("lora_b")]
-    assert sides
-    for name in sides:
+    adapters = [n for n in model.trainable if n.endswith("lora_b")]
+    assert adapters
+    for name in adapters:
         assert any(re.fullmatch(pattern, name) for pattern, _ in model.splits), name
 
 

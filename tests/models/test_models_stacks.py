@@ -10,7 +10,6 @@ import pytest
 from closeness import assert_close
 
 import fedjax_peft as fp
-from fedjax_peft.models.cache import empty
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.support.errors import InputError
@@ -83,15 +82,13 @@ def assert_trees_close(found, expected, tolerance=1e-5):
 @pytest.mark.parametrize(
     ("family", "options", "tolerance"),
     [
-        ("gpt2", {}, 1e-5),
-        ("gemma3", {"remat": "blocks"}, 1e-5),
-        ("gpt2", {"quantize": "nf4"}, 1e-5),
+        ("gpt2", {"remat": "blocks", "quantize": "nf4"}, 1e-5),
+        pytest.param("gemma3", {"remat": "blocks"}, 1e-5, marks=pytest.mark.exhaustive),
         # In bfloat16 both differ from float32 by up to .04, and so from each other by up to .08.
-        ("gpt2", {"dtype": "bfloat16", "quantize": "nf4"}, 0.2),
+        pytest.param("gpt2", {"dtype": "bfloat16"}, 0.2, marks=pytest.mark.exhaustive),
     ],
-    ids=["plain", "pattern, remat", "nf4", "nf4 in bfloat16"],
+    ids=["nf4", "pattern", "bfloat16"],
 )
-@pytest.mark.sample("pattern*", "nf4*")
 def test_outputs_and_gradients_are_the_same(family, options, tolerance):
     """With dropout, whose masks are the same too."""
     plain, scanned = (
@@ -112,9 +109,11 @@ def test_outputs_and_gradients_are_the_same(family, options, tolerance):
     ],
     ids=lambda method: method.name,
 )
-@pytest.mark.sample("dora", "prefix_tuning", "houlsby")
+@pytest.mark.sample("dora", "prefix_tuning")
 def test_methods(method):
-    plain, scanned = (moved(fp.attach(model, method)) for model in pair())
+    """Over a pattern of local and global layers, and over one of equal layers."""
+    family = "gemma3" if method.name == "dora" else "gpt2"
+    plain, scanned = (moved(fp.attach(model, method)) for model in pair(family))
     assert list(scanned.trainable) == list(plain.trainable)
     apply = [
         jax.jit(lambda b, m=m: m.apply(m.frozen, m.trainable, b, None, False).hidden)
@@ -163,39 +162,6 @@ def test_the_backward_pass_reads_the_inputs_of_the_blocks_alone():
     assert shapes.count((2, *IDS.shape, 16)) == 1
 
 
-def test_the_program_does_not_grow_with_the_layers():
-    def size(layers):
-        config = {**GPT2, "n_layer": layers}
-        model = random_model(config, head=fp.heads.causal_lm(), scan_layers=True)
-        model = fp.attach(model, fp.lora(rank=2))
-
-        def loss(trainable):
-            return jnp.sum(model.apply(model.frozen, trainable, BATCH, None, False).hidden)
-
-        jaxpr = str(jax.make_jaxpr(jax.grad(loss))(model.trainable))
-        return jaxpr.count("dot_general"), jaxpr.count(" tanh ")
-
-    assert size(4) == size(7)
-
-
-def test_generation_with_a_cache():
-    plain, scanned = map(next_logits, pair())
-    assert_trees_close(scanned, plain)
-
-
-def next_logits(model):
-    """Returns the logits of a token after four others that are in a cache."""
-    first = {"input_ids": IDS[:, :4], "attention_mask": jnp.ones((3, 4), bool)}
-
-    def run(frozen):
-        outputs = model.apply(frozen, model.trainable, {**first, "cache": empty(3, 6)}, None, False)
-        after = {"input_ids": IDS[:, 4:5], "attention_mask": jnp.ones((3, 1), bool)}
-        after["cache"] = outputs.cache
-        return model.apply(frozen, model.trainable, after, None, False).logits
-
-    return jax.jit(run)(model.frozen)
-
-
 def test_runs_checkpoints_and_exports(tmp_path):
     """A run, its resumption, and a merged export, which is that of the model without a scan."""
     config, head = {**tiny_model().config, "num_hidden_layers": 3}, fp.heads.classification(4)
@@ -220,12 +186,6 @@ def test_runs_checkpoints_and_exports(tmp_path):
 def test_blocks_of_different_forms_are_refused():
     with pytest.raises(InputError, match=r"transformer\.h\.1 differs from transformer\.h\.0"):
         fp.attach(pair()[1], fp.lora(rank=2, targets=r"transformer\.h\.0\.attn\.c_attn"))
-    with pytest.raises(InputError, match="no blocks"):
-        random_model(
-            {"model_type": "lstm", "vocab_size": 20, "embedding_size": 4, "hidden_size": 4},
-            head=fp.heads.causal_lm(),
-            scan_layers=True,
-        )
 
 
 def test_algorithms_that_add_to_frozen_weights_are_refused():

@@ -112,9 +112,6 @@ def test_normal_bases_have_columns_of_length_one_on_average():
         assert np.mean(np.sum(base**2, axis=axis)) == approx(1, rel=0.05)
 
 
-# --------------------------------------------------------------------------- the start of LoRA-SB
-
-
 def batches():
     rng = np.random.default_rng(0)
     for size in (3, 3):

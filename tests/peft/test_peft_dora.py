@@ -39,9 +39,6 @@ def leaves(module):
     return [np.asarray(v[...]) if v is not None else 0.0 for v in variables]
 
 
-# --------------------------------------------------------------------------------------- formula
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_output_is_the_formula_and_merged_is_the_same(bias):
     module = layer(bias=bias)
@@ -122,12 +119,8 @@ def test_compute_dtype_is_kept_and_close():
     assert_close(rough.astype(jnp.float32), layer()(x), rtol=0.05, atol=0.1)
 
 
-# --------------------------------------------------------------------------------------- a model
-
-
-@pytest.mark.parametrize("init", ["kaiming", "gaussian"])
-def test_initial_magnitudes_are_the_norms_of_the_columns(init):
-    model = attach(tiny(), dora(4, alpha=6.0, init=init))
+def test_initial_magnitudes_are_the_norms_of_the_columns():
+    model = attach(tiny(), dora(4, alpha=6.0, init="gaussian"))
     site = "bert.encoder.layer.1.attention.self.value"
     norms = np.linalg.norm(tiny().frozen[f"{site}.kernel"], axis=0)
     assert_close(model.trainable[f"{site}.lora_magnitude"], norms, rtol=1e-6)

@@ -55,9 +55,6 @@ def test_compute_dtype_is_kept():
         assert layer(feed_forward, base)(jnp.ones((2, 8), jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-# --------------------------------------------------------------------------------------- targets
-
-
 def test_default_targets_are_those_of_peft():
     # Keys, values, and the input of both layers whose name ends in output.dense.
     leaves = {

@@ -47,10 +47,17 @@ def test_directions_with_scale_zero_have_no_effect():
 
 
 @pytest.mark.parametrize(("alpha", "rslora", "s"), [(None, False, 1), (8, False, 2), (8, True, 4)])
-def test_scale(alpha, rslora, s):
-    model = attach(tiny(), lora(4, alpha=alpha, rslora=rslora))
-    scales = [x for name, x in model.trainable.items() if name.endswith("lora_scale")]
+def test_trained_leaves_and_their_scale(alpha, rslora, s):
+    model = attach(tiny("roberta"), lora(4, alpha=alpha, rslora=rslora))
+    paths = [f"roberta.encoder.layer.{i}.attention.self" for i in (0, 1)]
+    sites = [f"{path}.{name}" for path in paths for name in ("query", "value")]
+    found = {name: kind for name, kind in model.kinds.items() if kind != "head"}
+    expected = {f"{site}.lora_{x}": "adapter" for site in sites for x in "ab"}
+    assert found == expected | {f"{site}.lora_scale": "fixed" for site in sites}
+    scales = [model.trainable[f"{site}.lora_scale"] for site in sites]
     np.testing.assert_array_equal(np.stack(scales), np.full((4, 4), s, np.float32))
+    factors = [model.trainable[f"{site}.lora_a"] for site in sites]
+    assert len(np.unique(np.stack(factors), axis=0)) == 4  # each from its path
 
 
 def test_dropout_acts_on_the_low_rank_branch_only():
@@ -78,6 +85,7 @@ def start(init, shape, rank, seed=0):
 
 
 def test_kaiming_start_is_uniform_up_to_its_bound():
+    assert not np.array_equal(start("kaiming", (8, 8), 4)[0], start("kaiming", (8, 8), 4, 1)[0])
     a, b = start("kaiming", (64, 128), 32)
     bound = 1 / np.sqrt(64)
     assert 0.99 * bound < np.abs(a).max() <= bound
@@ -90,14 +98,6 @@ def test_gaussian_start_has_deviation_one_over_rank():
     assert abs(a.std() * 32 - 1) < 0.05
     assert abs(a.mean() * 32) < 0.1
     assert not b.any()
-
-
-def test_start_follows_from_the_seed_and_the_path():
-    np.testing.assert_array_equal(start("kaiming", (8, 8), 4)[0], start("kaiming", (8, 8), 4)[0])
-    assert not np.array_equal(start("kaiming", (8, 8), 4)[0], start("kaiming", (8, 8), 4, 1)[0])
-    values = attach(tiny(), lora(4)).trainable
-    factors = [np.asarray(x) for name, x in values.items() if name.endswith("lora_a")]
-    assert len(np.unique(np.stack(factors), axis=0)) == len(factors) == 4
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_start_from_the_weights_changes_no_logit(init, options):
             assert np.linalg.norm(residual) < 0.95 * np.linalg.norm(kernel)
 
 
-@pytest.mark.parametrize("shape", [(12, 7), (7, 12), (9, 9)])
+@pytest.mark.parametrize("shape", [(12, 7), (7, 12)])
 def test_svd_start_holds_the_largest_directions_with_canonical_signs(shape):
     kernel = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     factors, residuals = principal_factors({"k": jnp.asarray(kernel)}, {"k": 3}, {"k": 2.0})
@@ -131,7 +131,7 @@ def test_svd_start_holds_the_largest_directions_with_canonical_signs(shape):
     assert (np.take_along_axis(a, np.abs(a).argmax(axis=0)[None], axis=0) > 0).all()
 
 
-@pytest.mark.parametrize("shape", [(12, 7), (7, 12), (9, 9)])
+@pytest.mark.parametrize("shape", [(12, 7), (7, 12)])
 def test_qr_start_is_the_beginning_of_a_decomposition_of_the_transpose(shape):
     kernel = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     factors, residuals = orthonormal_factors({"k": jnp.asarray(kernel)}, {"k": 3}, {"k": 2.0})
@@ -188,28 +188,6 @@ def test_svd_start_of_a_matrix_of_lower_rank_can_train_in_all_directions(rank):
     of_a, of_b = jax.grad(loss, argnums=(0, 1))(a, b)
     moves = np.abs(of_a).max(axis=0) + np.abs(of_b).max(axis=1)
     assert moves.min() > 1e-3, "every direction has a gradient"
-
-
-# ------------------------------------------------------------------------------ what is trained
-
-
-def test_only_the_adapters_and_the_head_are_trained():
-    model = attach(tiny("roberta"), lora(4))
-    kinds = {
-        kind: {name for name, k in model.kinds.items() if k == kind}
-        for kind in ("adapter", "head", "fixed")
-    }
-    sites = [
-        f"roberta.encoder.layer.{i}.attention.self.{n}" for i in (0, 1) for n in ("query", "value")
-    ]
-    assert kinds["adapter"] == {f"{site}.lora_{n}" for site in sites for n in "ab"}
-    assert kinds["fixed"] == {f"{site}.lora_scale" for site in sites}
-    assert kinds["head"] == {
-        f"classifier.{n}.{leaf}" for n in ("dense", "out_proj") for leaf in ("kernel", "bias")
-    }
-    assert model.trainable.keys() == model.kinds.keys()
-    assert not model.frozen.keys() & model.trainable.keys()
-    assert model.counts()["adapter"] == len(sites) * 4 * (32 + 32)
 
 
 # --------------------------------------------------------------------------------------- targets

@@ -47,9 +47,6 @@ def adapters(model):
     return {n: x.shape for n, x in model.trainable.items() if model.kinds[n] == "adapter"}
 
 
-# ---------------------------------------------------------------------------------------- prompt
-
-
 def test_prompt_comes_before_the_embeddings():
     table = TokenEmbed(20, 6, jnp.float32)
     prompt = jax.random.normal(KEY, (3, 6))
@@ -62,13 +59,10 @@ def test_prompt_comes_before_the_embeddings():
     assert PromptEmbed(TokenEmbed(20, 6, jnp.bfloat16), prompt)(ids).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("family", ["roberta"])
-def test_prompt_is_read_but_not_returned(family):
-    batch = batch_of(6)
-    config = {**TINY_BERT, "model_type": family}
-    model = attach(random_model(config, head=token_classification(3)), prompt_tuning(4))
+def test_prompt_is_read_but_not_returned():
+    batch, model = batch_of(6), attach(tiny("roberta"), prompt_tuning(4))
     (name,) = adapters(model)
-    assert name == f"{family}.embeddings.word_embeddings.prompt"
+    assert name == "roberta.embeddings.word_embeddings.prompt"
     got = outputs(model, batch)
     assert got.logits.shape == (2, 6, 3)
     assert {x.shape for x in got.states} == {(2, 6, 32)}
@@ -111,9 +105,6 @@ def test_text_and_prompt_must_have_positions(family, positions):
     assert f"to {positions - 4} tokens" in str(caught.value)
     with pytest.raises(InputError, match=rf"text of {positions + 1} tokens needs"):
         jax.eval_shape(lambda: outputs(plain, batch_of(positions + 1)))
-
-
-# ---------------------------------------------------------------------------------------- prefix
 
 
 MASKS = {

@@ -76,8 +76,7 @@ def test_files_of_adapters_give_its_logits_and_hidden_states(family, name):
         assert_close(np.asarray(x)[rows], expected[what][rows], rtol=0, atol=1e-5, err_msg=what)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "name"), PRODUCT)
 def test_our_files_equal_those_of_adapters(family, name, tmp_path):
     golden = GOLDEN / family / name
     model = attach(base(family), load_adapterhub(golden))
@@ -105,16 +104,14 @@ def test_our_files_equal_those_of_adapters(family, name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("family", "method"),
     [
-        houlsby(4),
-        pfeiffer(size=3, activation="gelu_new", scaling=1.5, init="houlsby"),
-        bottleneck(2.5, places=["attention"], after_norm=True),
-        bottleneck(size=7, after_norm=True, activation="tanh", init="mam_adapter"),
+        ("bert", pfeiffer(size=3, activation="gelu_new", scaling=1.5, init="houlsby")),
+        ("bert", bottleneck(2.5, places=["attention"], after_norm=True)),
+        ("gpt2-classifier", houlsby(4)),
     ],
-    ids=["houlsby", "pfeiffer", "attention", "both"],
+    ids=["pfeiffer", "attention", "houlsby"],
 )
-@pytest.mark.parametrize("family", ["bert", "gpt2-classifier"])
 def test_round_trip_is_exact(family, method, tmp_path):
     model = attach(base(family), method)
     params = trained(model)
@@ -141,12 +138,6 @@ def test_head_may_be_left_as_it_is(tmp_path):
     for name, x in attach(base(), method).trainable.items():
         kept = base().trainable[name] if model.kinds[name] == "head" else params[name]
         np.testing.assert_array_equal(x, kept)
-
-
-def test_pooler_of_the_checkpoint_stays_where_the_file_has_none():
-    model = attach(base(), load_adapterhub(GOLDEN / "bert" / "houlsby"))
-    name = "bert.pooler.dense.kernel"
-    np.testing.assert_array_equal(model.trainable[name], base().trainable[name])
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
@@ -201,16 +192,9 @@ def changed(directory, fields=None, **head_config):
     [
         {"original_ln_after": False},
         {"residual_before_ln": "post_add"},
-        {"ln_before": True},
-        {"ln_after": True},
-        {"is_parallel": True},
-        {"use_gating": True},
         {"inv_adapter": "nice"},
-        {"cross_adapter": True},
         {"leave_out": [0]},
         {"dropout": 0.1},
-        {"phm_layer": True},
-        {"stochastic_depth": 0.1},
         {"scaling": "learned"},
         {"scaling": True},
         {"reduction_factor": {"0": 8, "default": 16}},
@@ -261,13 +245,6 @@ def test_missing_or_broken_files_are_errors(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(InputError, match="not valid JSON"):
         load_adapterhub(tmp_path)
-
-
-def test_pickled_head(tmp_path):
-    (changed(tmp_path) / "model_head.safetensors").rename(tmp_path / "pytorch_model_head.bin")
-    with pytest.raises(InputError, match=r"pytorch_model_head.bin.*refused"):
-        load_adapterhub(tmp_path)
-    assert load_adapterhub(tmp_path, with_head=False).name == "houlsby"
 
 
 def test_all_that_does_not_fit_is_one_message(tmp_path):

@@ -5,7 +5,7 @@ from peft import PeftModel
 from test_peft_io_export import CLASSES, assert_peft_reads, assert_same, auto, ours, theirs
 from test_peft_io_merged import assert_merges
 from tiny import trained
-from torch_reference import padded_batch, saved, tiny_model
+from torch_reference import layers, padded_batch, saved, tiny_model
 
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.peft import lora_sb, lora_sum, ravan, slora
@@ -20,25 +20,20 @@ pytestmark = [
 METHODS = {
     "slora": slora(4, density=0.1),
     "lora_sb": lora_sb(4),
-    "lora_sum": lora_sum(2, alpha=3.0, rank_pattern={"layer.0.attention.self.value": 1}),
+    "lora_sum": lora_sum(2, alpha=3.0, rank_pattern={"value": 1}),
     "ravan": ravan(4, heads=3),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "family"), [("lora_sb", "bert"), ("lora_sum", "bert"), ("ravan", "gpt2")]
-)
+@pytest.mark.parametrize(("name", "family"), [("lora_sum", "bert"), ("ravan", "gpt2")])
 def test_peft_reads_the_product_as_a_lora(name, family, tmp_path):
-    base = saved(tiny_model(family, classes=CLASSES), tmp_path / "base")
+    base = saved(tiny_model(family, classes=CLASSES, **layers(family, 1)), tmp_path / "base")
     assert_peft_reads(base, METHODS[name], tmp_path, family=family)
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [("lora_sb", "gpt2"), ("lora_sum", "bert"), ("ravan", "bert"), ("slora", "bert")],
-)
+@pytest.mark.parametrize(("name", "family"), [("lora_sb", "gpt2"), ("slora", "bert")])
 def test_transformers_reads_the_merged_checkpoint(name, family, tmp_path):
-    base = saved(tiny_model(family, classes=CLASSES), tmp_path / "base")
+    base = saved(tiny_model(family, classes=CLASSES, **layers(family, 1)), tmp_path / "base")
     assert_merges(base, METHODS[name], tmp_path, family=family)
 
 

@@ -105,19 +105,16 @@ def assert_peft_reads(directory, method, tmp_path, *, family="bert", kind="class
 
 
 LORA = {
-    "kaiming": peft.lora(4),
     "alpha": peft.lora(4, alpha=6.0, dropout=0.1, targets=["query", "key", "dense"]),
     "rslora": peft.lora(4, alpha=6.0, rslora=True),
-    "svd": peft.lora(4, init="svd"),
     "svd-alpha": peft.lora(3, init="svd", alpha=5.0, targets=r".*layer\.1.*(value|output\.dense)"),
     "qr": peft.lora(4, init="qr", alpha=6.0),
-    "svd-rslora": peft.lora(4, init="svd", alpha=6.0, rslora=True),
-    "patterns": peft.lora(
-        4, alpha=6.0, rank_pattern={"value": 2}, alpha_pattern={r"layer\.1\..*query": 3.0}
-    ),
     "patterns-svd": peft.lora(
         4, init="svd", rslora=True, rank_pattern={"value": 2}, alpha_pattern={"query": 3.0}
     ),
+    "dora": peft.dora(4, alpha=6.0, rslora=True, targets=["key", "dense"], rank_pattern={"key": 2}),
+    "ia3": peft.ia3(targets=["value", "intermediate.dense"], feed_forward=[]),
+    "prompt": peft.prompt_tuning(5),
 }
 
 
@@ -132,24 +129,9 @@ def model(base):
 
 
 @pytest.mark.parametrize("name", LORA)
-@pytest.mark.sample("kaiming", "rslora", "svd-alpha", "qr", "patterns-svd")
-def test_lora(base, name, tmp_path):
+@pytest.mark.sample("rslora", "svd-alpha", "patterns-svd", "dora", "ia3", "prompt")
+def test_peft_reads_every_method(base, name, tmp_path):
     assert_peft_reads(base, LORA[name], tmp_path)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        peft.dora(4, alpha=6.0),
-        peft.dora(4, alpha=6.0, rslora=True, targets=["key", "dense"], rank_pattern={"key": 2}),
-        peft.ia3(),
-        peft.ia3(targets=["value", "intermediate.dense"], feed_forward=[]),
-        peft.prompt_tuning(5),
-    ],
-    ids=["dora", "dora-options", "ia3", "ia3-options", "prompt"],
-)
-def test_other_methods(base, method, tmp_path):
-    assert_peft_reads(base, method, tmp_path)
 
 
 TASKS = {
@@ -174,15 +156,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
 @pytest.mark.sample(
-    "bert-*",
-    "deberta-v2-*",
-    "roberta-token*",
-    "roberta-span*",
-    "distilbert-*",
-    "gpt2-*",
-    "llama-*",
-    "gemma3_text-*",
-    "vit-*",
+    "deberta-v2-*", "roberta-*n", "distilbert-*", "gpt2-*", "llama-*", "gemma3_text-*", "vit-*"
 )
 def test_lora_of_every_head(family, kind, tmp_path):
     base = saved(tiny_model(family, kind=kind, **layers(family, 1)), tmp_path / "base")
@@ -194,15 +168,8 @@ def test_lora_of_every_head(family, kind, tmp_path):
 
 @pytest.mark.parametrize(
     "method",
-    [
-        peft.lora(4, init="svd"),
-        peft.lora(2, alpha=3.0, rslora=True, parts=["v", "q"]),
-        peft.lora(2, init="svd", parts=["q", "v"]),
-        peft.dora(2),
-        peft.ia3(),
-        peft.prompt_tuning(3),
-    ],
-    ids=["svd", "parts", "parts-svd", "dora", "ia3", "prompt"],
+    [peft.lora(2, init="svd", alpha=3.0, rslora=True, parts=["v", "q"]), peft.dora(2), peft.ia3()],
+    ids=["parts", "dora", "ia3"],
 )
 def test_gpt2(method, tmp_path):
     base = saved(tiny_model("gpt2", kind="causal_lm", n_layer=1), tmp_path / "base")
@@ -263,19 +230,6 @@ def test_directions_that_a_client_does_not_own_are_written_as_zero(model, tmp_pa
     assert not b[:, 2:].any()
 
 
-# ------------------------------------------------------------------------------------ AdapterHub
-
-
-def test_adapterhub(model, tmp_path):
-    """Its parity is tested with that format."""
-    adapted = attach(model, peft.houlsby(size=4))
-    export(adapted, trained(adapted), tmp_path / "a", format="adapterhub")
-    assert {p.name for p in (tmp_path / "a").iterdir()} == {
-        *("adapter_config.json", "adapter.safetensors", "README.md"),
-        *("head_config.json", "model_head.safetensors"),
-    }
-
-
 # ----------------------------------------------------------------------------------- whole or not
 
 
@@ -292,8 +246,7 @@ def test_same_parameters_give_the_same_bytes(model, tmp_path):
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
-@pytest.mark.parametrize("format", ["peft", "merged"])
-@pytest.mark.parametrize("allowed", [0, 1])
+@pytest.mark.parametrize(("format", "allowed"), [("peft", 1), ("merged", 0)])
 def test_interrupted_export_leaves_the_old_one(model, format, allowed, tmp_path, monkeypatch):
     """The interrupt comes at the first rename, or between the renames of the two directories."""
     adapted = attach(model, peft.lora(4))

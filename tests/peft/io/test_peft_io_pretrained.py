@@ -10,7 +10,7 @@ import torch
 from closeness import assert_close
 from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tiny import forward, logits, tiny, trained
+from tiny import forward, trained
 from torch_reference import layers, logits_of, padded_batch, randomised, saved, tensors, tiny_model
 from transformers import AutoModel
 
@@ -44,11 +44,13 @@ def model(base):
 # ------------------------------------------------------------------------------------ round trips
 
 KEPT = {
-    "lora": peft.lora(4, alpha=6.0, dropout=0.1, targets=["query", "dense"]),
-    "gaussian": peft.lora(3, alpha=5.0, init="gaussian"),
-    "rslora": peft.lora(4, alpha=7.0, rslora=True),
+    "lora": peft.lora(3, alpha=5.0, init="gaussian", dropout=0.1, targets=["query", "dense"]),
     "patterns": peft.lora(
-        4, alpha=6.0, rank_pattern={"value": 3}, alpha_pattern={r"layer\.1\..*query": 5.0}
+        4,
+        alpha=7.0,
+        rslora=True,
+        rank_pattern={"value": 3},
+        alpha_pattern={r"layer\.1\..*query": 5.0},
     ),
     "dora": peft.dora(3, alpha=5.0, rslora=True, rank_pattern={"value": 2}),
     "ia3": peft.ia3(),
@@ -80,14 +82,9 @@ def test_round_trip_is_exact(model, name, tmp_path):
     [
         ("bert", "classification", peft.lora(4, init="svd", rslora=True, alpha=5.0)),
         ("gpt2", "causal_lm", peft.lora(2, alpha=3.0, parts=["q", "v"])),
-        ("gpt2", "classification", peft.dora(2)),
         ("llama", "span_classification", peft.lora(2)),
-        ("qwen3", "causal_lm", peft.ia3()),
         ("gemma3_text", "causal_lm", peft.prompt_tuning(2)),
         ("vit", "classification", peft.ia3()),
-        ("roberta", "token_classification", peft.lora(2)),
-        ("deberta-v2", "span_classification", peft.prompt_tuning(2)),
-        ("distilbert", "classification", peft.lora(2, targets=["q_lin", "lin2"])),
     ],
 )
 def test_round_trip_of_other_models(family, kind, method, tmp_path):
@@ -136,11 +133,15 @@ def written(directory, family, config, to=None, **options):
 BOTH = {"task_type": "SEQ_CLS", "target_modules": ["query", "value"]}
 CONFIGS = {
     "defaults": LoraConfig(**BOTH),
-    "options": LoraConfig(**BOTH, r=3, lora_alpha=7, lora_dropout=0.1, use_rslora=True),
-    "patterns": LoraConfig(
+    "options": LoraConfig(
         **BOTH,
+        r=3,
+        lora_alpha=7,
+        lora_dropout=0.1,
+        use_rslora=True,
         rank_pattern={"value": 2, r"layer\.1\.attention\.self\.query": 5},
         alpha_pattern={"^bert.encoder.layer.0.*": 3},
+        init_lora_weights="gaussian",
     ),
     "some layers": LoraConfig(
         task_type="SEQ_CLS",
@@ -149,10 +150,8 @@ CONFIGS = {
         modules_to_save=["bert.pooler"],
     ),
     "one layer": LoraConfig(**BOTH, layers_to_transform=[1], layers_pattern="layer"),
-    "gaussian": LoraConfig(**BOTH, init_lora_weights="gaussian"),
     "dora": LoraConfig(**BOTH, use_dora=True, lora_alpha=5),
-    "ia3": IA3Config(task_type="SEQ_CLS"),
-    "ia3 options": IA3Config(
+    "ia3": IA3Config(
         task_type="SEQ_CLS",
         target_modules=["value", "intermediate.dense"],
         feedforward_modules=["intermediate.dense"],
@@ -172,6 +171,7 @@ def assert_reads(base, adapter, reference, **options):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.sample("options", "some layers", "one layer", "dora", "ia3", "prompt")
 def test_logits_are_those_of_peft(base, name, tmp_path):
     reference = written(tmp_path, "bert", CONFIGS[name])
     model = assert_reads(base, tmp_path, reference)
@@ -191,16 +191,6 @@ def test_gpt2(tmp_path):
     )
     reference = written(tmp_path / "a", "gpt2", config, kind="causal_lm")
     assert_reads(base, tmp_path / "a", reference)
-
-
-def test_bfloat16(base, tmp_path):
-    written(tmp_path, "bert", LoraConfig(**BOTH), to=torch.bfloat16)
-    stored = load_file(tmp_path / "adapter_model.safetensors")
-    assert {x.dtype for x in stored.values()} == {torch.bfloat16}
-    model = attach(load_model(base), peft.pretrained(tmp_path))
-    site = "bert.encoder.layer.0.attention.self.query"
-    expected = stored[f"base_model.model.{site}.lora_A.weight"].float().numpy().T
-    np.testing.assert_array_equal(model.trainable[f"{site}.lora_a"], expected)
 
 
 def test_a_head_that_the_adapter_lacks_stays(base, tmp_path):
@@ -258,13 +248,6 @@ def test_older_names_of_vit(tmp_path):
     assert_reads(base, tmp_path / "a", reference)
 
 
-def test_training_starts_from_the_adapter(tmp_path):
-    model = attach(tiny(), peft.lora(2))
-    params = trained(model)
-    again = attach(tiny(), peft.pretrained(export(model, params, tmp_path / "a")))
-    np.testing.assert_array_equal(logits(again), logits(model, params))
-
-
 # -------------------------------------------------------------------------------------- refusals
 
 
@@ -291,18 +274,8 @@ def spare(adapter, tmp_path):
     "fields",
     [
         {"bias": "lora_only"},
-        {"lora_bias": True},
         {"layer_replication": [[0, 2], [1, 2]]},
         {"megatron_config": {"a": 1}},
-        {"target_parameters": ["bert.x"]},
-        {"trainable_token_indices": [1]},
-        {"alora_invocation_tokens": [1]},
-        {"use_qalora": True},
-        {"velora_config": {"a": 1}},
-        {"use_bdlora": {"a": 1}},
-        {"arrow_config": {"a": 1}},
-        {"kasa_config": {"a": 1}},
-        {"monteclora_config": {"a": 1}},
         {"use_dora": True, "lora_bias": True},
         {"of_a_later_peft": 3},
     ],
@@ -317,7 +290,7 @@ def test_options_that_change_the_maths(spare, fields):
     assert "not implemented" in str(error.value)
 
 
-@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"])
+@pytest.mark.parametrize("start", ["pissa_niter_4", "olora"])
 def test_starts_that_changed_the_base(spare, start):
     edit(spare, init_lora_weights=start)
     with pytest.raises(InputError, match=f"init_lora_weights = '{start}'.*weight_conversion"):
@@ -352,25 +325,15 @@ def test_config_that_does_not_fit_the_tensors(spare, fields, complaint):
 
 
 def test_files(spare, tmp_path):
-    file, config = spare / "adapter_model.safetensors", spare / "adapter_config.json"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match="not a whole safetensors file"):
-        peft.pretrained(spare)
+    """More in ``test_peft_io_adapterhub.py``."""
+    file = spare / "adapter_model.safetensors"
     file.write_bytes(b"hello")
     with pytest.raises(InputError, match="not a whole safetensors file"):
         peft.pretrained(spare)
     file.rename(spare / "adapter_model.bin")
     with pytest.raises(InputError, match=r"only as pickle \(adapter_model.bin\)"):
         peft.pretrained(spare)
-    (spare / "adapter_model.bin").unlink()
-    with pytest.raises(InputError, match=r"holds no adapter_model.safetensors"):
-        peft.pretrained(spare)
-    for text in ("{", "[1]"):
-        config.write_text(text)
-        with pytest.raises(InputError, match="JSON"):
-            peft.pretrained(spare)
-    config.unlink()
+    (spare / "adapter_config.json").unlink()
     with pytest.raises(InputError, match=r"holds no adapter_config.json"):
         peft.pretrained(spare)
     with pytest.raises(InputError, match="is not a directory"):
