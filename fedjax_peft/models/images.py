@@ -7,21 +7,17 @@ from jax import Array
 from fedjax_peft.support.errors import InputError
 
 
-def prepare(
-    pixels: Array, *, channels: int, size: tuple[int, int], mean: float = 0.5, std: float = 0.5
-) -> Array:
+def prepare(pixels: Array, *, channels: int, size: tuple[int, int]) -> Array:
     """Returns stored images as a model's input; float images are returned unchanged.
 
-    Images from 0 to 255 are scaled to ``(x / 255 - mean) / std`` and resized, bilinearly, with
-    smoothing where they shrink; grey images are repeated in each channel. Hugging Face's
+    Images from 0 to 255 are scaled to the range from -1 to 1, as for checkpoints of ImageNet-21k,
+    and resized, bilinearly, with smoothing where they shrink; grey images are repeated in each
+    channel. Hugging Face's
     ``ViTImageProcessor`` does the same, but resizes first and rounds to whole numbers, so the
     results differ by up to 1 of 255.
 
     Args:
       pixels: uint8 ``[batch, 1 or channels, height, width]``, or floats of any shape.
-      mean: the brightness that becomes 0. With the defaults, those of checkpoints of ImageNet-21k,
-        the result is from -1 to 1.
-      std: the difference from ``mean`` that becomes 1.
 
     Returns:
       float32 ``[batch, channels, height, width]``, or the floats.
@@ -34,6 +30,6 @@ def prepare(
             f" {'1' if channels == 1 else f'1 or {channels}'}, height, width], or prepared images"
             " in floats."
         )
-    x = (pixels.astype(jnp.float32) / 255 - mean) / std
+    x = (pixels.astype(jnp.float32) / 255 - 0.5) / 0.5
     x = jax.image.resize(x, (*x.shape[:2], *size), "linear")
     return jnp.broadcast_to(x, (x.shape[0], channels, *size))

@@ -74,11 +74,7 @@ class Adapted(nnx.Module):
         return module
 
     def merged(self) -> nnx.Module:
-        """Returns ``base`` with the trained values merged into its own parameters.
-
-        Raises:
-          InputError: the method is not of the base's form.
-        """
+        """Returns ``base`` with the trained values merged into its own parameters."""
         raise InputError(
             f"{type(self).__name__} cannot be merged: it is not of the form of the module that it"
             " adapts."
@@ -143,22 +139,15 @@ def _originals(module: nnx.Module, model: Model) -> Iterator[None]:
             layer.original = None
 
 
-def count(
-    config: Mapping[str, Any], method: Method | None = None, *, head: Head, in_bytes: bool = False
-) -> dict[str, int]:
+def count(config: Mapping[str, Any], method: Method | None = None, *, head: Head) -> dict[str, int]:
     """Returns ``Model.counts()`` for a ``config.json``, without allocating a model.
 
     Args:
       config: such as ``{"model_type": "roberta", ...}``.
       method: what to attach; without one only the head is trained.
       head: what to predict.
-      in_bytes: count bytes (float32) instead of parameters.
-
-    Raises:
-      InputError: as loading and attaching would.
     """
-    model = abstract_model(config, method, head=head)
-    return model.nbytes() if in_bytes else model.counts()
+    return abstract_model(config, method, head=head).counts()
 
 
 def abstract_model(
@@ -179,9 +168,6 @@ def abstract_model(
 
     Args:
       config: such as ``{"model_type": "roberta", ...}``.
-
-    Raises:
-      InputError: as loading and attaching would.
     """
     build, paths = module_builder(config, head, dtype=dtype, dropout=dropout)
     family, _ = parse_config(config)

@@ -158,20 +158,3 @@ def test_padding_is_not_seen_and_no_position_is_taken():
     other = batch | {"input_ids": np.where(batch["attention_mask"], batch["input_ids"], 9)}
     assert_close(outputs(model, batch).logits, outputs(model, other).logits, rtol=0, atol=1e-5)
     assert jax.eval_shape(lambda: outputs(model, batch_of(32)).hidden).shape == (2, 32, 32)
-
-
-def test_projected_prefixes_share_one_encoder():
-    model = attach(tiny(), prefix_tuning(5, projection=7))
-    shared = {"embedding": (5, 32), "kernel": (32, 7), "bias": (7,)}
-    own = {"kernel": (7, 64), "bias": (64,)}
-    assert adapters(model) == {
-        **{f"{SLOT.format(0)}.encoder.{n}": shape for n, shape in shared.items()},
-        **{f"{SLOT.format(i)}.{n}": shape for i in (0, 1) for n, shape in own.items()},
-    }
-    values = {n: np.asarray(x) for n, x in model.trainable.items()}
-    e, w, b = (values[f"{SLOT.format(0)}.encoder.{n}"] for n in shared)
-    for i in (0, 1):
-        prefix = np.tanh(e @ w + b) @ values[f"{SLOT.format(i)}.kernel"]
-        prefix += values[f"{SLOT.format(i)}.bias"]
-        slot = model.module().bert.encoder.layer[i].attention.self.prefix
-        assert_close(np.concatenate(slot.learned(), 1), prefix, atol=1e-5)

@@ -66,16 +66,6 @@ def as_prefix(name, x, family):
     return {f"{slot(family, i // 2)}.prefix_{('key', 'value')[i % 2]}": part for i, part in parts}
 
 
-def as_projection(name, x, family):
-    """All layers have the encoder, and each its part of what stands on it."""
-    kind = {"embedding.weight": "embedding", "transform.0.weight": "kernel"}.get(name, "bias")
-    if name.startswith(("embedding", "transform.0")):
-        return {f"{slot(family, 0)}.encoder.{kind}": x if kind == "embedding" else transposed(x)}
-    kind = "kernel" if x.ndim == 2 else "bias"
-    parts = enumerate(x.split(2 * SHAPE["hidden_size"]))
-    return {f"{slot(family, i)}.{kind}": transposed(part) for i, part in parts}
-
-
 # ----------------------------------------------------------------------------- methods and peft's
 
 
@@ -116,14 +106,13 @@ def own_positions(batch, config):
     return batch | {"position_ids": positions.astype(np.int32) - TOKENS}
 
 
-RANK, ALPHA, TOKENS, HIDDEN = 4, 6.0, 3, 6
+RANK, ALPHA, TOKENS = 4, 6.0, 3
 LORA = {"r": RANK, "lora_alpha": ALPHA}
 PATTERNS = {
     "rank_pattern": {"value": 2, r"layer\.1\.attention\.self\.query": 5},
     "alpha_pattern": {"layer.0.attention.self.value": 3.0},
 }
 PREFIX = {"num_virtual_tokens": TOKENS}
-PROJECTION = {"prefix_projection": True, "encoder_hidden_size": HIDDEN}
 CASES = {
     "lora": Case(peft.lora(RANK, alpha=ALPHA), with_peft(LoraConfig, **LORA)),
     "lora-svd": Case(peft.lora(RANK, alpha=ALPHA, init="svd"), with_peft(LoraConfig, **LORA)),
@@ -139,20 +128,8 @@ CASES = {
         as_prefix,
         own_positions,
     ),
-    "prefix-projection": Case(
-        peft.prefix_tuning(TOKENS, projection=HIDDEN),
-        with_peft(PrefixTuningConfig, **PREFIX, **PROJECTION),
-        as_projection,
-        own_positions,
-    ),
     "full": Case(peft.full(), lambda base, head: base),
 }
-# Every method, and every family with layers of its own; the other pairs are exhaustive.
-RUNS = {
-    *((method, "bert") for method in ("full", "lora-svd", "lora-patterns", "prefix-projection")),
-    ("prompt", "roberta"), ("prefix", "roberta"), ("dora", "qwen2"), ("ia3", "llama"),
-    *(("lora", family) for family in ("deberta-v2", "distilbert", "gpt2", "gemma3_text", "vit")),
-}  # fmt: skip
 BOTH = ("lora-svd", "dora", "ia3", "prompt", "prefix")
 PRODUCT = [
     *((method, "bert") for method in CASES),
@@ -160,7 +137,7 @@ PRODUCT = [
     *(("lora", family) for family in FAMILIES if family != "bert"),
     *((method, family) for method in ("dora", "ia3") for family in ("llama", "qwen2")),
 ]
-DEEP = {"lora-patterns", "prefix", "prefix-projection"}
+DEEP = {"lora-patterns", "prefix"}
 """Methods whose layers differ, which need two of them."""
 
 
@@ -217,12 +194,10 @@ def train_torch(reference, batches):
     return losses
 
 
-@pytest.mark.parametrize(
-    ("method", "family"),
-    [pytest.param(*x, marks=() if x in RUNS else pytest.mark.exhaustive) for x in PRODUCT],
-)
+@pytest.mark.parametrize(("method", "family"), PRODUCT)
 @pytest.mark.sample(
-    "lora-svd-*", "prefix-*", "full-*", "prompt-*", "lora-vit", "dora-*", "ia3-*", "lora-gpt2"
+    *("lora-svd-bert", "full-bert", "prompt-roberta", "prefix-roberta", "dora-qwen2", "ia3-llama"),
+    *("lora-vit", "lora-gpt2"),
 )
 def test_five_steps(method, family, tmp_path):
     case = CASES[method]
