@@ -15,10 +15,10 @@ from flax import nnx
 
 from fedjax_peft.contracts import Key, Params
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.checkpoint import read_json, source_name
+from fedjax_peft.models.checkpoint import read_json
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.layers import Residual
-from fedjax_peft.models.modules import is_inside, leaves, submodules
+from fedjax_peft.models.modules import submodules
 from fedjax_peft.models.registry import FAMILIES, class_name
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.bottleneck import (
@@ -33,6 +33,9 @@ from fedjax_peft.peft.bottleneck import (
 )
 from fedjax_peft.peft.io.files import (
     Tensors,
+    Values,
+    check_fits,
+    fit_head,
     head_tensors,
     read_tensors,
     to_torch,
@@ -236,15 +239,14 @@ def _check_places(module: nnx.Module) -> dict[str, AdaptedResidual]:
 # ---------------------------------------------------------------------------------------- reading
 
 
-def load_adapterhub(directory: str | Path, *, with_head: bool = True) -> Method:
+def load_adapterhub(directory: str | Path) -> Method:
     """Returns the method of a directory in AdapterHub's format; attaching it sets the values.
 
     It has the name and the options of the method in the file, such as ``houlsby``, so an adapted
     model can be trained further and exported again.
 
     Args:
-      directory: with ``adapter_config.json`` and ``adapter.safetensors``.
-      with_head: also set the head, if the directory has one.
+      directory: with ``adapter_config.json`` and ``adapter.safetensors``, and perhaps a head.
 
     Raises:
       InputError: files are missing, damaged, pickle or of another format; or a config field changes
@@ -262,7 +264,7 @@ def load_adapterhub(directory: str | Path, *, with_head: bool = True) -> Method:
     inner = _method(directory, metadata)
     tensors = read_tensors(directory / "adapter.safetensors", "pytorch_adapter.bin", _CONVERT)
     held: Tensors = {}
-    if with_head and (directory / "head_config.json").exists():
+    if (directory / "head_config.json").exists():
         held = read_tensors(
             directory / "model_head.safetensors", "pytorch_model_head.bin", _CONVERT
         )
@@ -270,17 +272,12 @@ def load_adapterhub(directory: str | Path, *, with_head: bool = True) -> Method:
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         inner.attach(module, defaults, key, head)
         found, problems = _fit(module, kind, str(metadata.get("name")), tensors)
-        if held:
-            more, wrong = _fit_head(module, kind, head, held)
-            found, problems = [*found, *more], [*problems, *wrong]
-        if problems:
-            shown = "; ".join(problems[:4])
-            rest = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
-            raise InputError(
-                f"The {kind} adapter in {directory} does not fit the model ({len(problems)}"
-                f" mismatches): {shown}{rest}."
-            )
-        for variable, value in found:
+        # A tied output layer is the base model's embedding table, which stays as it is.
+        ignored = "|".join(FAMILIES[kind].ignored)
+        own = {n: x for n, x in held.items() if not re.fullmatch(ignored, n)}
+        more, wrong = fit_head(module, head, own)
+        check_fits(f"The {kind} adapter in {directory}", problems + wrong)
+        for variable, value in found + more:
             variable.set_value(jnp.asarray(value, variable.dtype))
         return module
 
@@ -329,66 +326,29 @@ def _method(directory: Path, metadata: Mapping[str, Any]) -> Method:
     return bottleneck(**placement._asdict(), **options)
 
 
-_Found = list[tuple[nnx.Variable, np.ndarray]]
-
-
 def _fit(
     module: nnx.Module, kind: str, name: str, tensors: Mapping[str, np.ndarray]
-) -> tuple[_Found, list[str]]:
+) -> tuple[Values, list[str]]:
     """Returns the adapters' variables with their values, and what does not fit."""
     names = _NAMES[kind]
-    wanted, problems = {}, []
+    wanted: dict[str, nnx.Variable] = {}
+    found: Values = []
+    problems = []
     for path, site in submodules(module, AdaptedResidual):
-        if not path.startswith(f"{names.layers_here or names.layers}."):
-            problems.append(f"{path} is not a place of a {kind} model")
-            continue
-        for variable, theirs in _leaves(site):
-            wanted[f"{_site(names, path, site)}.adapters.{name}.{theirs}"] = (variable, True)
-    found, wrong = _matched(wanted, tensors)
-    return found, problems + wrong
-
-
-def _fit_head(
-    module: nnx.Module, kind: str, head: Sequence[str], tensors: Mapping[str, np.ndarray]
-) -> tuple[_Found, list[str]]:
-    """Returns the head's variables with their values, and what does not fit."""
-    family = FAMILIES[kind]
-    wanted = {}
-    for leaf, variable in leaves(module).items():
-        if not is_inside(leaf, head):
-            continue
-        theirs, transposed = source_name(leaf, family)
-        # A pooler that is part of the base model may be absent, because adapters does not train it.
-        if theirs in tensors or leaf.startswith(f"{head[-1]}."):
-            wanted[theirs] = (variable, transposed)
-    # A tied output layer is the base model's embedding table, which stays as it is.
-    tensors = {
-        theirs: x
-        for theirs, x in tensors.items()
-        if theirs in wanted or not any(re.fullmatch(p, theirs) for p in family.ignored)
-    }
-    found, problems = _matched(wanted, tensors)
-    return found, [f"{problem} (with_head=False leaves the head)" for problem in problems]
-
-
-def _matched(
-    wanted: Mapping[str, tuple[nnx.Variable, bool]], tensors: Mapping[str, np.ndarray]
-) -> tuple[_Found, list[str]]:
-    """Returns variables with their values, and a description of each mismatch.
-
-    Args:
-      wanted: tensor name -> (variable, whether the tensor is stored transposed).
-    """
-    found, problems = [], []
-    for name, (variable, transposed) in wanted.items():
-        shape = variable.shape[::-1] if transposed else variable.shape
-        if name not in tensors:
-            problems.append(f"{name} {list(shape)} is missing")
-        elif tensors[name].shape != shape:
-            has = list(tensors[name].shape)
-            problems.append(f"{name} is {has}, the model needs {list(shape)}")
+        if path.startswith(f"{names.layers_here or names.layers}."):
+            place = f"{_site(names, path, site)}.adapters.{name}"
+            wanted |= {f"{place}.{theirs}": variable for variable, theirs in _leaves(site)}
         else:
-            found.append((variable, tensors[name].T if transposed else tensors[name]))
+            problems.append(f"{path} is not a place of a {kind} model")
+    for tensor, variable in wanted.items():
+        shape = variable.shape[::-1]
+        if tensor not in tensors:
+            problems.append(f"{tensor} {list(shape)} is missing")
+        elif tensors[tensor].shape != shape:
+            has = list(tensors[tensor].shape)
+            problems.append(f"{tensor} is {has}, the model needs {list(shape)}")
+        else:
+            found.append((variable, tensors[tensor].T))
     strange = sorted(tensors.keys() - wanted.keys())
     problems += [f"{n} {list(tensors[n].shape)} has no place in the model" for n in strange]
     return found, problems

@@ -1,16 +1,19 @@
-"""Reading and writing the files of an adapter: safetensors and JSON. Pickle is never read."""
+"""The files of an adapter, safetensors and JSON, and their fit to a model. Pickle is never read."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import broken, only_pickle, source_name
+from fedjax_peft.models.modules import is_inside, leaves, submodules
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.numerics.linalg import is_finite
 from fedjax_peft.support.errors import InputError
@@ -56,10 +59,6 @@ def read_tensors(path: Path, pickles: str, convert: str) -> Tensors:
     Args:
       pickles: pattern of the files that hold the same as pickle.
       convert: what writes safetensors instead, for the error message.
-
-    Raises:
-      InputError: there is no such file, it is damaged, it holds values that are not finite, or the
-        weights are only there as pickle.
     """
     try:
         # framework="flax" reads bfloat16 too, which numpy does not have.
@@ -78,3 +77,61 @@ def read_tensors(path: Path, pickles: str, convert: str) -> Tensors:
             f" tensors, such as {damaged[0]!r}."
         )
     return tensors
+
+
+# -------------------------------------------------------------------------------------------- fit
+
+
+Values = list[tuple[nnx.Variable, np.ndarray]]
+"""Variables of a module, and the arrays that they get."""
+
+
+def fit_head(
+    module: nnx.Module, head: Sequence[str], tensors: Mapping[str, np.ndarray]
+) -> tuple[Values, list[str]]:
+    """Returns the head's variables with their values, and what does not fit.
+
+    The layers of a head are dense ones (or norms), whose kernels torch has transposed. A module of
+    the head may be absent from the file, but not in part.
+    """
+    modules = dict(submodules(module))
+    values: Values = []
+    filled, problems = set(), []
+    for name, x in tensors.items():
+        stem, _, last = name.rpartition(".")
+        path = resolved(stem, modules)
+        layer = modules.get(path)
+        names = ("kernel", "scale", "embedding") if last == "weight" else (last,)
+        leaf = next((n for n in names if hasattr(layer, n)), last)
+        variable = getattr(layer, leaf, None)
+        if not isinstance(variable, nnx.Variable):
+            problems.append(f"{name} {list(x.shape)} has no place in the model")
+        elif not is_inside(path, head):
+            problems.append(f"{name} was trained whole, and is not part of the model's head")
+        elif x.shape != variable.shape[::-1]:
+            needs = list(variable.shape[::-1])
+            problems.append(f"{name} is {list(x.shape)}, the model's head needs {needs}")
+        else:
+            values.append((variable, x.T))
+        filled.add(f"{path}.{leaf}")
+    for part in head:
+        needed = {leaf for leaf in leaves(module) if is_inside(leaf, (part,))}
+        if needed & filled:
+            problems += [f"a tensor for {leaf} is missing" for leaf in sorted(needed - filled)]
+    return values, problems
+
+
+def resolved(name: str, modules: Mapping[str, Any]) -> str:
+    """Returns the path of a name in the file; names of a bare encoder lack the prefix."""
+    ends = [path for path in modules if path.endswith(f".{name}")]
+    return ends[0] if name not in modules and len(ends) == 1 else name
+
+
+def check_fits(what: str, problems: Sequence[str], remedy: str = "") -> None:
+    """Raises InputError if there are problems, with their number and the first ones."""
+    if problems:
+        shown = "; ".join(problems[:4])
+        more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+        raise InputError(
+            f"{what} does not fit this model ({len(problems)} mismatches): {shown}{more}.{remedy}"
+        )

@@ -16,12 +16,12 @@ from flax import nnx
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.checkpoint import read_json
-from fedjax_peft.models.modules import is_inside, leaves, submodule, submodules
+from fedjax_peft.models.modules import is_inside, submodule, submodules
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.ia3 import ia3
-from fedjax_peft.peft.io.files import Tensors, read_tensors
+from fedjax_peft.peft.io.files import Tensors, check_fits, fit_head, read_tensors, resolved
 from fedjax_peft.peft.lora import by_pattern, lora
 from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
 from fedjax_peft.support.errors import InputError
@@ -61,15 +61,9 @@ def pretrained(adapter: str | Path) -> Method:
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         sites, problems = _fit_sites(module, head, contents.sites)
-        whole, wrong = _fit_head(module, head, contents.whole)
-        if problems := problems + wrong:
-            shown = "; ".join(problems[:3])
-            more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-            base = f" It was made for {made_for!r}." if made_for else ""
-            raise InputError(
-                f"The adapter in {directory} does not fit this model ({len(problems)} mismatches):"
-                f" {shown}{more}.{base}"
-            )
+        whole, wrong = fit_head(module, head, contents.whole)
+        base = f" It was made for {made_for!r}." if made_for else ""
+        check_fits(f"The adapter in {directory}", problems + wrong, base)
         module = method.attach(module, defaults, key, head)
         values = list(whole)
         for path, tensors in sites.items():
@@ -297,9 +291,6 @@ def _sites_of(
 # -------------------------------------------------------------------------------------------- fit
 
 
-_Values = list[tuple[nnx.Variable, np.ndarray]]
-
-
 def _fit_sites(
     module: nnx.Module, head: Sequence[str], sites: Mapping[str, Tensors]
 ) -> tuple[dict[str, Tensors], list[str]]:
@@ -308,7 +299,7 @@ def _fit_sites(
     found: dict[str, Tensors] = {}
     problems = []
     for name, tensors in sites.items():
-        path = _resolved(name, modules)
+        path = resolved(name, modules)
         layer = modules.get(path)
         if not isinstance(layer, nnx.Linear):
             problems.append(f"there is no linear layer {name}")
@@ -334,41 +325,6 @@ def _fit_sites(
     return found, problems
 
 
-def _fit_head(
-    module: nnx.Module, head: Sequence[str], tensors: Tensors
-) -> tuple[_Values, list[str]]:
-    """Returns the head's variables with their values, and what does not fit.
-
-    The layers of a head are dense ones (or norms), whose kernels torch has transposed.
-    """
-    modules = dict(submodules(module))
-    values: _Values = []
-    filled, problems = set(), []
-    for name, x in tensors.items():
-        stem, _, last = name.rpartition(".")
-        path = _resolved(stem, modules)
-        layer = modules.get(path)
-        names = ("kernel", "scale", "embedding") if last == "weight" else (last,)
-        leaf = next((n for n in names if hasattr(layer, n)), last)
-        variable = getattr(layer, leaf, None)
-        if not isinstance(variable, nnx.Variable):
-            problems.append(f"{name} {list(x.shape)} has no place in the model")
-        elif not is_inside(path, head):
-            problems.append(f"{name} was trained whole, and is not part of the model's head")
-        elif x.shape != variable.shape[::-1]:
-            needs = list(variable.shape[::-1])
-            problems.append(f"{name} is {list(x.shape)}, the model's head needs {needs}")
-        else:
-            values.append((variable, x.T))
-        filled.add(f"{path}.{leaf}")
-    # A module of the head may be absent, but not in part.
-    for part in head:
-        needed = {leaf for leaf in leaves(module) if is_inside(leaf, (part,))}
-        if needed & filled:
-            problems += [f"a tensor for {leaf} is missing" for leaf in sorted(needed - filled)]
-    return values, problems
-
-
 def _prompt_of(module: nnx.Module, prompt: np.ndarray, directory: Path) -> nnx.Variable:
     (site,) = (m for _, m in submodules(module, PromptEmbed))
     if site.prompt.shape != prompt.shape:
@@ -377,9 +333,3 @@ def _prompt_of(module: nnx.Module, prompt: np.ndarray, directory: Path) -> nnx.V
             f" {list(prompt.shape)}, the model needs {list(site.prompt.shape)}."
         )
     return site.prompt
-
-
-def _resolved(name: str, modules: Mapping[str, Any]) -> str:
-    """Returns the path of a name in the file; names of a bare encoder lack the prefix."""
-    ends = [path for path in modules if path.endswith(f".{name}")]
-    return ends[0] if name not in modules and len(ends) == 1 else name

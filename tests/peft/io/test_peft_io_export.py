@@ -142,21 +142,10 @@ TASKS = {
 }
 
 
-# Every family, and every head of two of them; the product is exhaustive.
-PAIRS = [
-    pytest.param(
-        *(family, kind),
-        marks=()
-        if family in ("roberta", "llama") or kind == FAMILIES[family].kinds[0]
-        else pytest.mark.exhaustive,
-    )
-    for family, kind in HEADS
-]
-
-
-@pytest.mark.parametrize(("family", "kind"), PAIRS)
+@pytest.mark.parametrize(("family", "kind"), HEADS)
 @pytest.mark.sample(
-    "deberta-v2-*", "roberta-*n", "distilbert-*", "gpt2-*", "llama-*", "gemma3_text-*", "vit-*"
+    *("deberta-v2-class*", "roberta-token*", "roberta-span*", "distilbert-class*", "gpt2-class*"),
+    *("llama-*", "gemma3_text-*", "vit-*"),
 )
 def test_lora_of_every_head(family, kind, tmp_path):
     base = saved(tiny_model(family, kind=kind, **layers(family, 1)), tmp_path / "base")
@@ -207,16 +196,6 @@ def test_config(model, init, rank, tmp_path):
     export(adapted, trained(adapted), tmp_path, overwrite=True)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == model.name
-
-
-def test_an_untrained_svd_adapter_has_no_effect(model, tmp_path):
-    adapted = attach(model, peft.lora(4, init="svd"))
-    export(adapted, adapted.trainable, tmp_path)
-    written = load_file(tmp_path / "adapter_model.safetensors")
-    for name, a in written.items():
-        if "lora_A" in name:
-            b = written[name.replace("lora_A", "lora_B")]
-            assert_close(b @ a, 0, atol=1e-6)
 
 
 def test_directions_that_a_client_does_not_own_are_written_as_zero(model, tmp_path):
