@@ -29,7 +29,8 @@ from fedjax_peft.models.layers import Residual
 from fedjax_peft.models.modules import is_inside, replace_module, submodule, submodules
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Adapted, Defaults, Method, find, listed
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.checks import check_choice
+from fedjax_peft.support.errors import InputError, check_known, nearest
 
 Init = Literal["bert", "houlsby", "mam_adapter", "opendelta"]
 
@@ -199,8 +200,7 @@ def bottleneck(
     """
     known = PLACEMENTS["houlsby"].places
     for place in places:
-        if place not in known:
-            raise InputError(f"There is no place {place!r}. {nearest(place, known)}")
+        check_known("place", place, known)
     if not places:
         raise InputError(f"places is empty. {nearest('', known)}")
     options = bottleneck_options(reduction_factor, size, targets, activation, init, scaling)
@@ -242,8 +242,7 @@ def bottleneck_options(
         raise InputError(f"reduction_factor = {reduction_factor} must be positive.")
     if scaling == 0 or not math.isfinite(scaling):
         raise InputError(f"scaling = {scaling} must be a number other than 0.")
-    if init not in _DEVIATION:
-        raise InputError(f"init = {init!r} is not one of {', '.join(_DEVIATION)}.")
+    check_choice("init", init, _DEVIATION)
     layers.activation(activation)
     return {
         "reduction_factor": reduction_factor,

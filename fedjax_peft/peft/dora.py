@@ -5,8 +5,7 @@
 Gradients do not pass through the norm (the paper's section 4.3).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,13 @@ from jax import Array
 
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.peft.base import Method
-from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
+from fedjax_peft.peft.lora import (
+    LoRALinear,
+    LowRankOptions,
+    low_rank_method,
+    low_rank_options,
+    takes_low_rank_options,
+)
 
 
 class DoRALinear(LoRALinear):
@@ -65,16 +70,10 @@ class DoRALinear(LoRALinear):
         return jnp.broadcast_to(x, y.shape).astype(y.dtype)
 
 
+@takes_low_rank_options
 def dora(
     rank: int = 8,
-    *,
-    alpha: float | None = None,
-    targets: str | Sequence[str] | None = None,
-    init: Literal["kaiming", "gaussian"] = "kaiming",
-    dropout: float = 0.0,
-    rslora: bool = False,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
+    **options: Unpack[LowRankOptions],
 ) -> Method:
     """Weight-decomposed low-rank adapters (DoRA, Liu et al. 2024), as in Hugging Face PEFT.
 
@@ -90,4 +89,4 @@ def dora(
       InputError: an impossible option here; a target or pattern that matches nothing, or a rank
         above a matrix's side, when it is attached.
     """
-    return low_rank_method("dora", low_rank_options(**locals()), DoRALinear)
+    return low_rank_method("dora", low_rank_options(rank, **options), DoRALinear)

@@ -20,7 +20,7 @@ from fedjax_peft.peft.bottleneck import (
     attach_bottlenecks,
     bottleneck_options,
 )
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import check_known
 
 
 class DualBottleneck(nnx.Module):
@@ -60,8 +60,7 @@ def dual(
     Raises:
       InputError: an impossible option here; a model without such places when it is attached.
     """
-    if placement not in PLACEMENTS:
-        raise InputError(f"There is no placement {placement!r}. {nearest(placement, PLACEMENTS)}")
+    check_known("placement", placement, PLACEMENTS)
     options = {
         "placement": placement,
         **PLACEMENTS[placement]._asdict(),

@@ -6,8 +6,7 @@ of the local adapter: a constant, or one number for each example in evaluations
 (:mod:`fedjax_peft.contracts.instance_weights`).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from jax import Array
@@ -15,7 +14,13 @@ from jax import Array
 from fedjax_peft.contracts.instance_weights import REFERENCE, InstanceWeighted
 from fedjax_peft.models.base import AdapterConst, Model
 from fedjax_peft.peft.base import Method
-from fedjax_peft.peft.lora import frozen_output, low_rank_method, low_rank_options
+from fedjax_peft.peft.lora import (
+    LowRankOptions,
+    frozen_output,
+    low_rank_method,
+    low_rank_options,
+    takes_low_rank_options,
+)
 from fedjax_peft.peft.lora_sum import NamedLoRALinear
 from fedjax_peft.support.errors import InputError
 
@@ -44,17 +49,12 @@ class DualLoRALinear(NamedLoRALinear):
         return y + (1 - weight) * shared + weight * own
 
 
+@takes_low_rank_options
 def dual_lora(
     rank: int = 8,
     *,
     width: int | None = None,
-    alpha: float | None = None,
-    targets: str | Sequence[str] | None = None,
-    init: Literal["kaiming", "gaussian"] = "kaiming",
-    dropout: float = 0.0,
-    rslora: bool = False,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
+    **options: Unpack[LowRankOptions],
 ) -> Method:
     """FedDPA's global and local LoRA at every site, with instance weights.
 
@@ -72,7 +72,7 @@ def dual_lora(
     Raises:
       InputError: as :func:`fedjax_peft.lora`; when it is attached, an unknown width.
     """
-    options = low_rank_options(**locals())
+    checked = {**low_rank_options(rank, **options), "width": width}
 
     def complete(model: Model) -> Model:
         size = width or next((model.config[k] for k in _WIDTHS if k in model.config), None)
@@ -87,4 +87,4 @@ def dual_lora(
             kinds={**model.kinds, REFERENCE: "adapter"},
         )
 
-    return low_rank_method("dual_lora", options, DualLoRALinear, complete=complete)
+    return low_rank_method("dual_lora", checked, DualLoRALinear, complete=complete)

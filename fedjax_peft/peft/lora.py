@@ -4,10 +4,12 @@ Flax orientation: ``lora_a`` is ``[in, rank]`` and ``lora_b`` is ``[rank, out]``
 Hugging Face PEFT's ``lora_A`` and ``lora_B``.
 """
 
+import inspect
 import math
 import re
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +34,7 @@ from fedjax_peft.peft.base import (
 )
 from fedjax_peft.peft.lora_starts import orthonormal_factors, principal_factors, random_factors
 from fedjax_peft.peft.quantized_start import quantized_start
+from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError, nearest
 
 _SHAPED = ("svd", "qr", "loftq")
@@ -175,34 +178,44 @@ def lora(
       InputError: an impossible option here; a target, pattern, part or layer that matches nothing,
         or a rank above a matrix's side, when it is attached.
     """
-    given = {name: x for name, x in locals().items() if name != "layers"}
+    given = {**locals()}
+    del given["loftq_iterations"], given["layers"]
     options = low_rank_options(**given, inits=("kaiming", "gaussian", *_SHAPED))
     if loftq_iterations < 1:
         raise InputError(f"loftq_iterations = {loftq_iterations} must be at least 1.")
-    if init != "loftq":
-        del options["loftq_iterations"]
-    options = options if layers is None else {**options, "layers": tuple(layers)}
+    if init == "loftq":
+        options["loftq_iterations"] = loftq_iterations
+    if layers is not None:
+        options["layers"] = tuple(layers)
     return low_rank_method("lora", options, LoRALinear, start_shapes_frozen=init in _SHAPED)
 
 
-def low_rank_options(
-    *,
-    rank: int,
-    alpha: float | None,
-    targets: Targets,
-    init: str,
-    inits: Sequence[str] = ("kaiming", "gaussian"),
-    dropout: float,
-    rslora: bool,
-    rank_pattern: Mapping[str, int] | None,
-    alpha_pattern: Mapping[str, float] | None,
-    parts: Sequence[str] | None = None,
-    **others: Any,
-) -> dict[str, Any]:
-    """Returns the checked options of a low-rank method, for :func:`low_rank_method`.
+class LowRankOptions(TypedDict, total=False):
+    """The arguments of all low-rank methods besides ``rank``; see :func:`lora`."""
 
-    Methods call it with all their arguments; ``others`` are options that only one of them has.
-    """
+    alpha: float | None
+    targets: str | Sequence[str] | None
+    init: Literal["kaiming", "gaussian"]
+    dropout: float
+    rslora: bool
+    rank_pattern: Mapping[str, int] | None
+    alpha_pattern: Mapping[str, float] | None
+
+
+def low_rank_options(
+    rank: int,
+    *,
+    alpha: float | None = None,
+    targets: Targets = None,
+    init: str = "kaiming",
+    dropout: float = 0.0,
+    rslora: bool = False,
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+    parts: Sequence[str] | None = None,
+    inits: Sequence[str] = ("kaiming", "gaussian"),
+) -> dict[str, Any]:
+    """Returns the checked options of a low-rank method, for :func:`low_rank_method`."""
     ranks, alphas = dict(rank_pattern or {}), dict(alpha_pattern or {})
     for r in (rank, *ranks.values()):
         if r < 1:
@@ -212,8 +225,7 @@ def low_rank_options(
             raise InputError(f"alpha = {value} must be positive.")
     if not 0 <= dropout < 1:
         raise InputError(f"dropout = {dropout} is not in [0, 1).")
-    if init not in inits:
-        raise InputError(f"init = {init!r} is not one of {', '.join(inits)}.")
+    check_choice("init", init, inits)
     return {
         "rank": rank,
         "alpha": float(rank if alpha is None else alpha),
@@ -224,8 +236,24 @@ def low_rank_options(
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
         "parts": None if parts is None else tuple(parts),
-        **others,
     }
+
+
+Make = TypeVar("Make", bound=Callable[..., Method])
+
+
+def takes_low_rank_options(make: Make) -> Make:
+    """Returns a method's function whose signature lists :class:`LowRankOptions` one by one.
+
+    Configs, the reference and editors read it from there.
+    """
+    signature, shared = inspect.signature(make), inspect.signature(low_rank_options).parameters
+    kinds = typing.get_type_hints(LowRankOptions)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [shared[name].replace(annotation=kind) for name, kind in kinds.items()]
+    make.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    make.__annotations__ |= kinds
+    return make
 
 
 def low_rank_method(

@@ -6,9 +6,9 @@ and algorithms tell them apart. HiLoRA (Peng et al. 2026) has three: ``root``, `
 :mod:`fedjax_peft.peft.mixed_lora`) are made of the same parts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
@@ -16,7 +16,14 @@ from jax import Array
 
 from fedjax_peft.models.layers import Dropout
 from fedjax_peft.peft.base import Adapted, Method
-from fedjax_peft.peft.lora import LowRank, frozen_output, low_rank_method, low_rank_options
+from fedjax_peft.peft.lora import (
+    LowRank,
+    LowRankOptions,
+    frozen_output,
+    low_rank_method,
+    low_rank_options,
+    takes_low_rank_options,
+)
 from fedjax_peft.support.errors import InputError
 
 
@@ -64,17 +71,12 @@ class LoRASumLinear(NamedLoRALinear):
         return self.with_kernel(self.base.kernel[...] + product)
 
 
+@takes_low_rank_options
 def lora_sum(
     rank: int = 8,
     *,
     names: Sequence[str] = ("root", "cluster", "leaf"),
-    alpha: float | None = None,
-    targets: str | Sequence[str] | None = None,
-    init: Literal["kaiming", "gaussian"] = "kaiming",
-    dropout: float = 0.0,
-    rslora: bool = False,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
+    **options: Unpack[LowRankOptions],
 ) -> Method:
     """Several LoRAs at every site, which add up; by default the three of ``algorithms.hilora``.
 
@@ -90,10 +92,10 @@ def lora_sum(
     Raises:
       InputError: names that are no different Python names; as :func:`fedjax_peft.lora`.
     """
-    options = low_rank_options(**locals())
-    options["names"] = names = tuple(names)
+    names = tuple(names)
+    checked = {**low_rank_options(rank, **options), "names": names}
     usable = all(n.isidentifier() and not hasattr(LoRASumLinear, n) for n in names)
     if not names or not usable or len({*names, "base", "names", "dropout"}) < len(names) + 3:
         raise InputError(f"names = {list(names)} must be different names such as 'root'.")
     layer = partial(LoRASumLinear, names=names)
-    return low_rank_method("lora_sum", options, layer)
+    return low_rank_method("lora_sum", checked, layer)

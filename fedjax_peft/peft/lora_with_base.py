@@ -5,27 +5,26 @@ the small adapter that clients share. The leaves of W and b are named as in
 :func:`fedjax_peft.peft.lora`, ``PATH.base.kernel`` and ``PATH.base.bias``, but are trained.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Unpack
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.quantized import QuantizedLinear
 from fedjax_peft.peft.base import Method
-from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
+from fedjax_peft.peft.lora import (
+    LoRALinear,
+    LowRankOptions,
+    low_rank_method,
+    low_rank_options,
+    takes_low_rank_options,
+)
 from fedjax_peft.support.errors import InputError
 
 
+@takes_low_rank_options
 def lora_with_base(
     rank: int = 8,
-    *,
-    alpha: float | None = None,
-    targets: str | Sequence[str] | None = None,
-    init: Literal["kaiming", "gaussian"] = "kaiming",
-    dropout: float = 0.0,
-    rslora: bool = False,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
+    **options: Unpack[LowRankOptions],
 ) -> Method:
     """LoRA, and the weights and biases of the layers that it adapts (pFedLoRA's local models).
 
@@ -40,8 +39,8 @@ def lora_with_base(
     Raises:
       InputError: as :func:`fedjax_peft.lora`; a quantised layer, when it is attached.
     """
-    options = low_rank_options(**locals())
-    return low_rank_method("lora_with_base", options, LoRALinear, _train_base)
+    checked = low_rank_options(rank, **options)
+    return low_rank_method("lora_with_base", checked, LoRALinear, _train_base)
 
 
 def _train_base(path: str, site: LoRALinear, key: Key) -> None:

@@ -11,8 +11,7 @@ As in the authors' code (github.com/jmbian/FedALT) the mixer has no bias, starts
 same dropped input. Here both start from the same A; B is zero, so this changes no output.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,13 @@ from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Method
-from fedjax_peft.peft.lora import frozen_output, low_rank_method, low_rank_options
+from fedjax_peft.peft.lora import (
+    LowRankOptions,
+    frozen_output,
+    low_rank_method,
+    low_rank_options,
+    takes_low_rank_options,
+)
 from fedjax_peft.peft.lora_sum import NamedLoRALinear
 
 
@@ -42,16 +47,10 @@ class MixedLoRALinear(NamedLoRALinear):
         return y + shares[..., :1] * rest + shares[..., 1:] * own
 
 
+@takes_low_rank_options
 def mixed_lora(
     rank: int = 8,
-    *,
-    alpha: float | None = None,
-    targets: str | Sequence[str] | None = None,
-    init: Literal["kaiming", "gaussian"] = "kaiming",
-    dropout: float = 0.0,
-    rslora: bool = False,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
+    **options: Unpack[LowRankOptions],
 ) -> Method:
     """FedALT's individual and rest-of-world LoRA at every site, with a mixer of the two.
 
@@ -62,15 +61,12 @@ def mixed_lora(
 
     Args:
       init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.lora`.
-
-    Raises:
-      InputError: as :func:`fedjax_peft.lora`.
     """
-    options = low_rank_options(**locals())
+    checked = low_rank_options(rank, **options)
 
     def start_mixer(path: str, site: MixedLoRALinear, key: Key) -> None:
         shape, own = site.mixer[...].shape, stream(key, f"{path}.mixer")
         bound = shape[0] ** -0.5
         site.mixer.set_value(jax.random.uniform(own, shape, minval=-bound, maxval=bound))
 
-    return low_rank_method("mixed_lora", options, MixedLoRALinear, start_mixer)
+    return low_rank_method("mixed_lora", checked, MixedLoRALinear, start_mixer)

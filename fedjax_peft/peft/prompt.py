@@ -13,6 +13,7 @@ from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import TokenEmbed
 from fedjax_peft.models.modules import submodules
 from fedjax_peft.peft.base import Adapted, Defaults, Method, replace_module
+from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError
 
 
@@ -60,8 +61,7 @@ def prompt_tuning(tokens: int = 8, *, init: Literal["random", "vocabulary"] = "r
     """
     if tokens < 1:
         raise InputError(f"tokens = {tokens} must be at least 1.")
-    if init not in ("random", "vocabulary"):
-        raise InputError(f"init = {init!r} is not one of random, vocabulary.")
+    check_choice("init", init, ("random", "vocabulary"))
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         path, table = _token_table(module)

@@ -22,6 +22,7 @@ from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Defaults, Method, listed, replace_module
 from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
+from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError
 
 
@@ -70,8 +71,7 @@ def ravan(
     """
     if rank < 1 or heads < 1:
         raise InputError(f"rank = {rank} and heads = {heads} must be at least 1.")
-    if init not in ("gram_schmidt", "normal"):
-        raise InputError(f"init = {init!r} is not one of gram_schmidt, normal.")
+    check_choice("init", init, ("gram_schmidt", "normal"))
     options = {"rank": rank, "heads": heads, "targets": listed(targets), "init": init}
 
     def bases(key: Key, size: int) -> Array:

@@ -9,8 +9,7 @@ layers that LoRA adapts have one: what other layers learned could not become a p
 The simulation forms ``W + S`` for each lane, one dense matrix at a time for each adapted layer.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,13 @@ from fedjax_peft.contracts import Key
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Method
-from fedjax_peft.peft.lora import LoRALinear, low_rank_method, low_rank_options
+from fedjax_peft.peft.lora import (
+    LoRALinear,
+    LowRankOptions,
+    low_rank_method,
+    low_rank_options,
+    takes_low_rank_options,
+)
 from fedjax_peft.support.errors import InputError
 
 
@@ -49,17 +54,12 @@ class SparseLoRALinear(LoRALinear):
         return flat.at[places].set(self.sparse_values[...], unique_indices=True).reshape(shape)
 
 
+@takes_low_rank_options
 def slora(
     rank: int = 8,
     *,
     density: float = 0.01,
-    alpha: float | None = None,
-    targets: str | Sequence[str] | None = None,
-    init: Literal["kaiming", "gaussian"] = "kaiming",
-    dropout: float = 0.0,
-    rslora: bool = False,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
+    **options: Unpack[LowRankOptions],
 ) -> Method:
     """SLoRA's sparse values beside a LoRA, for ``algorithms.slora``.
 
@@ -77,7 +77,7 @@ def slora(
     """
     if not 0 < density <= 1:
         raise InputError(f"density = {density!r} must be above 0 and at most 1.")
-    options = low_rank_options(**locals())
+    checked = {**low_rank_options(rank, **options), "density": density}
 
     def draw_places(path: str, site: SparseLoRALinear, key: Key) -> None:
         n_in, n_out = site.base.kernel.shape
@@ -87,4 +87,4 @@ def slora(
         site.sparse_index.set_value(jnp.sort(places).astype(jnp.int32))
         site.sparse_values.set_value(jnp.zeros(count))
 
-    return low_rank_method("slora", options, SparseLoRALinear, draw_places)
+    return low_rank_method("slora", checked, SparseLoRALinear, draw_places)
