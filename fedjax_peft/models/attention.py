@@ -29,7 +29,7 @@ from jax import Array
 from jax.custom_batching import custom_vmap
 
 from fedjax_peft.contracts import Platform
-from fedjax_peft.models.layers import Dropout, Mask, PrefixSlot
+from fedjax_peft.models.layers import Dropout, Mask, PrefixSlot, linear
 
 AttentionForm: TypeAlias = Literal["auto", "whole", "blocks", "cudnn"]
 """How attention is computed, see :mod:`fedjax_peft.models.attention`."""
@@ -57,15 +57,19 @@ class Attending(nnx.Module):
 
 
 class EncoderAttention(Attending):
-    """Attention of an encoder; subclasses have the projections under their family's names."""
+    """Attention of an encoder; subclasses give the projections their family's names."""
 
-    heads: int
-    prefix: PrefixSlot
-    dropout: Dropout
+    names = ("query", "key", "value")
+    """Of the projections to queries, keys and values."""
 
-    def attend(
-        self, x: Array, mask: Mask, queries: int | None, *, project: Sequence[nnx.Linear]
-    ) -> Array:
+    def __init__(self, width: int, heads: int, dropout: float, dtype: Any, *, bias: bool = True):
+        self.heads = heads
+        for name in self.names:
+            setattr(self, name, linear(width, width, dtype, bias=bias))
+        self.prefix = PrefixSlot(width)
+        self.dropout = Dropout(dropout)
+
+    def attend(self, x: Array, mask: Mask, queries: int | None) -> Array:
         """Returns the heads' outputs side by side, ``[batch, queries, width]``.
 
         Args:
@@ -73,7 +77,7 @@ class EncoderAttention(Attending):
           mask: bool, broadcastable to ``[batch, heads, queries, length]``; None: all is seen.
           queries: how many tokens to compute, from the first; None: all.
         """
-        query, key, value = project
+        query, key, value = (getattr(self, name) for name in self.names)
         asking = x[:, :queries]
         k, v, mask = self.prefix(
             split_heads(key(x), self.heads), split_heads(value(x), self.heads), mask
@@ -149,19 +153,18 @@ def choose(
     batch, heads, queries, keys = shape
     if form == "blocks":
         return "blocks" if batch > _rows(heads, queries, keys) else "whole"
-    if form != "whole":
-        served = (
-            platform.capability >= _OLDEST
-            and dtype in (jnp.bfloat16, jnp.float16)
-            and plain
-            and width % 8 == 0
-            and width <= _WIDEST
-            # JAX 0.10 refuses odd lengths in training, with a mask and without one.
-            and queries % 2 == 0
-            and keys % 2 == 0
-        )
-        return "cudnn" if served else "whole"
-    return "whole"
+    served = (
+        form != "whole"
+        and platform.capability >= _OLDEST
+        and dtype in (jnp.bfloat16, jnp.float16)
+        and plain
+        and width % 8 == 0
+        and width <= _WIDEST
+        # JAX 0.10 refuses odd lengths in training, with a mask and without one.
+        and queries % 2 == 0
+        and keys % 2 == 0
+    )
+    return "cudnn" if served else "whole"
 
 
 def _rows(heads: int, queries: int, keys: int) -> int:

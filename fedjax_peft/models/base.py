@@ -200,19 +200,13 @@ def bind(
         return is_inside(dotted(path), head)
 
     trained = nnx.Any(AdapterParam, AdapterConst, in_head)
-    # Random state is split off first: dropout state inside the head is not a parameter.
-    module.train()
-    train_def, *states = nnx.split(module, nnx.RngState, trained, ...)
-    rng, trainable, frozen = states
-    module.eval()
-    eval_def, *_ = nnx.split(module, nnx.RngState, trained, ...)
-
+    train_def, eval_def, rng, trainable, frozen = _parts(module, trained)
     kinds, paths = {}, {}
     values: list[Params] = []
     for state in (trainable, frozen):
         flat = {dotted(path): (path, var) for path, var in nnx.to_flat_state(state)}
         paths.update({name: path for name, (path, _) in flat.items()})
-        values.append({name: flat[name][1][...] for name in sorted(flat)})
+        values.append({name: flat[name][1].get_value() for name in sorted(flat)})
         if state is trainable:
             kinds = {name: _kind(var) for name, (_, var) in sorted(flat.items())}
     graph = _Graph(type(module).__name__, train_def, eval_def, rng, paths)
@@ -224,6 +218,17 @@ def bind(
 
     apply = Forward(make, forward)
     return Model(apply, values[1], values[0], kinds, graph, head, forward=forward, **info)
+
+
+def _parts(module: nnx.Module, *filters: Any) -> list[Any]:
+    """Returns the definitions in training and in evaluation, and the states by filter.
+
+    Random state is split off first: dropout state inside the head is not a parameter.
+    """
+    module.train()
+    train_def, *states = nnx.split(module, nnx.RngState, *filters, ...)
+    module.eval()
+    return [train_def, nnx.split(module, nnx.RngState, *filters, ...)[0], *states]
 
 
 Make: TypeAlias = Callable[[Params, Key | None, bool], Any]
@@ -247,9 +252,8 @@ class Forward:
     def outputs(self, fresh: Any, batch: Batch) -> Outputs:
         """Returns the outputs of a module that ``make`` made."""
         if self.platform != Platform():
-            for _, layer in nnx.iter_modules(fresh):
-                if isinstance(layer, Attending):
-                    layer.platform = self.platform
+            for _, layer in submodules(fresh, Attending):
+                layer.platform = self.platform
         return _outputs(fresh(batch) if self.forward is None else self.forward(fresh, batch))
 
     def on(self, platform: Platform) -> ApplyFn:
@@ -266,12 +270,7 @@ def _whole(graph: _Graph, arrays: Params, key: Key | None, train: bool) -> Any:
 
 def _with_stacks(module: nnx.Module, stacks: Sequence[Stack], graph: _Graph) -> tuple[_Graph, Make]:
     """Returns the graph of a module with the origins of its stacked leaves, and how to make it."""
-    short = shortened(module, stacks)
-    short.train()
-    train_def, *states = nnx.split(short, nnx.RngState, ...)
-    rng, parameters = states
-    short.eval()
-    eval_def, *_ = nnx.split(short, nnx.RngState, ...)
+    train_def, eval_def, rng, parameters = _parts(shortened(module, stacks))
     inner = _Graph(graph.name, train_def, eval_def, rng, {})
     order = {path: i for i, (path, _) in enumerate(nnx.to_flat_state(graph.rng))}
     leaves = sources([path for path, _ in nnx.to_flat_state(parameters)], stacks)

@@ -78,15 +78,11 @@ class Embeddings(nnx.Module):
 
 class SelfAttention(EncoderAttention):
     def __init__(self, c: BertConfig, dtype: Any):
-        self.heads = c.num_attention_heads
-        self.query = layers.linear(c.hidden_size, c.hidden_size, dtype)
-        self.key = layers.linear(c.hidden_size, c.hidden_size, dtype)
-        self.value = layers.linear(c.hidden_size, c.hidden_size, dtype)
-        self.prefix = layers.PrefixSlot(c.hidden_size)
-        self.dropout = layers.Dropout(c.attention_probs_dropout_prob)
+        rate = c.attention_probs_dropout_prob
+        super().__init__(c.hidden_size, c.num_attention_heads, rate, dtype)
 
     def __call__(self, x: Array, mask: Array, queries: int | None) -> Array:
-        return self.attend(x, mask, queries, project=(self.query, self.key, self.value))
+        return self.attend(x, mask, queries)
 
 
 class Output(nnx.Module):
@@ -142,8 +138,8 @@ class Encoder(nnx.Module):
     def __init__(self, c: BertConfig, dtype: Any):
         self.layer = Blocks([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
 
-    def __call__(self, x: Array, mask: Any) -> layers.Encoded:
-        """Returns the hidden states of all layers.
+    def __call__(self, x: Array, mask: Any, prompt: int) -> layers.Encoded:
+        """Returns the hidden states of all layers, without those of a prompt's ``prompt`` tokens.
 
         The last layer of the first token is computed separately. If only that token is used, as by
         a classifier, the compiler drops the query, output and feed-forward products of the other
@@ -152,7 +148,8 @@ class Encoder(nnx.Module):
         """
         states = self.layer.states_before_last(x, mask)
         first = self.layer.last(states[-1], mask, 1)[:, 0]
-        return layers.Encoded((*states, self.layer.last(states[-1], mask)), first)
+        states.append(self.layer.last(states[-1], mask))
+        return layers.Encoded(tuple(x[:, prompt:] for x in states), first)
 
 
 class Dense(nnx.Module):
@@ -178,10 +175,8 @@ class BertModel(nnx.Module):
         ids = batch["input_ids"]
         types = batch.get("token_type_ids", jnp.zeros_like(ids))
         x = self.embeddings(ids, types)
-        prompt = x.shape[1] - ids.shape[1]
-        mask = layers.prepend(batch["attention_mask"].astype(bool), prompt)
-        encoded = self.encoder(x, mask[:, None, None, :])
-        return encoded._replace(states=tuple(x[:, prompt:] for x in encoded.states))
+        prompt, mask = layers.with_prompt(batch, x)
+        return self.encoder(x, mask[:, None, None, :], prompt)
 
 
 class BertForSequenceClassification(SequenceClassifier):

@@ -8,6 +8,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.models.attention import FORMS, Attending, AttentionForm
+from fedjax_peft.models.modules import submodules
 from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError
 
@@ -132,13 +133,13 @@ def set_options(
     """
     check_choice("remat", remat, ("none", *_POLICIES))
     check_choice("attention", attention, FORMS)
-    found = [x for _, x in nnx.iter_modules(module) if isinstance(x, Blocks)]
+    found = [x for _, x in submodules(module, Blocks)]
     if not found and (remat != "none" or scan_layers):
         option = f"remat = {remat!r}" if remat != "none" else "scan_layers = True"
         raise InputError(f"{option} needs a transformer; {type(module).__name__} has no blocks.")
     for blocks in found:
         blocks.remat, blocks.scan = remat, scan_layers
-    attending = [x for _, x in nnx.iter_modules(module) if isinstance(x, Attending)]
+    attending = [x for _, x in submodules(module, Attending)]
     if not attending and attention not in ("auto", "whole"):
         raise InputError(
             f"attention = {attention!r} is not implemented for {type(module).__name__}, whose"
@@ -150,6 +151,5 @@ def set_options(
 
 def unset_scan(module: nnx.Module) -> None:
     """Makes the blocks of a module ordinary ones, as in an export."""
-    for _, blocks in nnx.iter_modules(module):
-        if isinstance(blocks, Blocks) and blocks.scan:
-            blocks.scan = False
+    for _, blocks in submodules(module, Blocks):
+        blocks.scan = False

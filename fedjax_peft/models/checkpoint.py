@@ -94,11 +94,7 @@ _ALIGNMENT = 64
 
 
 class Safetensors:
-    """The tensors of a checkpoint directory: one safetensors file, or shards with an index.
-
-    Raises:
-      InputError: there is no such file, it is damaged, or the weights are stored only as pickle.
-    """
+    """The tensors of a checkpoint directory: one safetensors file, or shards with an index."""
 
     def __init__(self, directory: Path) -> None:
         self._stored: dict[str, _Stored] = {}
@@ -141,11 +137,7 @@ class Safetensors:
 
 
 def leaf_value(file: Path, name: str, array: np.ndarray, transposed: bool) -> Array:
-    """Returns a tensor of a file in float32, with flax's order of axes if ``transposed``.
-
-    Raises:
-      InputError: a value that is not finite.
-    """
+    """Returns a tensor of a file in float32, with flax's order of axes if ``transposed``."""
     if not is_finite(array):
         raise InputError(
             f"{file} holds values that are not finite (NaN or infinity) in the tensor {name!r}:"
@@ -191,10 +183,10 @@ def only_pickle(directory: Path, name: str, convert: str) -> InputError:
     )
 
 
-def broken(file: Path, reason: object) -> InputError:
-    """Returns the error for a safetensors file that cannot be read."""
+def broken(file: Path, reason: object, what: str = "safetensors file") -> InputError:
+    """Returns the error for a file of weights that cannot be read."""
     return InputError(
-        f"{file} is not a whole safetensors file ({reason}). It may be truncated: fetch it again."
+        f"{file} is not a whole {what} ({reason}). It may be truncated: fetch it again."
     )
 
 

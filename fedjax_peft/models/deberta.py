@@ -174,8 +174,7 @@ class Embeddings(nnx.Module):
         ids = batch["input_ids"]
         x = self.word_embeddings(ids)
         length = x.shape[1]
-        prompt = length - ids.shape[1]
-        mask = layers.prepend(batch["attention_mask"].astype(bool), prompt)
+        prompt, mask = layers.with_prompt(batch, x)
         if hasattr(self, "position_embeddings"):
             limit = self.position_embeddings.num_embeddings
             layers.check_length(ids.shape[1], length, limit, "max_position_embeddings")
@@ -279,12 +278,12 @@ class Encoder(bert.Encoder):
         if "layer_norm" in c.norms:  # even if relative attention is off, as in the reference
             self.LayerNorm = layers.layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
 
-    def __call__(self, x: Array, mask: Array) -> layers.Encoded:
+    def __call__(self, x: Array, mask: Array, prompt: int) -> layers.Encoded:
         """Returns the hidden states of all layers."""
         table = self.table(x.dtype)
         # As in the reference, a padding token attends to all tokens equally.
         pairs = mask[:, None, :, None] & mask[:, None, None, :]
-        return super().__call__(x, Sight(table, pairs))
+        return super().__call__(x, Sight(table, pairs), prompt)
 
     def table(self, dtype: Any) -> Array | None:
         """Returns the normalised relative embeddings ``[2 span, width]``, None if there are none.
@@ -306,9 +305,7 @@ class DebertaModel(nnx.Module):
 
     def __call__(self, batch: Batch) -> layers.Encoded:
         x, mask = self.embeddings(batch)
-        prompt = x.shape[1] - batch["input_ids"].shape[1]
-        encoded = self.encoder(x, mask)
-        return encoded._replace(states=tuple(x[:, prompt:] for x in encoded.states))
+        return self.encoder(x, mask, x.shape[1] - batch["input_ids"].shape[1])
 
 
 class ContextPooler(nnx.Module):

@@ -18,17 +18,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.contracts import Batch, Outputs
+from fedjax_peft.contracts import Batch
 from fedjax_peft.models import layers
 from fedjax_peft.models.attention import Attending, attention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.cache import Exchange, continues, keep, view, window
 from fedjax_peft.models.family import Family, Kind, check_heads, class_kinds, first_rate
-from fedjax_peft.models.heads import Head, SequenceClassifier, SpanClassifier, TokenClassifier
-from fedjax_peft.models.readout import capped, readout, tied_readout
+from fedjax_peft.models.heads import (
+    Head,
+    LanguageModel,
+    SequenceClassifier,
+    SpanClassifier,
+    TokenClassifier,
+)
 from fedjax_peft.models.rotary import Rope, rope, rotate
 from fedjax_peft.models.splits import splits_of
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The kinds of layers, as in ``layer_types`` of a config."""
@@ -80,11 +85,7 @@ class DecoderConfig:
         return first_rate(self.classifier_dropout, self.hidden_dropout)
 
     def rope(self) -> Rope:
-        """Returns the rotation of the layers.
-
-        Raises:
-          InputError: an unknown kind, or a field that it needs.
-        """
+        """Returns the rotation of the layers."""
         # As in transformers, the older field takes precedence where both are given.
         return rope(
             self.rope_scaling or self.rope_parameters,
@@ -134,8 +135,7 @@ def layer_kinds(given: list | None, default: tuple[str, ...]) -> tuple[str, ...]
     if len(kinds) != len(default):
         raise InputError(f"layer_types has {len(kinds)} entries for {len(default)} layers.")
     for kind in kinds:
-        if kind not in (FULL, SLIDING):
-            raise InputError(f"layer_types has {kind!r}. {nearest(kind, (FULL, SLIDING))}")
+        check_known("kind of layers", kind, (FULL, SLIDING), " (layer_types)")
     return kinds
 
 
@@ -317,32 +317,6 @@ class Tagger(TokenClassifier):
     projection = "score"
 
 
-class LanguageModel(nnx.Module):
-    """The next token's logits, in float32.
-
-    They are products with the table of token embeddings (a tied head), or with ``lm_head``. Both
-    stay frozen, unless a method trains them.
-    """
-
-    def __init__(self, c: DecoderConfig, form: Form, dtype: Any):
-        self.model = DecoderModel(c, form, dtype)
-        self.tied = c.tie_word_embeddings
-        self.cap = form.logit_cap
-        if not self.tied:
-            self.lm_head = layers.linear(c.hidden_size, c.vocab_size, dtype, bias=False)
-            self.lm_head.preferred_element_type = (
-                jnp.float32
-            )  # sums of narrow products, not rounded
-
-    def __call__(self, batch: Batch) -> Outputs:
-        x = self.model(batch)
-        read = tied_readout(self.model.embed_tokens) if self.tied else readout(self.lm_head)
-        if self.cap is not None:
-            read = capped(read, self.cap)
-        logits = read(x.hidden)
-        return Outputs(logits, x.hidden, x.states, last=x.last, readout=read, cache=x.cache)
-
-
 # ------------------------------------------------------------------------ parts of a family's data
 
 
@@ -371,7 +345,10 @@ def family_of(
     """
 
     def words(c: DecoderConfig, head: Head, dtype: Any) -> nnx.Module:
-        return LanguageModel(c, form(c), dtype)
+        backbone, cap, output = DecoderModel(c, form(c), dtype), form(c).logit_cap, None
+        if not c.tie_word_embeddings:
+            output = layers.linear(c.hidden_size, c.vocab_size, dtype, bias=False)
+        return LanguageModel("model", backbone, "embed_tokens", output, cap)
 
     def classifier(c: DecoderConfig, head: Head, dtype: Any) -> nnx.Module:
         return Classifier(c, form(c), head, dtype)

@@ -60,18 +60,14 @@ class Embeddings(nnx.Module):
 
 
 class Attention(EncoderAttention):
+    names = ("q_lin", "k_lin", "v_lin")
+
     def __init__(self, c: DistilBertConfig, dtype: Any):
-        self.heads = c.n_heads
-        self.q_lin = layers.linear(c.dim, c.dim, dtype)
-        self.k_lin = layers.linear(c.dim, c.dim, dtype)
-        self.v_lin = layers.linear(c.dim, c.dim, dtype)
+        super().__init__(c.dim, c.n_heads, c.attention_dropout, dtype)
         self.out_lin = layers.linear(c.dim, c.dim, dtype)
-        self.prefix = layers.PrefixSlot(c.dim)
-        self.dropout = layers.Dropout(c.attention_dropout)
 
     def __call__(self, x: Array, mask: Array, queries: int | None) -> Array:
-        projections = (self.q_lin, self.k_lin, self.v_lin)
-        return self.out_lin(self.attend(x, mask, queries, project=projections))
+        return self.out_lin(self.attend(x, mask, queries))
 
 
 class FFN(nnx.Module):
@@ -115,17 +111,10 @@ class DistilBertModel(nnx.Module):
         self.transformer = Transformer(c, dtype)
 
     def __call__(self, batch: Batch) -> layers.Encoded:
-        """Returns the hidden states; token types are not used.
-
-        Raises:
-          InputError: a sequence that is longer than ``max_position_embeddings``.
-        """
-        ids = batch["input_ids"]
-        x = self.embeddings(ids)
-        prompt = x.shape[1] - ids.shape[1]
-        mask = layers.prepend(batch["attention_mask"].astype(bool), prompt)
-        encoded = self.transformer(x, mask[:, None, None, :])
-        return encoded._replace(states=tuple(x[:, prompt:] for x in encoded.states))
+        """Returns the hidden states; token types are not used."""
+        x = self.embeddings(batch["input_ids"])
+        prompt, mask = layers.with_prompt(batch, x)
+        return self.transformer(x, mask[:, None, None, :], prompt)
 
 
 class DistilBertForSequenceClassification(SequenceClassifier):
@@ -175,5 +164,4 @@ FAMILY = Family(
         "ia3_feed_forward": ("out_lin", "lin2"),
         "opendelta": ("out_lin", "lin2"),
     },
-    refused={},
 )

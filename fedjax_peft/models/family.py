@@ -83,13 +83,13 @@ class Family(NamedTuple):
     weights: tuple[tuple[str, str, bool], ...]
     """(checkpoint name, leaf name, transposed); the first full match counts. Transposed means that
     torch has ``[out, in]``, or ``[out, in, height, width]`` for a convolution."""
-    renamed: tuple[tuple[str, str], ...]
+    renamed: tuple[tuple[str, str], ...] = ()
     """Substitutions that turn the names in other checkpoint formats into the usual names."""
-    ignored: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
     """Names of tensors that are not used."""
-    targets: Mapping[str, tuple[str, ...]]
+    targets: Mapping[str, tuple[str, ...]] = {}
     """PEFT method -> the submodules that it adapts by default."""
-    refused: Mapping[str, Any]
+    refused: Mapping[str, Any] = {}
     """Config fields that change the maths: name -> the only value that is implemented."""
     splits: Splits = ()
     """The axes on which several devices share the leaves; made by

@@ -51,11 +51,7 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The kind of every layer.
-
-        Raises:
-          InputError: a list of another length, or an unknown kind.
-        """
+        """The kind of every layer."""
         numbers = range(1, self.num_hidden_layers + 1)
         default = (SLIDING if number % self.pattern else FULL for number in numbers)
         return layer_kinds(self.layer_types, tuple(default))

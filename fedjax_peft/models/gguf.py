@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from fedjax_peft.models.checkpoint import leaf_value
+from fedjax_peft.models.checkpoint import broken, leaf_value
 from fedjax_peft.support.errors import InputError, first_line
 from fedjax_peft.support.libraries import silence_transformers_advice
 
@@ -41,12 +41,7 @@ _HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads"}
 
 
 class Gguf:
-    """A GGUF file as a checkpoint: its config, its tokenizer and its tensors.
-
-    Raises:
-      InputError: the package ``gguf`` is missing, or the file is damaged, of a family or with a
-        type of weights that is not read.
-    """
+    """A GGUF file as a checkpoint: its config, its tokenizer and its tensors."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -61,7 +56,7 @@ class Gguf:
             reader = GGUFReader(str(path))
             fields = {name: field.contents() for name, field in reader.fields.items()}
         except Exception as error:  # a damaged header raises all kinds
-            raise self._broken(error) from error
+            raise broken(self.path, first_line(error), "GGUF file") from error
         self._family = str(fields.get("general.architecture"))
         if self._family not in _FAMILIES:
             raise InputError(
@@ -85,18 +80,14 @@ class Gguf:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """The fields of the ``config.json`` of the same model.
-
-        Raises:
-          InputError: the file lacks a field.
-        """
+        """The fields of the ``config.json`` of the same model."""
         from transformers import AutoConfig
 
         silence_transformers_advice()
         try:
             config = AutoConfig.from_pretrained(**self._place).to_dict()
         except Exception as error:
-            raise self._broken(error) from error
+            raise broken(self.path, first_line(error), "GGUF file") from error
         # The file stores the number in float32: 1e-5 is 9.99999975e-6 in it.
         config["rms_norm_eps"] = float(str(np.float32(config["rms_norm_eps"])))
         config["head_dim"] = self._head_width or config.get("head_dim")
@@ -132,12 +123,6 @@ class Gguf:
         """The arguments with which ``transformers`` finds the file."""
         folder, name = str(self.path.parent), self.path.name
         return {"pretrained_model_name_or_path": folder, "gguf_file": name}
-
-    def _broken(self, reason: BaseException) -> InputError:
-        return InputError(
-            f"{self.path} is not a whole GGUF file ({first_line(reason)}). It may be truncated:"
-            " fetch it again."
-        )
 
 
 def _hugging_face(name: str) -> str:

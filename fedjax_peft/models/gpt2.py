@@ -11,14 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from fedjax_peft.contracts import Batch, Outputs
+from fedjax_peft.contracts import Batch
 from fedjax_peft.models import layers
 from fedjax_peft.models.attention import Attending, attention, split_heads
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.cache import Exchange, continues, keep, view
 from fedjax_peft.models.family import Family, Kind, check_heads, first_rate, text_kinds
-from fedjax_peft.models.heads import Head, SequenceClassifier
-from fedjax_peft.models.readout import tied_readout
+from fedjax_peft.models.heads import Head, LanguageModel, SequenceClassifier
 from fedjax_peft.models.splits import splits_of
 from fedjax_peft.support.errors import InputError
 
@@ -144,9 +143,6 @@ class GPT2Model(nnx.Module):
         classifier, the compiler drops the attention, its output and the feed-forward products of
         the other tokens, three quarters of a layer. The numbers are the same except for the dropout
         masks of the last layer. With a cache, the last token of every row is its last column.
-
-        Raises:
-          InputError: a sequence that is longer than ``n_positions``.
         """
         ids = batch["input_ids"]
         x = self.wte.tokens(ids) if continues(batch) else self.wte(ids)
@@ -181,22 +177,14 @@ class GPT2ForSequenceClassification(SequenceClassifier):
         self.score = layers.linear(c.n_embd, head.classes, jnp.float32, bias=False)
 
 
-class GPT2LMHeadModel(nnx.Module):
-    """The next token's logits, in float32: products with the table of token embeddings."""
-
-    def __init__(self, c: GPT2Config, head: Head, dtype: Any):
-        if not c.tie_word_embeddings:
-            raise InputError(
-                "The model config has tie_word_embeddings = False, which is not implemented for"
-                " gpt2: its causal_lm head is the table of token embeddings."
-            )
-        self.transformer = GPT2Model(c, dtype)
-
-    def __call__(self, batch: Batch) -> Outputs:
-        x = self.transformer(batch)
-        readout = tied_readout(self.transformer.wte)
-        logits = self.transformer.wte.attend(x.hidden)
-        return Outputs(logits, x.hidden, x.states, last=x.last, readout=readout, cache=x.cache)
+def language_model(c: GPT2Config, head: Head, dtype: Any) -> LanguageModel:
+    """Returns the decoder with its tied head."""
+    if not c.tie_word_embeddings:
+        raise InputError(
+            "The model config has tie_word_embeddings = False, which is not implemented for"
+            " gpt2: its causal_lm head is the table of token embeddings."
+        )
+    return LanguageModel("transformer", GPT2Model(c, dtype), "wte")
 
 
 FAMILY = Family(
@@ -206,7 +194,7 @@ FAMILY = Family(
         **text_kinds(
             "transformer", GPT2Model, GPT2ForSequenceClassification, ("score",), width="n_embd"
         ),
-        "causal_lm": Kind(GPT2LMHeadModel, (), "LMHeadModel"),
+        "causal_lm": Kind(language_model, (), "LMHeadModel"),
     },
     weights=(
         (r"(.+\.ln_\w+)\.weight", r"\1.scale", False),

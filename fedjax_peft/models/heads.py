@@ -9,7 +9,8 @@ from jax import Array
 
 from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.models.layers import Dropout, linear
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.models.readout import capped, readout, tied_readout
+from fedjax_peft.support.errors import InputError, check_known
 
 __all__ = [
     "KINDS",
@@ -106,9 +107,7 @@ def make(kind: str, classes: int | Sequence[str]) -> Head:
     """
     if kind in WITHOUT_CLASSES:
         return WITHOUT_CLASSES[kind]()
-    if kind not in _WITH_CLASSES:
-        advice = nearest(kind, [*_WITH_CLASSES, *WITHOUT_CLASSES])
-        raise InputError(f"There is no head {kind!r}. {advice}")
+    check_known("head", kind, KINDS)
     return _WITH_CLASSES[kind](classes)
 
 
@@ -159,6 +158,39 @@ class SequenceClassifier(nnx.Module):
         x = getattr(self, self.backbone_name)(batch)
         second = self.second_classifier(x.first) if hasattr(self, "second_classifier") else None
         return Outputs(self.logits(x.first), x.hidden, x.states, second, x.last)
+
+
+class LanguageModel(nnx.Module):
+    """The next token's logits, in float32.
+
+    They are products with the table of token embeddings (a tied head), or with ``lm_head``. Both
+    stay frozen, unless a method trains them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backbone: nnx.Module,
+        table: str,
+        output: nnx.Linear | None = None,
+        cap: float | None = None,
+    ):
+        """``table`` is the name of the token embeddings, ``cap`` a soft cap of the logits."""
+        self.backbone_name, self.table, self.cap = name, table, cap
+        setattr(self, name, backbone)
+        if output is not None:
+            output.preferred_element_type = jnp.float32  # sums of narrow products, not rounded
+            self.lm_head = output
+
+    def __call__(self, batch: Batch) -> Outputs:
+        backbone = getattr(self, self.backbone_name)
+        x = backbone(batch)
+        has_output = hasattr(self, "lm_head")
+        read = readout(self.lm_head) if has_output else tied_readout(getattr(backbone, self.table))
+        if self.cap is not None:
+            read = capped(read, self.cap)
+        logits = read(x.hidden)
+        return Outputs(logits, x.hidden, x.states, last=x.last, readout=read, cache=x.cache)
 
 
 class TokenClassifier(nnx.Module):

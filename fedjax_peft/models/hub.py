@@ -1,7 +1,7 @@
 """Pretrained models and tokenizers by name: a directory, a GGUF file, an asset, or a hub id."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -105,19 +105,7 @@ def read_config(name: str | Path, *, source: Literal["auto", "hub"] = "auto") ->
     """
     if Path(name).exists() or str(name) in _MODELS:
         return _open(name, source).config()
-    hub_id = _hub_id(name)
-    from huggingface_hub import hf_hub_download
-
-    try:
-        with printed_once():
-            return read_json(Path(hf_hub_download(hub_id, "config.json")))
-    except InputError:
-        raise
-    except Exception as error:  # many kinds: offline, unknown id, gated
-        raise InputError(
-            f"The config.json of {str(name)!r} cannot be read ({first_line(error)})."
-            f" {nearest(str(name), _MODELS)}"
-        ) from error
+    return read_json(_download(_hub_id(name), ["config.json"]) / "config.json")
 
 
 def load_tokenizer(name: str | Path, *, source: Literal["auto", "hub"] = "auto") -> Any:
@@ -205,12 +193,14 @@ def _hub_id(name: str | Path) -> str:
     return text
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, files: Sequence[str] = _FILES) -> Path:
+    """Returns the directory of the files that match the patterns."""
     from huggingface_hub import snapshot_download
 
     try:
         with printed_once():
-            return Path(snapshot_download(hub_id, allow_patterns=_FILES, ignore_patterns=_COPIES))
+            path = snapshot_download(hub_id, allow_patterns=list(files), ignore_patterns=_COPIES)
+            return Path(path)
     except Exception as error:  # many kinds: offline, unknown id, gated
         raise InputError(
             f"The model {hub_id!r} is not a local directory or an asset, and the hub did not"
@@ -246,9 +236,6 @@ def _checked(load: Callable[[], Any], path: Path, size: Any, remedy: str) -> Any
       path: its place, for the message.
       size: the number of tokens in the model's vocabulary; anything but an int: unknown.
       remedy: what to do about a damaged one.
-
-    Raises:
-      InputError: it is damaged, or has ids that the model does not know.
     """
     try:
         tokenizer = load()

@@ -170,12 +170,7 @@ def _over_batches(
 
 
 def read_inputs(path: str | Path, task: Task) -> list[dict[str, Any]]:
-    """Returns the rows of a JSON-lines file, as :func:`answer` needs them.
-
-    Raises:
-      InputError: the task does not read rows without labels; a line lacks a required field; or only
-        some lines have an optional field. The message names the line.
-    """
+    """Returns the rows of a JSON-lines file, as :func:`answer` needs them."""
     inputs = _inputs(task)
     rows: list[dict[str, Any]] = []
     try:

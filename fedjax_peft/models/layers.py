@@ -7,7 +7,7 @@ model that is built from these layers.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -318,3 +318,13 @@ def last_token(ids: Array, real: Array, pad: int | None = None) -> Array:
 def prepend(mask: Array, n: int, value: Any = True) -> Array:
     """Returns ``mask`` ``[batch, length]`` after ``n`` columns of ``value`` (for a prompt)."""
     return jnp.pad(mask, ((0, 0), (n, 0)), constant_values=value) if n else mask
+
+
+def with_prompt(batch: Mapping[str, Array], x: Array) -> tuple[int, Array]:
+    """Returns the number of a prompt's tokens, and the attention mask of a text after them.
+
+    Args:
+      x: the embeddings ``[batch, length, width]`` of the prompt and the text.
+    """
+    prompt = x.shape[1] - batch["input_ids"].shape[1]
+    return prompt, prepend(batch["attention_mask"].astype(bool), prompt)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from fedjax_peft.models.checkpoint import leaf_value
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.models.checkpoint import broken, leaf_value
 
+_WHAT = "ONNX file of a BERT model"
 _FLOAT = 1
 """``TensorProto.FLOAT``."""
 _PREFIX = "model.0.auto_model."
@@ -23,11 +23,7 @@ _PREFIX = "model.0.auto_model."
 
 
 class Onnx:
-    """The weights of an ONNX file, under Hugging Face's names.
-
-    Raises:
-      InputError: the file is damaged, or its weights are not float32 numbers inside the file.
-    """
+    """The weights of an ONNX file, under Hugging Face's names."""
 
     def __init__(self, path: Path) -> None:
         from google.protobuf.message import DecodeError
@@ -36,18 +32,18 @@ class Onnx:
         try:
             graph = _messages()["Model"].FromString(path.read_bytes()).graph
         except (DecodeError, OSError) as error:
-            raise self._broken(error) from error
+            raise broken(path, error, _WHAT) from error
         self._arrays: dict[str, np.ndarray] = {}
         names = _linear_names(graph)
         for tensor in graph.initializer:
             shape, size = tuple(tensor.dims), len(tensor.raw_data)
             if tensor.data_type != _FLOAT or 4 * math.prod(shape) != size:
-                raise self._broken(f"{tensor.name} is not an array of float32 numbers")
+                raise broken(path, f"{tensor.name} is not an array of float32 numbers", _WHAT)
             array = np.frombuffer(tensor.raw_data, "<f4").reshape(shape)
             name = names.get(tensor.name)
             self._arrays[(name or tensor.name).removeprefix(_PREFIX)] = array.T if name else array
         if not self._arrays:
-            raise self._broken("it holds no weights")
+            raise broken(path, "it holds no weights", _WHAT)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -57,12 +53,6 @@ class Onnx:
     def read(self, name: str, transposed: bool) -> Array:
         """Returns a tensor in float32, with flax's order of axes if ``transposed``."""
         return leaf_value(self.path, name, self._arrays[name], transposed)
-
-    def _broken(self, reason: object) -> InputError:
-        return InputError(
-            f"{self.path} is not an ONNX file of a BERT model ({reason}). It may be truncated:"
-            " fetch it again."
-        )
 
 
 def _linear_names(graph: Any) -> dict[str, str]:

@@ -33,7 +33,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import EllipsisType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,8 @@ from jax import Array
 
 from fedjax_peft.models.layers import UNSEEDED, FusedLinear
 from fedjax_peft.models.modules import is_inside, replace_module, submodules
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.checks import check_choice
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.nf4 import NF4
 
 Quantization: TypeAlias = Literal["int8", "nf4"]
@@ -108,8 +109,11 @@ def _nf4_codes(kernel: Array) -> tuple[Array, ...]:
     return packed, scale_code, sizes, mean
 
 
-def _nf4_values(arrays: tuple[Array, ...], n_in: int) -> Array:
-    """Returns the dequantised kernel, float32 ``[in, out]``."""
+_Dense: TypeAlias = Callable[[tuple[Array, ...], int, Any], tuple[Array, Array | None]]
+"""(arrays of a kernel, inputs, dtype) -> a matrix of the dtype, and factors of its columns."""
+
+
+def _dense_nf4(arrays: tuple[Array, ...], n_in: int, dtype: Any) -> tuple[Array, None]:
     codes, scale_codes, sizes, mean = arrays
     n_out = codes.shape[1]
     flat = jnp.asarray(_SCALE_VALUES)[scale_codes.T.reshape(-1)]
@@ -118,8 +122,10 @@ def _nf4_values(arrays: tuple[Array, ...], n_in: int) -> Array:
     pairs = jnp.stack([codes >> 4, codes & 15], axis=1).reshape(-1, n_out)
     values = jnp.asarray(_VALUES)[pairs]
     if n_in % BLOCK:
-        return values[:n_in] * jnp.repeat(scales, BLOCK, axis=0)[:n_in]
-    return (values.reshape(-1, BLOCK, n_out) * scales[:, None]).reshape(n_in, n_out)
+        values = values[:n_in] * jnp.repeat(scales, BLOCK, axis=0)[:n_in]
+    else:
+        values = (values.reshape(-1, BLOCK, n_out) * scales[:, None]).reshape(n_in, n_out)
+    return values.astype(dtype), None
 
 
 @jax.jit
@@ -131,19 +137,12 @@ def _int8_codes(kernel: Array) -> tuple[Array, Array]:
     return codes.astype(jnp.int8), largest / 127
 
 
-# ---------------------------------------------------------------------------------------- products
-
-_Dense: TypeAlias = Callable[[tuple[Array, ...], int, Any], tuple[Array, Array | None]]
-"""(arrays of a kernel, inputs, dtype) -> a matrix of the dtype, and factors of its columns."""
-
-
-def _dense_nf4(arrays: tuple[Array, ...], n_in: int, dtype: Any) -> tuple[Array, None]:
-    return _nf4_values(arrays, n_in).astype(dtype), None
-
-
 def _dense_int8(arrays: tuple[Array, ...], n_in: int, dtype: Any) -> tuple[Array, Array]:
     codes, scales = arrays
     return codes.astype(dtype), scales.astype(dtype)  # whole numbers up to 127 are exact
+
+
+# ---------------------------------------------------------------------------------------- products
 
 
 @jax.custom_batching.custom_vmap
@@ -207,16 +206,25 @@ _product.defvjp(_forward, _backward)
 class QuantizedKernel(nnx.Module):
     """A quantised matrix ``[in, out]``; ``kernel[...]`` is the dequantised one, in float32."""
 
+    names: tuple[str, ...]
+    """The variables that hold the codes and the scales."""
+    encode: Callable[[Array], tuple[Array, ...]]
+    """The matrix -> the values of these variables."""
     dense: _Dense
     shape: tuple[int, int]
     ndim = 2
     dtype = jnp.dtype(jnp.float32)
     """The dtype of the dequantised matrix."""
 
+    def __init__(self, kernel: Array):
+        self.shape = (kernel.shape[0], kernel.shape[1])
+        for name, value in zip(self.names, self.encode(kernel), strict=True):
+            setattr(self, name, FrozenCode(value))
+
     @property
     def arrays(self) -> tuple[Array, ...]:
         """The codes and the scales."""
-        raise NotImplementedError
+        return tuple(getattr(self, name)[...] for name in self.names)
 
     def product(self, x: Array) -> Array:
         """Returns ``x W`` ``[..., out]`` in the dtype of ``x`` ``[..., in]``."""
@@ -224,28 +232,16 @@ class QuantizedKernel(nnx.Module):
 
     def __getitem__(self, index: EllipsisType) -> Array:
         """Returns the dequantised matrix."""
-        raise NotImplementedError
+        matrix, factors = self.dense(self.arrays, self.shape[0], jnp.float32)
+        return matrix if factors is None else matrix * factors[None]
 
 
 class Int8Kernel(QuantizedKernel):
     """Codes int8 ``[in, out]`` and scales float32 ``[out]``."""
 
+    names = ("codes", "scales")
+    encode = staticmethod(_int8_codes)
     dense = staticmethod(_dense_int8)
-
-    def __init__(self, kernel: Array):
-        self.shape = (kernel.shape[0], kernel.shape[1])
-        codes, scales = _int8_codes(kernel)
-        self.codes, self.scales = FrozenCode(codes), FrozenCode(scales)
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """The codes and the scales."""
-        return self.codes[...], self.scales[...]
-
-    def __getitem__(self, index: EllipsisType) -> Array:
-        """Returns the dequantised matrix."""
-        codes, scales = self.arrays
-        return codes.astype(jnp.float32) * scales[None]
 
 
 class NF4Kernel(QuantizedKernel):
@@ -257,26 +253,12 @@ class NF4Kernel(QuantizedKernel):
     the ``scale_sizes`` (float32).
     """
 
+    names = ("codes", "scale_codes", "scale_sizes", "scale_mean")
+    encode = staticmethod(_nf4_codes)
     dense = staticmethod(_dense_nf4)
 
-    def __init__(self, kernel: Array):
-        self.shape = (kernel.shape[0], kernel.shape[1])
-        codes, scale_codes, sizes, mean = _nf4_codes(kernel)
-        self.codes, self.scale_codes = FrozenCode(codes), FrozenCode(scale_codes)
-        self.scale_sizes, self.scale_mean = FrozenCode(sizes), FrozenCode(mean)
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """The codes, the codes of the scales, their sizes and their mean."""
-        both = (self.codes[...], self.scale_codes[...])
-        return (*both, self.scale_sizes[...], self.scale_mean[...])
-
-    def __getitem__(self, index: EllipsisType) -> Array:
-        """Returns the dequantised matrix."""
-        return _nf4_values(self.arrays, self.shape[0])
-
-
-_KERNELS: dict[str, Callable[[Array], QuantizedKernel]] = {"int8": Int8Kernel, "nf4": NF4Kernel}
+_KERNELS: dict[str, type[QuantizedKernel]] = {"int8": Int8Kernel, "nf4": NF4Kernel}
 
 
 class QuantizedLinear(nnx.Linear):
@@ -324,14 +306,6 @@ def _copy(layer: nnx.Linear, new: nnx.Linear) -> None:
 # ------------------------------------------------------------------------------- layers of a model
 
 
-def check_quantization(name: str | None) -> None:
-    """Raises InputError for a quantisation that does not exist."""
-    if name is not None and name not in _KERNELS:
-        raise InputError(
-            f"There is no quantize = {name!r}. {nearest(str(name), get_args(Quantization))}"
-        )
-
-
 def layers_to_quantize(
     module: nnx.Module, how: Quantization | None, head: Sequence[str] = ()
 ) -> dict[str, nnx.Linear]:
@@ -341,9 +315,9 @@ def layers_to_quantize(
     module paths, and ``lm_head``. Layers of subclasses with a computation of their own stay, and so
     do kernels that a PEFT method trains.
     """
-    check_quantization(how)
     if how is None:
         return {}
+    check_choice("quantize", how, _KERNELS)
     layers = {
         path: layer
         for path, layer in submodules(module, nnx.Linear)
@@ -380,12 +354,12 @@ def dequantized(module: nnx.Module) -> nnx.Module:
     return module
 
 
-_CODES = (".kernel.codes", ".kernel.scales", ".kernel.scale_codes", ".kernel.scale_sizes")
+_CODES = tuple(f".kernel.{name}" for kind in _KERNELS.values() for name in kind.names)
 
 
 def is_code(leaf: str) -> bool:
     """Returns whether a leaf belongs to a quantised kernel, by its name."""
-    return leaf.endswith((*_CODES, ".kernel.scale_mean"))
+    return leaf.endswith(_CODES)
 
 
 def parameters(leaves: Mapping[str, Any]) -> int:

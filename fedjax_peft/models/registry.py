@@ -159,11 +159,7 @@ def random_model(
 def abstract_module(
     config: Mapping[str, Any], head: Head, *, dtype: Dtype = "float32", dropout: float | None = None
 ) -> nnx.Module:
-    """Returns the module of a ``config.json`` with shapes instead of arrays.
-
-    Raises:
-      InputError: an unsupported config, or a head that the family does not have.
-    """
+    """Returns the module of a ``config.json`` with shapes instead of arrays."""
     build, _ = module_builder(config, head, dtype=dtype, dropout=dropout)
     return nnx.eval_shape(build)
 
@@ -171,11 +167,7 @@ def abstract_module(
 def module_builder(
     config: Mapping[str, Any], head: Head, *, dtype: Dtype = "float32", dropout: float | None = None
 ) -> tuple[Callable[[], nnx.Module], tuple[str, ...]]:
-    """Returns a function that builds the module of a ``config.json``, and its head's paths.
-
-    Raises:
-      InputError: an unsupported config, or a head that the family does not have.
-    """
+    """Returns a function that builds the module of a ``config.json``, and its head's paths."""
     family, parsed = parse_config(config, dropout)
     kind = find_kind(family, head, config)
     return lambda: kind.build(parsed, head, jnp.dtype(dtype)), kind.head
@@ -192,12 +184,7 @@ def find_kind(family: Family, head: Head, config: Mapping[str, Any]) -> Kind:
 
 
 def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[Family, Any]:
-    """Returns the family and the parsed config of a ``config.json``.
-
-    Raises:
-      InputError: an unsupported model type, a field of the wrong type, a number out of range, or a
-        field whose value changes the maths in a way that is not implemented.
-    """
+    """Returns the family and the parsed config of a ``config.json``."""
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         if str(kind) in _RELATIVES:
@@ -328,9 +315,6 @@ def initialise(
 
     Args:
       std: standard deviation; None: 1/sqrt(n) for a layer that sums n inputs (an embedding: one).
-
-    Raises:
-      InputError: there is too little memory.
     """
     parameters = sum(math.prod(shape) for shape in shapes.values())
     held = jax.eval_shape(

@@ -20,13 +20,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 from jax.interpreters import partial_eval
 
 from fedjax_peft.contracts import Batch, Key, Outputs, Params
 from fedjax_peft.models.base import Forward, Model
 from fedjax_peft.models.blocks import Blocks
+from fedjax_peft.models.modules import submodules
 from fedjax_peft.numerics import tree
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import gigabytes, require
@@ -72,9 +72,8 @@ class _Above(Forward):
         """Returns the outputs for a batch with the column ``STORED``."""
         zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in self.absent.items()}
         fresh = self.make({**zeros, **frozen, **trainable}, key, train)
-        for _, blocks in nnx.iter_modules(fresh):
-            if isinstance(blocks, Blocks):
-                blocks.below, blocks.given = self.below, batch[STORED].astype(self.dtype)
+        for _, blocks in submodules(fresh, Blocks):
+            blocks.below, blocks.given = self.below, batch[STORED].astype(self.dtype)
         return self.outputs(fresh, batch)
 
 
@@ -84,10 +83,6 @@ def split(model: Model, columns: Columns) -> Split:
     Args:
       model: arrays or shapes.
       columns: of examples, arrays or shapes ``[examples, ...]``.
-
-    Raises:
-      InputError: the model has no blocks, a leaf is trained in the first of them or below, or the
-        lower part has dropout.
     """
     apply = model.apply
     if not isinstance(apply, Forward):

@@ -246,10 +246,6 @@ def _family(name: str, config: type, kinds: dict[str, Kind]) -> Family:
             (r"embedding\.weight", "embedding.embedding", False),
             (r"(.+)\.weight", r"\1.kernel", True),
         ),
-        renamed=(),
-        ignored=(),
-        targets={},
-        refused={},
         strict=True,
     )
 

@@ -27,7 +27,7 @@ from jax import Array
 
 from fedjax_peft.contracts import Key, Params, Splits
 from fedjax_peft.models.blocks import Blocks
-from fedjax_peft.models.modules import Path, dotted
+from fedjax_peft.models.modules import Path, dotted, replace_module, submodule
 from fedjax_peft.support.errors import InputError
 
 _LONGEST_PERIOD = 8
@@ -71,16 +71,8 @@ class Source(NamedTuple):
 
 
 def find_stacks(module: nnx.Module) -> list[Stack]:
-    """Returns how the blocks that ask for it are stacked.
-
-    Raises:
-      InputError: they have different forms.
-    """
-    asking = [
-        (path, blocks)
-        for path, blocks in nnx.iter_modules(module)
-        if isinstance(blocks, Blocks) and blocks.scan
-    ]
+    """Returns how the blocks that ask for it are stacked."""
+    asking = [x for x in nnx.iter_modules(module) if isinstance(x[1], Blocks) and x[1].scan]
     return [stack for path, blocks in asking if (stack := _stack(path, blocks)) is not None]
 
 
@@ -106,7 +98,7 @@ def _stack(path: Path, blocks: Blocks) -> Stack | None:
 def _form(block: Any) -> tuple[Any, ...]:
     graph, state = nnx.split(block)
     leaves = [
-        (path, type(variable), variable[...].shape, variable[...].dtype)
+        (path, type(variable), variable.get_value().shape, variable.get_value().dtype)
         for path, variable in nnx.to_flat_state(state)
     ]
     return graph, leaves
@@ -116,15 +108,11 @@ def shortened(module: nnx.Module, stacks: Sequence[Stack]) -> nnx.Module:
     """Returns a copy of the module in which one block stands for each stack of blocks."""
     module = nnx.clone(module)
     for stack in stacks:
-        *parents, last = stack.path
-        owner: Any = module
-        for part in parents:
-            owner = owner[part] if isinstance(part, int) else getattr(owner, part)
-        blocks = getattr(owner, last)
+        blocks = submodule(module, dotted(stack.path))
         done = stack.period * stack.groups
         short = Blocks([*blocks[: stack.period], *blocks[done:]])
         short.remat, short.period, short.groups = blocks.remat, stack.period, stack.groups
-        setattr(owner, last, short)
+        replace_module(module, dotted(stack.path), short)
     return module
 
 
@@ -151,7 +139,7 @@ def _source(path: Path, stacks: Sequence[Stack]) -> Source:
 
 
 class Row:
-    """A row of a stacked array, which is taken when it is used.
+    """A row of a stacked array as the value of a variable; it is taken when it is read.
 
     A module whose blocks are rows can be changed and stacked again without a copy of its arrays.
     """
@@ -160,33 +148,10 @@ class Row:
         self.array, self.index = array, index
         self.shape, self.dtype = array.shape[1:], array.dtype
 
-    def __jax_array__(self) -> Array:
-        """Returns the row."""
-        row: Array = jnp.asarray(self.array[self.index])
+    def __getitem__(self, index: Any) -> Array:
+        """Returns the row, or a part of it."""
+        row: Array = self.array[self.index][index]
         return row
-
-    def __getitem__(self, index: Any) -> Any:
-        """Returns the row itself for ``...``."""
-        return self if index is Ellipsis else self.__jax_array__()[index]
-
-    def __getattr__(self, name: str) -> Any:
-        """Returns an attribute of the row as an array."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.__jax_array__(), name)
-
-
-def _operator(name: str) -> Any:
-    def compute(row: Row, *others: Any) -> Any:
-        return getattr(row.__jax_array__(), name)(*others)
-
-    return compute
-
-
-for _name in ("add", "sub", "mul", "truediv", "matmul", "and", "or", "xor", "rshift", "lshift"):
-    for _side in ("", "r"):
-        setattr(Row, f"__{_side}{_name}__", _operator(f"__{_side}{_name}__"))
-setattr(Row, "__neg__", _operator("__neg__"))  # noqa: B010
 
 
 def stacked(values: Mapping[str, Any], origins: Mapping[Path, Source]) -> dict[str, Any]:
@@ -210,7 +175,7 @@ def _joined(values: Sequence[Any]) -> Any:
 
 
 def _array(value: Any) -> Any:
-    return value.__jax_array__() if isinstance(value, Row) else value
+    return value[...] if isinstance(value, Row) else value
 
 
 def unstacked(

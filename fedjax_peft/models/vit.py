@@ -170,18 +170,15 @@ class Embeddings(nnx.Module):
 
 
 class Attention(EncoderAttention):
+    names = ("q_proj", "k_proj", "v_proj")
+
     def __init__(self, c: ViTConfig, dtype: Any):
-        self.heads = c.num_attention_heads
-        self.q_proj = layers.linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
-        self.k_proj = layers.linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
-        self.v_proj = layers.linear(c.hidden_size, c.hidden_size, dtype, bias=c.qkv_bias)
+        rate = c.attention_probs_dropout_prob
+        super().__init__(c.hidden_size, c.num_attention_heads, rate, dtype, bias=c.qkv_bias)
         self.o_proj = layers.linear(c.hidden_size, c.hidden_size, dtype)
-        self.prefix = layers.PrefixSlot(c.hidden_size)
-        self.dropout = layers.Dropout(c.attention_probs_dropout_prob)
 
     def __call__(self, x: Array, queries: int | None) -> Array:
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        return self.o_proj(self.attend(x, None, queries, project=projections))
+        return self.o_proj(self.attend(x, None, queries))
 
 
 class Mlp(nnx.Module):
