@@ -14,7 +14,6 @@ import fedjax_peft as fp
 from fedjax_peft.contracts import Sampling
 from fedjax_peft.engine.compilation import programs
 from fedjax_peft.models import generation
-from fedjax_peft.models.decoding import NO_TOKEN
 from fedjax_peft.models.generation import complete, end_tokens, generate, likelihoods
 from fedjax_peft.testing import write_tiny_language_model
 
@@ -124,16 +123,6 @@ def test_an_empty_prompt_begins_with_the_token_before_a_text(model):
     got = complete(model, model.trainable, [[], [end]], Sampling(10))
     np.testing.assert_array_equal(got[0], got[1])
     assert likelihoods(model, model.trainable, [((), (5,))])[0].tokens == 1
-
-
-def test_nothing_follows_the_end_token(model):
-    rows = [[20, 30, 40], [50]]
-    free = complete(model, model.trainable, rows, Sampling(10), ends=())
-    end = int(free[0, 3])
-    first = int(np.argmax(free[0] == end))
-    got = complete(model, model.trainable, rows, Sampling(10), ends=[end])
-    np.testing.assert_array_equal(got[0, : first + 1], free[0, : first + 1])
-    assert (got[0, first + 1 :] == NO_TOKEN).all()
 
 
 def test_templates_and_cut_prompts(model):

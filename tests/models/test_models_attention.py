@@ -111,20 +111,6 @@ def test_blocks_are_the_whole(kind, key_heads, rate, options):
         assert_close(x, y, atol=1e-4)
 
 
-def test_blocks_of_lanes_are_those_of_one_lane():
-    _, _, blocks = both(2, MASKS["causal and padding"], 0.25)
-    lanes = [values(2, seed=seed) for seed in range(3)]
-
-    def gradient(q, k, v):
-        return jax.value_and_grad(lambda *x: jnp.sum(blocks(*x) ** 2), argnums=(0, 1, 2))(q, k, v)
-
-    together = jax.jit(jax.vmap(gradient))(*map(jnp.stack, zip(*lanes, strict=True)))
-    program = jax.jit(gradient)
-    for i, lane in enumerate(lanes):
-        for found, expected in zip(*map(jax.tree.leaves, (together, program(*lane))), strict=True):
-            assert_close(found[i], expected, rtol=1e-5, atol=1e-5)
-
-
 def test_the_fused_form_of_lanes_is_the_whole(monkeypatch):
     """With JAX's own kernel in the place of cuDNN's, and a mask that lanes share or own."""
     monkeypatch.setattr(forms, "_IMPLEMENTATION", "xla")

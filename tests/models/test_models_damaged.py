@@ -20,8 +20,9 @@ def folder(tmp_path):
     return testing.write_tiny_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(np.nan, np.float32), (np.inf, np.float16), (-np.inf, bfloat16)]
+)
 def test_weights_that_are_not_finite_are_refused_by_name(folder, value, dtype):
     path = folder / "model.safetensors"
     tensors = {name: x.astype(dtype) for name, x in load_file(path).items()}

@@ -201,7 +201,10 @@ def test_every_sixth_layer_of_gemma_3_sees_all():
         ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": 3}}, "no table"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "1 entries for 2 layers"),
-        ({"model_type": "qwen2", "layer_types": ["local", "full_attention"]}, "has 'local'"),
+        (
+            {"model_type": "qwen2", "layer_types": ["local", "full_attention"]},
+            "no kind of layers 'local'",
+        ),
         ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "has no window"),
         ({"model_type": "gemma2", "sliding_window": None}, "no sliding_window"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional"),

@@ -154,23 +154,6 @@ def test_greedy_completions_with_an_adapter_are_those_of_peft(method, tmp_path):
 # ------------------------------------------------------------------------------------- rows apart
 
 
-def test_a_row_has_the_same_tokens_in_any_batch(tmp_path):
-    """Whatever its neighbours and its padding; drawn tokens too."""
-    model = load_model(saved(tiny_model("gpt2", kind="causal_lm", n_layer=1), tmp_path))
-    ids, mask = left_padded()
-    how = Sampling(NEW, temperature=1.0, top_p=0.9)
-    keys = jax.random.split(jax.random.key(1), len(ids))
-    together = completed(model, ids, mask, how, keys)
-    wider = np.pad(ids, ((0, 0), (5, 0))), np.pad(mask, ((0, 0), (5, 0)))
-    np.testing.assert_array_equal(completed(model, *wider, how, keys), together)
-    order = np.array([2, 0, 3, 1])
-    np.testing.assert_array_equal(
-        completed(model, ids[order], mask[order], how, keys[order]), together[order]
-    )
-    other = completed(model, ids, mask, how, jax.random.split(jax.random.key(2), len(ids)))
-    assert (other != together).any()
-
-
 def test_clients_are_mapped_and_the_loop_ends_when_all_have_ended(tmp_path):
     """Under vmap the loop's condition stays one scalar, so the cache is not copied by a select."""
     model = load_model(saved(tiny_model("gpt2", kind="causal_lm", n_layer=1), tmp_path))

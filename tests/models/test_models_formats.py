@@ -147,7 +147,7 @@ def test_an_onnx_file_that_cannot_be_read_is_one_paragraph(tmp_path, change):
         del message.graph.initializer[:]
     data = message.SerializeToString()
     path.write_bytes({"truncated": data[:-50], "foreign": b"\xff" * 300}.get(change, data))
-    with pytest.raises(InputError, match=r"model.onnx is not an ONNX file of a BERT model"):
+    with pytest.raises(InputError, match=r"model.onnx is not a whole ONNX file of a BERT model"):
         onnx.Onnx(path)
 
 

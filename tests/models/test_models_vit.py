@@ -9,7 +9,7 @@ import pytest
 import torch
 from closeness import assert_close
 from parity import EXACT, forward
-from torch_reference import saved, tensors, tiny_model
+from torch_reference import VIT_SHAPE, saved, tensors, tiny_model
 
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
@@ -18,15 +18,6 @@ from fedjax_peft.models.vit import cubic_resize
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
-TINY = {
-    "model_type": "vit",
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 16,
-    "patch_size": 4,
-}
 
 
 def images(height, width, channels=3, seed=0):
@@ -73,7 +64,7 @@ def test_cubic_resize_is_that_of_torch(n_in, n_out):
     ],
 )
 def test_images_that_do_not_fit(shape, named):
-    model = random_model(TINY, head=classification(3))
+    model = random_model({"model_type": "vit", **VIT_SHAPE}, head=classification(3))
     with pytest.raises(InputError) as caught:
         jax.eval_shape(lambda: forward(model, {"pixel_values": np.zeros(shape, np.float32)}))
     assert all(part in str(caught.value) for part in named), caught.value
