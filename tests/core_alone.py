@@ -14,7 +14,7 @@ import optax
 
 ROOMS = (
     *("contracts", "numerics", "engine", "algorithms", "aggregators", "transforms", "attacks"),
-    *("privacy", "asynchronous", "availability", "measures"),
+    *("privacy", "asynchronous", "availability"),
 )
 SHELL = {"transformers", "datasets", "pydantic", "matplotlib", "sklearn", "orbax", "torch"}
 MODULES = {"flax", "rich"}

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("algorithms", "aggregators", "measures", "engine", "transforms", "privacy")
+FOLDERS = ("algorithms", "aggregators", "engine", "numerics/measures", "privacy", "transforms")
 STATISTICS = ("report/intervals", "report/separation", "report/study", "report/targets")
 
 PERSONAL = "tests/algorithms/test_algorithms_personal.py"
@@ -89,7 +89,10 @@ TESTS: dict[str, tuple[list[str], str]] = {
     ),
     "algorithms/pfedme": ([PERSONAL, PRODUCT, ALL], "pfedme"),
     "algorithms/probe": ([OPTIMISATION], "scaffold"),
-    "measures/representation": ([MCP], "similar or pooling or cka or nothing or causal or known"),
+    "numerics/measures/representation": (
+        [MCP],
+        "similar or pooling or cka or nothing or causal or known",
+    ),
     "algorithms/ravan": ([CORES, ALL], "ravan"),
     "algorithms/rolora": ([LORA, PRODUCT, ALL], "rolora"),
     "algorithms/slora": ([CORES, ALL], "slora"),
@@ -118,10 +121,10 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "aggregators/ilora": ([MEANS, ALL], "ilora or dense or metrics or zero"),
     "aggregators/mean": ([MEANS, "tests/engine/test_engine_round.py"], ""),
     "aggregators/products": ([PRODUCT], "slow or sgd or nothing or split or without"),
-    "measures/aggregation_error": ([MEANS], ""),
-    "measures/diagnosis": (["tests/engine/test_engine_diagnosis.py"], ""),
-    "measures/drift": (["tests/engine/test_engine_diagnosis.py"], ""),
-    "measures/spectrum": (["tests/engine/test_engine_diagnosis.py"], ""),
+    "numerics/measures/aggregation_error": ([MEANS], ""),
+    "numerics/measures/diagnosis": (["tests/engine/test_engine_diagnosis.py"], ""),
+    "numerics/measures/drift": (["tests/engine/test_engine_diagnosis.py"], ""),
+    "numerics/measures/spectrum": (["tests/engine/test_engine_diagnosis.py"], ""),
 }
 """File -> its test files, and pytest's ``-k``; a file that is missing has the tests of its room."""
 for _file, (_paths, _) in TESTS.items():
@@ -178,7 +181,7 @@ NAMED = [
     ),
     # A step for each part of FedRep; the last real token; gradients' weights.
     ("algorithms/fedrep", "~on_head | single", "~on_head"),
-    ("measures/representation", "if outputs.last is None:", "if True:"),
+    ("numerics/measures/representation", "if outputs.last is None:", "if True:"),
     ("algorithms/fednova", "made / jnp.where(first == 0, 1.0, first)", "1.0"),
 ]
 """(file, what it has, what stands there instead)."""

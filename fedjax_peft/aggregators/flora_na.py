@@ -32,10 +32,10 @@ from jax import Array
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Stacked, Total
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
-from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.numerics.linalg import solve
 from fedjax_peft.numerics.lowrank import factors_apart, matmul, one_by_one, pairs, scale
+from fedjax_peft.numerics.measures.aggregation_error import error_metrics
 from fedjax_peft.support.checks import check_count
 
 _RIDGE = 1e-5

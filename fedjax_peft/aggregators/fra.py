@@ -21,9 +21,9 @@ from jax import Array
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Factors, Total
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
-from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.numerics.linalg import FRESH, canonical, dead_directions, qr, revived, svd
 from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, required_pairs, scale
+from fedjax_peft.numerics.measures.aggregation_error import truncation_metrics
 from fedjax_peft.support.errors import InputError
 
 Truncated: TypeAlias = tuple[Array, Array, Array, Array, Array]

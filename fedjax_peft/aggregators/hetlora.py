@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Product, Total, Weighted
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
-from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.numerics.lowrank import factors_apart, matmul, pairs, product_norms, scale
+from fedjax_peft.numerics.measures.aggregation_error import error_metrics
 
 
 def hetlora(*, error: bool = True) -> Aggregator:

@@ -34,10 +34,10 @@ from jax import Array
 
 from fedjax_peft.aggregators.mean import mean, product_errors
 from fedjax_peft.contracts import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
-from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.linalg import pinv
 from fedjax_peft.numerics.lowrank import matmul, required_pairs, scale
+from fedjax_peft.numerics.measures.aggregation_error import error_metrics
 from fedjax_peft.support.checks import check_count, check_number
 from fedjax_peft.support.errors import InputError
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Product, Total
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
-from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.numerics.lowrank import matmul, pairs, scale
+from fedjax_peft.numerics.measures.aggregation_error import error_metrics
 
 
 def mean(*, error: bool = True) -> Aggregator:

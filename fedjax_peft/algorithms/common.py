@@ -9,8 +9,8 @@ import optax
 from jax import Array
 
 from fedjax_peft import contracts as c
-from fedjax_peft.measures.aggregation_error import error_metrics
 from fedjax_peft.numerics.lowrank import empty_products, matmul, pairs, scale
+from fedjax_peft.numerics.measures.aggregation_error import error_metrics
 
 
 def optimizer_step(

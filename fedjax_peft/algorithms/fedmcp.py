@@ -23,8 +23,8 @@ Where the paper contradicts itself or is silent:
 * The mean is unweighted as in Algorithm 1; the text says weighted (``weights="size"``).
 * Only the gradient of R_average is stopped: the first similarity moves both adapters.
 * Biased CKA is near 1 for independent representations of a small batch; see
-  :mod:`fedjax_peft.measures.representation`, also for the debiased one. A batch of one example has
-  no similarities. In a batch of two examples the biased CKA is always 1, without gradient.
+  :mod:`fedjax_peft.numerics.measures.representation`, also for the debiased one. A batch of one
+  example has no similarities. In a batch of two the biased CKA is always 1, without gradient.
 * Every training pass draws its own dropout masks, like separate calls of the model.
 
 No code of the authors was found. This was checked against a plain loop written from the formulas.
@@ -43,14 +43,14 @@ from fedjax_peft.algorithms.checks import at_least, checked, dual_adapters, frac
 from fedjax_peft.algorithms.common import Local, init_local, send_shared, train
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.contracts.dual_modes import Mode, mode
-from fedjax_peft.measures.representation import (
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
+from fedjax_peft.numerics.measures.representation import (
     SIMILARITIES,
     Pooling,
     Similarity,
     check_pooling,
     pool,
 )
-from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
 from fedjax_peft.support.checks import check_choice

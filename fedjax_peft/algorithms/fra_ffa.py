@@ -28,9 +28,9 @@ from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.algorithms.checks import checked, lora_model, whole
 from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.lowrank import matmul, pairs, scale
+from fedjax_peft.numerics.measures.aggregation_error import truncation_metrics
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.support.errors import InputError
 

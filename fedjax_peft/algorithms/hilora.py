@@ -56,9 +56,9 @@ from fedjax_peft.algorithms.common import (
     loss_where,
     train,
 )
-from fedjax_peft.measures.aggregation_error import truncation_metrics
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, scale
+from fedjax_peft.numerics.measures.aggregation_error import truncation_metrics
 from fedjax_peft.numerics.roles import HeadPolicy, with_head
 from fedjax_peft.support.errors import InputError
 
@@ -391,7 +391,7 @@ def _cut(
 
     Returns:
       Factors ``[groups, ...]`` by the names of the root's, and the arguments of
-      :func:`fedjax_peft.measures.aggregation_error.truncation_metrics`.
+      :func:`fedjax_peft.numerics.measures.aggregation_error.truncation_metrics`.
     """
     groups: c.Params = {}
     sizes: dict[str, c.Params] = {"frobenius": {}, "largest": {}, "norms": {}}

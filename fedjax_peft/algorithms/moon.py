@@ -27,7 +27,7 @@ from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import at_least, checked, positive
 from fedjax_peft.algorithms.common import Local, init_local, train, with_client_state
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.measures.representation import Pooling, check_pooling, cosines, pool
+from fedjax_peft.numerics.measures.representation import Pooling, check_pooling, cosines, pool
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 

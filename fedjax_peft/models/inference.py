@@ -13,8 +13,8 @@ from fedjax_peft.contracts import Batch, Outputs, Params
 from fedjax_peft.data.encode import encode
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import tokenize
-from fedjax_peft.measures.representation import Pooling, check_pooling, pool
 from fedjax_peft.models.base import Model
+from fedjax_peft.numerics.measures.representation import Pooling, check_pooling, pool
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import read_text
 from fedjax_peft.tasks.base import Inputs, Task

@@ -19,11 +19,11 @@ from fedjax_peft.engine.plan import no_larger
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.setup import Setup
-from fedjax_peft.measures.diagnosis import diagnosis, probe
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.reuse import split, storing
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import Maker, Values, parametrised
+from fedjax_peft.numerics.measures.diagnosis import diagnosis, probe
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.simulation import asynchrony, checks

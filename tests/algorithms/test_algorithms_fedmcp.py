@@ -19,9 +19,15 @@ from fedjax_peft.contracts import ClientContext, Outputs
 from fedjax_peft.data.combine import combine
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.engine.plan import Cohort, batches
-from fedjax_peft.measures.representation import SIMILARITIES, cka, cka_debiased, cosine, pool
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.measures.representation import (
+    SIMILARITIES,
+    cka,
+    cka_debiased,
+    cosine,
+    pool,
+)
 from fedjax_peft.numerics.random import client_key, host_rng, stream
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.base import attach

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from torch_reference import DECODER, GEMMA, padded_batch, saved, tensors, tiny_model
 from transformers import AutoModel, AutoModelForCausalLM
 
-from fedjax_peft.measures.representation import pool
 from fedjax_peft.models import heads
 from fedjax_peft.models.hub import load_model, load_tokenizer
 from fedjax_peft.models.registry import default_targets, parse_config, random_model
 from fedjax_peft.models.rotary import rope
+from fedjax_peft.numerics.measures.representation import pool
 from fedjax_peft.peft import full, houlsby, lora, pretrained, prompt_tuning
 from fedjax_peft.peft.base import attach, count
 from fedjax_peft.peft.io.export import export

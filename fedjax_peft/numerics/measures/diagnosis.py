@@ -8,9 +8,9 @@ from jax import Array
 
 from fedjax_peft.contracts import Batch, ClientContext, Diagnosis, Metrics, Params, Probe
 from fedjax_peft.contracts.dual_modes import mode
-from fedjax_peft.measures.drift import variation
-from fedjax_peft.measures.representation import cka, pool
-from fedjax_peft.measures.spectrum import spectrum
+from fedjax_peft.numerics.measures.drift import variation
+from fedjax_peft.numerics.measures.representation import cka, pool
+from fedjax_peft.numerics.measures.spectrum import spectrum
 
 
 def diagnosis(which: Sequence[str]) -> Diagnosis | None:
@@ -50,8 +50,8 @@ def adapters_cka(context: ClientContext, params: Params, batch: Batch) -> Metric
     """Returns the CKA of a batch's representations through the global and the private adapter.
 
     The mean over batches is weighted by n, the number of examples of a batch. For small n the
-    CKA is near 1 for any adapters (FedMCP; :mod:`fedjax_peft.measures.representation`): compare
-    only values of the same batch size.
+    CKA is near 1 for any adapters (FedMCP; :mod:`fedjax_peft.numerics.measures.representation`):
+    compare only values of the same batch size.
     """
     both = (mode(params, "global"), mode(params, "private"))
     x, y = (pool(context.apply(p, batch, None, False), batch, "mean") for p in both)
