@@ -5,65 +5,43 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Name -> module of the public API. Modules are imported at first use, so that the import is fast.
-_PUBLIC = {
-    "InputError": "support.errors",
-    "Model": "models.base",
-    "bind": "models.base",
-    "load_model": "models.hub",
-    "load_run": "config.loading",
-    "load_tokenizer": "models.hub",
-    "random_model": "models.registry",
-    "heads": "models",
-    "lm_eval": "config",
-    "attach": "peft.base",
-    "count": "peft.base",
-    "merge": "peft.base",
-    "quantize": "peft.base",
-    "lora": "peft.lora",
-    "peft": "",
-    "Clients": "data.dataset",
-    "Dataset": "data.dataset",
-    "load_clients": "data.clients",
-    "load_dataset": "data.sources",
-    "combine": "data.combine",
-    "embed": "models.inference",
-    "generate": "models.generation",
-    "heterogeneity": "data",
-    "partition": "data",
-    "tasks": "",
-    "aggregators": "",
-    "algorithms": "",
-    "transforms": "",
-    "privacy": "",
-    "attacks": "",
-    "asynchronous": "",
-    "availability": "",
-    "schedules": "numerics",
-    "distributed": "engine",
-    "Run": "simulation.run",
-    "simulate": "simulation.simulate",
-    "System": "simulation.records",
-    "Placement": "simulation.records",
-    "Evaluation": "simulation.records",
-    "Records": "simulation.records",
-    "grid": "report.sweep",
-    "sweep": "report.sweep",
-    "Sweep": "report.sweep",
-    "tune": "report.tune",
-    "Tuned": "report.tune",
-    "session": "simulation.session",
-    "devices": "simulation",
-    "differentiable": "engine",
-    "RoundInfo": "engine.state",
-    "State": "engine.state",
-    "early_stop": "simulation.stopping",
-    "TimeModel": "simulation.time_model",
-    "testing": "",
-    "trackers": "simulation",
-    "tree": "numerics",
-    "contracts": "",
+_PLACES = {
+    "": (
+        *("aggregators", "algorithms", "asynchronous", "attacks", "availability", "contracts"),
+        *("peft", "privacy", "tasks", "testing", "transforms"),
+    ),
+    "config": ("lm_eval",),
+    "config.loading": ("load_run",),
+    "data": ("heterogeneity", "partition"),
+    "data.clients": ("load_clients",),
+    "data.combine": ("combine",),
+    "data.dataset": ("Clients", "Dataset"),
+    "data.sources": ("load_dataset",),
+    "engine": ("differentiable", "distributed"),
+    "engine.state": ("RoundInfo", "State"),
+    "models": ("heads",),
+    "models.base": ("Model", "bind"),
+    "models.generation": ("generate",),
+    "models.hub": ("load_model", "load_tokenizer"),
+    "models.inference": ("embed",),
+    "models.registry": ("random_model",),
+    "numerics": ("schedules", "tree"),
+    "peft.base": ("attach", "count", "merge", "quantize"),
+    "peft.lora": ("lora",),
+    "report.sweep": ("Sweep", "grid", "sweep"),
+    "report.tune": ("Tuned", "tune"),
+    "simulation": ("devices", "trackers"),
+    "simulation.records": ("Evaluation", "Placement", "Records", "System"),
+    "simulation.run": ("Run",),
+    "simulation.session": ("session",),
+    "simulation.simulate": ("simulate",),
+    "simulation.stopping": ("early_stop",),
+    "simulation.time_model": ("TimeModel",),
+    "support.errors": ("InputError",),
 }
+"""Module -> its names in the public API, some of which are modules too. They are imported at first
+use, so that the import of the package is fast."""
+_OWNERS = {name: module for module, names in _PLACES.items() for name in names}
 __all__ = [
     "Clients",
     "Dataset",
@@ -167,15 +145,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in _OWNERS:
         raise AttributeError(f"module 'fedjax_peft' has no attribute {name!r}")
-    owner = _PUBLIC[name]
-    module = importlib.import_module(f"fedjax_peft.{owner}" if owner else f"fedjax_peft.{name}")
-    if not owner:
-        return module
-    if not hasattr(module, name):  # a submodule of a package
-        return importlib.import_module(f"fedjax_peft.{owner}.{name}")
-    return getattr(module, name)
+    owner = importlib.import_module(f"fedjax_peft.{_OWNERS[name]}".rstrip("."))
+    if name in vars(owner):
+        return vars(owner)[name]
+    return importlib.import_module(f"{owner.__name__}.{name}")
 
 
 def __dir__() -> list[str]:
