@@ -21,7 +21,7 @@ def test_the_config_has_every_server_with_the_same_choices():
     assert {point.method for point in sweep.points} == set(SCRIPT["METHODS"])
     assert len(sweep.points) == 5 * 3 * 6
     servers = {
-        point.config["asynchronous"].get("name"): config.build_asynchronous(point.config)
+        point.config["asynchronous"].get("name"): config.build(point.config, "asynchronous")
         for point in sweep.points
     }
     assert set(servers) == {None, *asynchronous.__all__}

@@ -27,7 +27,7 @@ def test_the_config_has_every_compressor_for_every_way_of_training():
         assert point.config["algorithm"]["name"] == ("ffa" if way == "ffa" else "fedavg")
         assert (point.config["aggregator"].get("name") == "fra") == (way == "fra")
         assert len(point.config["transforms"]) == (name != "none")
-        assert config.build_transforms(point.config) or name == "none"
+        assert config.build(point.config, "transforms") or name == "none"
 
 
 NOT_COMPARED = {"clip_norm"}

@@ -38,7 +38,7 @@ def test_a_command_has_all_defences(name):
         table = point.config["attack"]
         assert table.get("name", "none") == name
         assert table.get("share", 0.2) == 0.2
-        config.build_attack(point.config)
+        config.build(point.config, "attack")
         assert point.config["partition"]["clients"] == 20
         assert point.config["clients_per_round"] is None, "all take part"
         assert SCRIPT["label"](point.method).split(",")[0] in SCRIPT["RULES"].values()

@@ -1,5 +1,7 @@
-"""Measures the speed of the local-update engine, with random data and random weights."""
+"""The command ``bench``: the speed of the local-update engine, on random data and weights."""
 
+import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -10,6 +12,9 @@ import numpy as np
 import optax
 
 from fedjax_peft import algorithms
+from fedjax_peft.cli import console
+from fedjax_peft.config import config as configs
+from fedjax_peft.config.schema import checked_values, fields_of
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.registry import random_model
@@ -51,6 +56,22 @@ class Shape(NamedTuple):
     """Clients that train side by side."""
     repeats: int = 5
     """Number of timed rounds."""
+
+
+def print_speed(options: argparse.Namespace) -> None:
+    """Prints the speed of the local-update engine."""
+    given: dict[str, Any] = {}
+    for text in options.overrides:
+        given = configs.override(given, text)
+    shape = Shape(**checked_values("", fields_of(Shape), given))
+    with console.progress_lines("bench") as on_phase:
+        result = bench(shape, on_phase)
+    if options.json:
+        print(json.dumps(result))
+        return
+    for key, value in result.items():
+        if key != "shape":
+            print(f"{key:20} {value:,.4g}" if isinstance(value, float) else f"{key:20} {value}")
 
 
 class Bench:

@@ -1,4 +1,4 @@
-"""``fedjax-peft completion``: shell scripts that complete commands, options and config keys."""
+"""The command ``completion``: shell scripts that complete commands, options and config keys."""
 
 import argparse
 from collections.abc import Iterator
@@ -8,6 +8,11 @@ from typing import Any
 import shtab
 
 from fedjax_peft.config import config as configs
+
+
+def completion(options: argparse.Namespace) -> None:
+    """Prints the completion script for a shell."""
+    print(script(options.root, options.shell))
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:

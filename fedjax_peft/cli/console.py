@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
@@ -24,14 +25,11 @@ SECONDS = 5.0
 """Longest time without a line, if the output is not a terminal."""
 
 
-class Screen(Protocol):
-    """The display of a run."""
+class Screen(NamedTuple):
+    """The display of a run: what to call with each phase that starts, and each row of metrics."""
 
-    def on_phase(self, phase: Phase) -> None:
-        """Shows the phase that starts."""
-
-    def on_round(self, row: Row) -> None:
-        """Shows the metrics of a round."""
+    on_phase: Callable[[Phase], None]
+    on_round: Callable[[Row], None]
 
 
 @contextmanager
@@ -45,23 +43,18 @@ def screen(
       metrics: the run's ``metrics.jsonl``, which has the rows before a resume.
       verbosity: -1 shows nothing, 0 is the default, 1 shows every phase and its duration.
     """
-    title = one_line(title)
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    text = _row_text(metrics, timed=verbosity > 0)
     if verbosity < 0:
-        yield _Silent()
-    elif console.is_terminal:
-        bar = _Bar(console, (title, description, rounds, text), verbose=verbosity > 0)
-        try:
-            yield bar
-        finally:
-            bar.close()
-    else:
-        lines = _Lines((title, description, rounds, text), verbose=verbosity > 0)
-        try:
-            yield lines
-        finally:
-            lines.close()
+        yield Screen(lambda phase: None, lambda row: None)
+        return
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    run = _Shown(one_line(title), description, rounds, _row_text(metrics, timed=verbosity > 0))
+    display = (
+        _Bar(console, run, verbosity > 0) if console.is_terminal else _Lines(run, verbosity > 0)
+    )
+    try:
+        yield Screen(display.on_phase, display.on_round)
+    finally:
+        display.close()
 
 
 class DryRun(Exception):
@@ -94,7 +87,7 @@ def banner(title: str, description: str, phase: Phase) -> str:
     large = details["batch_size"] > most
     memory = {k: n for k, n in costs.memory.items() if n}
     stored = [
-        f"on the {place}, {_size(n)} when all have trained" for place, n in costs.stored.items()
+        f"on the {place}, {decimal(n)} when all have trained" for place, n in costs.stored.items()
     ]
     lines = {
         "clients": f"{details['clients']:,}, of which {details['clients_per_round']:,} per round;"
@@ -102,13 +95,13 @@ def banner(title: str, description: str, phase: Phase) -> str:
         "parameters": f"{sum(trained.values()):,} trained{several if len(trained) > 1 else ''},"
         f" {details['parameters'].get('frozen', 0):,} frozen",
         "first round": f"{costs.steps:,} local steps of {costs.clients:,} clients,"
-        f" {_size(costs.bytes_up)} up, {_size(costs.bytes_down)} down",
+        f" {decimal(costs.bytes_up)} up, {decimal(costs.bytes_down)} down",
         **({"batch": f"{most:,} examples at most: no client has more"} if large else {}),
         "evaluation": f"{', '.join(evaluated)} before round 1 and after"
         f" {'every round' if every == 1 else f'every {every} rounds'}"
         if evaluated
         else "none",
-        "memory": f"{', '.join(f'{_size(n)} {k}' for k, n in memory.items())};"
+        "memory": f"{', '.join(f'{decimal(n)} {k}' for k, n in memory.items())};"
         " local steps need more",
         **({"client state": stored[0]} if stored else {}),
         **({"privacy": details["privacy"]} if details.get("privacy") else {}),
@@ -122,16 +115,23 @@ def banner(title: str, description: str, phase: Phase) -> str:
     return "\n".join([f"{one_line(title)}: {one_line(description)}, {phase.rounds} rounds", *body])
 
 
-_Run = tuple[str, str, int, Callable[[Row], str]]
-"""Title and description of a run, its rounds, and the text of a row."""
+class _Shown(NamedTuple):
+    """The run that is shown."""
 
+    title: str
+    description: str
+    rounds: int
+    text: Callable[[Row], str]
+    """Row -> its line."""
 
-class _Silent:
-    def on_phase(self, phase: Phase) -> None:
-        pass
+    def banner(self, phase: Phase) -> str:
+        """Returns the lines of the phase ``starting``."""
+        return banner(self.title, self.description, phase)
 
-    def on_round(self, row: Row) -> None:
-        pass
+    def stopped(self, phase: Phase) -> str:
+        """Returns the line of a run that has ended before its last round."""
+        why = phase.details["stopped"]
+        return f"{self.title}  stopped after round {phase.round_index}: {why}"
 
 
 class _Describe:
@@ -197,41 +197,37 @@ def progress_lines(title: str) -> Iterator[Callable[[str], None]]:
 class _Lines:
     """Plain lines: one for each round and each long phase, and one after a time without a line."""
 
-    def __init__(self, run: _Run, *, verbose: bool):
-        self._title, self._description, self._rounds, self._text = run
+    def __init__(self, run: _Shown, verbose: bool):
+        self._run = run
         self._silence = 1.0 if verbose else SECONDS
         self._describe = _Describe()
-        self._watch = _Watch(self._title, sys.stdout)
+        self._watch = _Watch(run.title, sys.stdout)
 
     def on_phase(self, phase: Phase) -> None:
         if phase.name == "finished":
             if phase.details.get("stopped"):
-                self._watch.print(_stopped(self._title, phase))
+                self._watch.print(self._run.stopped(phase))
             return
         text = self._describe(phase)
         if phase.name == "starting":
-            self._watch.print(banner(self._title, self._description, phase))
+            self._watch.print(self._run.banner(phase))
             return
         always = phase.name in ("reading", "loading", "compiling")
         self._watch.start(text, silence=0.0 if always else self._silence)
 
     def on_round(self, row: Row) -> None:
-        self._watch.print(f"{self._title}  round {row['round']}/{self._rounds}  {self._text(row)}")
+        run = self._run
+        self._watch.print(f"{run.title}  round {row['round']}/{run.rounds}  {run.text(row)}")
 
     def close(self) -> None:
         self._watch.close()
 
 
-def _stopped(title: str, phase: Phase) -> str:
-    return f"{title}  stopped after round {phase.round_index}: {phase.details['stopped']}"
-
-
 class _Bar:
     """A progress bar over the rounds, with the metrics of the last round and the current phase."""
 
-    def __init__(self, console: Console, run: _Run, *, verbose: bool):
-        self._title, self._description, self._rounds, self._text = run
-        self._console, self._verbose = console, verbose
+    def __init__(self, console: Console, run: _Shown, verbose: bool):
+        self._console, self._run, self._verbose = console, run, verbose
         self._describe = _Describe()
         self._last = ""
         # One line in a terminal of any width: the last text has what the others leave, and is cut.
@@ -250,27 +246,29 @@ class _Bar:
 
     def on_phase(self, phase: Phase) -> None:
         if phase.name in ("reading", "loading"):  # these phases can show their own progress bars
-            self._console.print(f"{self._title}  {describe(phase)}")
+            self._console.print(f"{self._run.title}  {describe(phase)}")
             return
         if phase.name == "starting":
-            self._console.print(banner(self._title, self._description, phase))
-            done = phase.round_index
-            self._task = self._progress.add_task(
-                self._title, total=self._rounds, completed=done, state=""
-            )
-            self._progress.start()
+            self._console.print(self._run.banner(phase))
+            self.begin(phase.round_index)
             return
         if phase.details.get("stopped"):
-            self._console.print(_stopped(self._title, phase))
+            self._console.print(self._run.stopped(phase))
         left = phase.seconds_left
         time_left = "" if left is None else f"{duration(left)} left"
         state = self._describe(phase) if phase.name != "finished" else ""
         self._show("  ".join(filter(None, (time_left if state else "", self._last, state))))
 
+    def begin(self, done: int) -> None:
+        """Shows the bar of a run that has made some of its rounds."""
+        title, _, rounds, _ = self._run
+        self._task = self._progress.add_task(title, total=rounds, completed=done, state="")
+        self._progress.start()
+
     def on_round(self, row: Row) -> None:
-        self._last = self._text(row)
+        self._last = self._run.text(row)
         if self._verbose:
-            self._console.print(f"round {row['round']}/{self._rounds}  {self._last}")
+            self._console.print(f"round {row['round']}/{self._run.rounds}  {self._last}")
         if self._task is not None:
             self._progress.update(self._task, completed=row["round"])
         self._show(self._last)
@@ -322,11 +320,3 @@ def _row_text(metrics: Path, *, timed: bool) -> Callable[[Row], str]:
 
 def _bytes(row: Row) -> int:
     return row.get("bytes_up", 0) + row.get("bytes_down", 0)
-
-
-def _size(count: int) -> str:
-    """Returns a number of bytes with a suitable unit."""
-    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= one:
-            return f"{count / one:,.1f} {unit}"
-    return f"{count} bytes"

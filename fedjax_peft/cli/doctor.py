@@ -1,5 +1,6 @@
-"""``fedjax-peft doctor``: what this machine has, as one paragraph for a bug report."""
+"""The command ``doctor``: what this machine has, as one paragraph for a bug report."""
 
+import argparse
 import os
 import re
 import shutil
@@ -12,14 +13,15 @@ import jax
 from fedjax_peft import __version__
 from fedjax_peft.simulation.record import environment
 from fedjax_peft.support import assets
+from fedjax_peft.support.display import printable
 from fedjax_peft.support.memory import available, gigabytes
 
 _DISK = 2e9
 """Bytes below which a disk is small: a model and its checkpoints."""
 
 
-def report() -> list[str]:
-    """Returns the lines of the report, without a blank one; faults of the machine come last."""
+def doctor(options: argparse.Namespace) -> None:
+    """Prints what a bug report needs to know, without a blank line; faults come last."""
     found = environment()
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     commit = f" ({found['commit'][:12]})" if found["commit"] else ""
@@ -37,7 +39,8 @@ def report() -> list[str]:
         "settings": ", ".join(_settings()) or "none",
     }
     width = max(map(len, lines))
-    return [*(f"{name:{width}}  {text}" for name, text in lines.items()), *_faults(cache)]
+    for line in [*(f"{name:{width}}  {text}" for name, text in lines.items()), *_faults(cache)]:
+        print(printable(line))
 
 
 def _extras() -> str:

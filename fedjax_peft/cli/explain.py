@@ -3,6 +3,7 @@
 The commands ``explain KEY``, ``list keys [WORD]`` and ``list algorithm ditto`` print these texts.
 """
 
+import argparse
 import ast
 import importlib
 import inspect
@@ -45,6 +46,11 @@ TABLES = {
     "trackers": "where the rows of a run go beside its directory; without these tables nowhere",
 }
 """Table of a config -> its meaning."""
+
+
+def print_explanation(options: argparse.Namespace) -> None:
+    """Prints the meaning, the type and the default of a config key."""
+    print(explain(options.key))
 
 
 def explain(word: str) -> str:

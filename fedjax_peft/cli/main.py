@@ -2,11 +2,13 @@
 
 import argparse
 import difflib
+import importlib
 import sys
 from collections.abc import Sequence
 
 from fedjax_peft.cli import faults
-from fedjax_peft.cli.parser import build_parser
+from fedjax_peft.cli.parser import WITHOUT_JAX, build_parser
+from fedjax_peft.cli.process import prepare_jax
 from fedjax_peft.engine import distributed
 from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.support import libraries
@@ -67,7 +69,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         options.parser.error(f"unrecognized arguments: {' '.join(rest)}{advice}")
     if rest:
         options.overrides += rest
-    options.command(options)
+    module, function = options.command.split(".")
+    if module not in WITHOUT_JAX:
+        prepare_jax(options)
+    getattr(importlib.import_module(f"fedjax_peft.cli.{module}"), function)(options)
     return 0
 
 

@@ -1,12 +1,14 @@
 """The command ``plan``: whether a config fits into a device, and how fast a round can be."""
 
 import argparse
-import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from fedjax_peft.cli.process import prepare_jax
+from fedjax_peft.config import config as configs
+from fedjax_peft.config import memory
+from fedjax_peft.config.memory import Planned
+from fedjax_peft.simulation import devices
+from fedjax_peft.simulation.memory_plan import compiled_bytes
 from fedjax_peft.support.accelerators import USABLE, find_device
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import in_bytes
@@ -34,14 +36,6 @@ def plan(options: argparse.Namespace) -> None:
     limit = None if options.memory is None else read_bytes(options.memory)
     if options.lanes is not None and options.lanes < 1:
         raise InputError(f"--lanes must be 1 or more, not {options.lanes}.")
-    if device is not None and options.compile:  # a compiler of GPUs on a machine without one
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    prepare_jax(cache=device is None)
-    from fedjax_peft.config import config as configs
-    from fedjax_peft.config import memory
-    from fedjax_peft.simulation import devices
-    from fedjax_peft.simulation.memory_plan import compiled_bytes
-
     for name, raw in configs.methods(configs.load(options.config), options.overrides).items():
         config = configs.resolve(raw)
         planned = memory.planned(config, device)
@@ -67,12 +61,8 @@ def plan(options: argparse.Namespace) -> None:
             print(*_advice(options, name, planned, total, USABLE * most), sep="\n")
 
 
-def table(planned: Any, lanes: int) -> list[str]:
-    """Returns the lines of a plan's table.
-
-    Args:
-      planned: the plan (:class:`fedjax_peft.config.memory.Planned`).
-    """
+def table(planned: Planned, lanes: int) -> list[str]:
+    """Returns the lines of a plan's table."""
     plan, a = planned.plan, planned.plan.activations
     once = [
         ("frozen weights", plan.frozen),
@@ -100,19 +90,19 @@ def table(planned: Any, lanes: int) -> list[str]:
     return lines
 
 
-def _verdict(planned: Any, lanes: int, memory: float) -> str:
+def _verdict(planned: Planned, lanes: int, limit: float) -> str:
     """Returns the line that says whether a plan fits into a memory, and how many lanes do."""
-    missing = planned.plan.total(lanes) - USABLE * memory
+    missing = planned.plan.total(lanes) - USABLE * limit
     does = "fits" if missing <= 0 else f"is {in_bytes(missing)} too large to fit"
     return (
-        f"  {_lanes(lanes).capitalize()}: {does} into {in_bytes(memory)}, of which"
+        f"  {_lanes(lanes).capitalize()}: {does} into {in_bytes(limit)}, of which"
         f" {1 - USABLE:.0%} are left to the driver. Most lanes that fit:"
-        f" {planned.plan.most_lanes(USABLE * memory):,}."
+        f" {planned.plan.most_lanes(USABLE * limit):,}."
     )
 
 
 def _advice(
-    options: argparse.Namespace, name: str, planned: Any, total: float, usable: float
+    options: argparse.Namespace, name: str, planned: Planned, total: float, usable: float
 ) -> Iterator[str]:
     """Yields lines about the lanes of no use, and the nearest setting that fits if none does."""
     if planned.cohort is not None and planned.plan.most_lanes(usable) > planned.cohort:
@@ -121,11 +111,8 @@ def _advice(
         yield f"  {_remedy(options, name, planned, usable)}"
 
 
-def _remedy(options: argparse.Namespace, name: str, planned: Any, usable: float) -> str:
+def _remedy(options: argparse.Namespace, name: str, planned: Planned, usable: float) -> str:
     """Returns the nearest setting that fits into ``usable`` bytes."""
-    from fedjax_peft.config import config as configs
-    from fedjax_peft.config import memory
-
     if most := planned.plan.most_lanes(usable):
         return f"The nearest setting that fits: --lanes {most}."
     least = ""
@@ -141,7 +128,7 @@ def _remedy(options: argparse.Namespace, name: str, planned: Any, usable: float)
     return f"Not even {least or 'one lane'} fits."
 
 
-def _smaller(planned: Any, usable: float) -> Iterator[list[str]]:
+def _smaller(planned: Planned, usable: float) -> Iterator[list[str]]:
     """Yields overrides with which a config needs less memory; the mildest come first."""
     plan, size = planned.plan, planned.parts[3]["mask"].shape[0]
     room = usable - plan.fixed - plan.lane

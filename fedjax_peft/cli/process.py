@@ -1,27 +1,31 @@
-"""The JAX settings of a command's process."""
+"""A command's process: its JAX settings, and its place among several processes."""
 
 import argparse
+import os
 
 from fedjax_peft.cli import faults
 from fedjax_peft.engine import distributed
 from fedjax_peft.support.errors import InputError
 
 
-def prepare_jax(*, cache: bool = True) -> None:
+def prepare_jax(options: argparse.Namespace) -> None:
     """Checks the limits of the process, then imports JAX and sets its compilation cache.
 
-    Args:
-      cache: whether compiled programs are stored on disk, so that the next start is faster.
+    Compiled programs are stored on disk, so that the next start is faster, except where the time or
+    the result of a compiler is asked for.
     """
     faults.check_limits()
+    elsewhere = getattr(options, "device", None) is not None
+    if elsewhere and options.compile:  # a compiler of GPUs on a machine without one
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import jax
 
     from fedjax_peft.engine.compilation import use_compilation_cache
 
-    if cache:
-        use_compilation_cache()
-    else:
+    if elsewhere or options.command.startswith("bench."):
         jax.config.update("jax_enable_compilation_cache", False)
+    else:
+        use_compilation_cache()
 
 
 def join_processes(options: argparse.Namespace) -> None:

@@ -1,7 +1,4 @@
-"""The commands ``run``, ``resume`` and ``demo``: they train and print the table of the runs.
-
-Heavy modules are imported inside the functions, so that ``--help`` answers at once.
-"""
+"""The commands ``run``, ``resume`` and ``demo``: they train and print the table of the runs."""
 
 import argparse
 import contextlib
@@ -9,23 +6,25 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedjax_peft.cli.process import join_processes, prepare_jax
+from fedjax_peft.cli import console, resuming, sweeping
+from fedjax_peft.cli.process import join_processes
 from fedjax_peft.cli.results import print_table
+from fedjax_peft.config import config as configs
+from fedjax_peft.config import early, loading, presets
 from fedjax_peft.engine.distributed import is_writer
+from fedjax_peft.peft.io.export import formats
+from fedjax_peft.report.page import write_report
+from fedjax_peft.report.records import RunRecord, load_run
+from fedjax_peft.simulation import record
+from fedjax_peft.simulation.run import Run
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError, nearest
-
-if TYPE_CHECKING:
-    from fedjax_peft.report.records import RunRecord
-    from fedjax_peft.simulation.run import Run
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the methods of a config file."""
-    from fedjax_peft.cli import resuming
-
     join_processes(options)
     path, out = options.config, Path("runs") / options.config.stem
     if options.resume and path.name == "config.toml" and resuming.has_begun(path.parent):
@@ -36,15 +35,9 @@ def run(options: argparse.Namespace) -> None:
 
 def resume(options: argparse.Namespace) -> None:
     """Continues a run, the runs of a config with several methods, or a sweep."""
-    from fedjax_peft.cli import sweeping
-
     if options.distributed and sweeping.is_sweep(options.run):
         raise InputError(f"{options.run} is a sweep, which runs in one process.")
     join_processes(options)
-    prepare_jax()
-    from fedjax_peft.cli import resuming
-    from fedjax_peft.config import config as configs
-
     if sweeping.is_sweep(options.run):
         sweeping.resume(options)
         return
@@ -73,8 +66,6 @@ def demo(options: argparse.Namespace) -> None:
     records = _run_file(config, options, default_out=out)
     if options.dry_run:
         return
-    from fedjax_peft.report.page import write_report
-
     page = write_report(records, out)
     first = out / records[0].path.name
     print(f"\nCurves and details: {page}\nNext, use the trained adapter:")
@@ -86,21 +77,18 @@ def demo(options: argparse.Namespace) -> None:
     print(f"  fedjax-peft demo seed=1 --out {again} && fedjax-peft report {out} {again} --out runs")
 
 
-def _print_next(records: "Sequence[RunRecord]", out: Path, options: argparse.Namespace) -> None:
+def _print_next(records: Sequence[RunRecord], out: Path, options: argparse.Namespace) -> None:
     """Prints the commands that read the finished runs."""
     if records and not options.quiet and is_writer():
         print("\nNext:", *(f"  {line}" for line in next_commands(records[0], out)), sep="\n")
 
 
-def next_commands(run: "RunRecord", out: Path) -> list[str]:
+def next_commands(run: RunRecord, out: Path) -> list[str]:
     """Returns the commands that read a run: ``report``, and what it allows of the others.
 
     Args:
       out: the folder of all runs.
     """
-    from fedjax_peft.config import config as configs
-    from fedjax_peft.peft.io.export import formats
-
     path, inputs = shlex.quote(str(run.path)), configs.task_of(run.config).inputs
     private = run.rows[0].get("roles", {}).get("private", 0) if run.rows else 0
     client = " --client 0" if private else ""
@@ -116,14 +104,8 @@ def next_commands(run: "RunRecord", out: Path) -> list[str]:
     return lines
 
 
-def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list["RunRecord"]:
+def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list[RunRecord]:
     """Runs every method of a config file, prints the table and returns the records."""
-    prepare_jax()
-    from fedjax_peft.cli import resuming
-    from fedjax_peft.config import config as configs
-    from fedjax_peft.config import early, presets
-    from fedjax_peft.simulation import record
-
     out = options.out or default_out
     # All configs are checked before the first run starts.
     raw = configs.methods(configs.load(path), options.overrides)
@@ -154,17 +136,13 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
 
 def _run_all(
     resolved: dict[str, dict[str, Any]], options: argparse.Namespace, out: Path, title: str
-) -> list["RunRecord"]:
+) -> list[RunRecord]:
     """Runs resolved configs, prints the table and returns the records.
 
     Args:
       resolved: name -> config; the run's directory is ``out`` / name.
       title: the title of a run without a name.
     """
-    from fedjax_peft.cli import console, resuming
-    from fedjax_peft.config import config as configs
-    from fedjax_peft.simulation import record
-
     titles = {name: config["name"] or name or title for name, config in resolved.items()}
     if options.dry_run:
         for name, config in resolved.items():
@@ -182,13 +160,11 @@ def _run_all(
         return _run_each(resolved, titles, options, out)
 
 
-def _origin(config: dict[str, Any], directory: Path) -> "Run | None":
+def _origin(config: dict[str, Any], directory: Path) -> Run | None:
     """Returns the run that a config starts from; None without one, or if it has begun."""
     if config["origin"] is None or any((directory / "checkpoints").glob("[0-9]*")):
         return None
-    from fedjax_peft.config.loading import load_run
-
-    return load_run(config["origin"])
+    return loading.load_run(config["origin"])
 
 
 def _run_each(
@@ -196,12 +172,8 @@ def _run_each(
     titles: dict[str, str],
     options: argparse.Namespace,
     out: Path,
-) -> list["RunRecord"]:
+) -> list[RunRecord]:
     """Runs resolved configs one after the other; see :func:`_run_all`."""
-    from fedjax_peft.cli import console
-    from fedjax_peft.config import config as configs
-    from fedjax_peft.report.records import load_run
-
     records = []
     for name, config in resolved.items():
         with console.screen(

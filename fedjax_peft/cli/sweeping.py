@@ -1,7 +1,4 @@
-"""The command ``sweep``: it runs all points of a sweep and prints the table of its methods.
-
-Heavy modules are imported inside the functions, so that ``--help`` answers at once.
-"""
+"""The command ``sweep``: it runs all points of a sweep and prints the table of its methods."""
 
 import argparse
 import sys
@@ -10,8 +7,16 @@ from typing import Any
 
 import tomli_w
 
-from fedjax_peft.cli.process import prepare_jax
+from fedjax_peft.cli import resuming
 from fedjax_peft.cli.results import print_study
+from fedjax_peft.cli.sweep_display import SweepDisplay
+from fedjax_peft.config import config as configs
+from fedjax_peft.config import early, sweeps
+from fedjax_peft.config.parts import Parts
+from fedjax_peft.report.study import read_study
+from fedjax_peft.simulation import earlier, record
+from fedjax_peft.simulation.points import Job, run_points
+from fedjax_peft.simulation.simulate import check_recorded
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
@@ -22,11 +27,6 @@ NAME = "sweep.toml"
 
 def sweep(options: argparse.Namespace) -> None:
     """Runs the points of a sweep, and prints the table of its methods."""
-    prepare_jax()
-    from fedjax_peft.config import config as configs
-    from fedjax_peft.config import early, sweeps
-    from fedjax_peft.simulation import record
-
     raw = configs.load(options.config)
     planned = sweeps.plan(raw, options.overrides, options.only)
     out, title = options.out or Path("runs") / options.config.stem, options.config.stem
@@ -56,10 +56,6 @@ def is_sweep(directory: Path) -> bool:
 
 def resume(options: argparse.Namespace) -> None:
     """Runs the points of the sweep in ``options.run`` that are missing or interrupted."""
-    prepare_jax()
-    from fedjax_peft.config import sweeps
-    from fedjax_peft.simulation import earlier
-
     table = read_toml(options.run / NAME)
     try:
         earlier.check_resumable(options.run, dict(table["config"]))
@@ -73,19 +69,11 @@ def resume(options: argparse.Namespace) -> None:
     _run(planned, options.run, title, options)
 
 
-def _run(planned: Any, out: Path, title: str, options: argparse.Namespace) -> None:
+def _run(planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespace) -> None:
     """Runs the points of a planned sweep that have not finished."""
-    from fedjax_peft.cli import resuming
-    from fedjax_peft.cli.sweep_display import SweepDisplay
-    from fedjax_peft.config import config as configs
-    from fedjax_peft.config.parts import Parts
-    from fedjax_peft.report.study import read_study
-    from fedjax_peft.simulation.points import Job, run_points
-    from fedjax_peft.simulation.simulate import check_recorded
-
     parts = Parts()
 
-    def job(point: Any) -> Job:
+    def job(point: sweeps.Point) -> Job:
         config = {**point.config, "name": point.config["name"] or point.method or title}
 
         def run(path: Path | None, resume: bool, stop: Any, engine: Any) -> Any:
@@ -97,8 +85,8 @@ def _run(planned: Any, out: Path, title: str, options: argparse.Namespace) -> No
 
         return Job(point.folder, config["rounds"], run, check, point.method)
 
-    display = SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet)
-    with display as shown, resuming.advising(out):
+    shown = SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet)
+    with shown, resuming.advising(out):
         run_points(
             [job(point) for point in planned.points],
             out=out,
@@ -114,7 +102,9 @@ def _run(planned: Any, out: Path, title: str, options: argparse.Namespace) -> No
     print(f"\nCurves, and tables as files: fedjax-peft report {out}")
 
 
-def _begin(out: Path, planned: Any, again: dict[str, Any], options: argparse.Namespace) -> None:
+def _begin(
+    out: Path, planned: sweeps.Sweep, again: dict[str, Any], options: argparse.Namespace
+) -> None:
     """Writes ``sweep.toml``; keys of an earlier sweep in the same directory stay swept.
 
     Args:
@@ -125,14 +115,14 @@ def _begin(out: Path, planned: Any, again: dict[str, Any], options: argparse.Nam
       InputError: the directory holds another sweep or anything else.
     """
     file = out / NAME
-    earlier: list[str] = []
+    known_keys: list[str] = []
     if file.exists():
         if not (options.resume or options.overwrite):
             raise InputError(
                 f"{out} already holds a sweep: continue it, or add points to it, with --resume;"
                 " replace it with --overwrite; or choose another directory with --out."
             )
-        earlier = [key for key in read_toml(file).get("keys", []) if isinstance(key, str)]
+        known_keys = [key for key in read_toml(file).get("keys", []) if isinstance(key, str)]
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists and is no sweep: choose another directory with --out.")
     elif options.resume and not options.quiet:
@@ -140,6 +130,6 @@ def _begin(out: Path, planned: Any, again: dict[str, Any], options: argparse.Nam
         print(display.one_line(text), file=sys.stderr)
     out.mkdir(parents=True, exist_ok=True)
     table = {"choose_by": planned.choose_by, "baseline": planned.baseline}
-    keys = list(dict.fromkeys([*earlier, *planned.keys]))
+    keys = list(dict.fromkeys([*known_keys, *planned.keys]))
     known = {key: value for key, value in table.items() if value is not None}
     replace_file(file, tomli_w.dumps({**known, "keys": keys, **again}).encode())

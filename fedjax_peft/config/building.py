@@ -1,14 +1,15 @@
 """The objects of a resolved config: model, algorithm, transforms, records and so on."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_peft import tasks
 from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.config.keys import Config, StartKeys, function_of
+from fedjax_peft.config.keys import CHAINED, Config, StartKeys, function_of
 from fedjax_peft.config.schema import OF_THE_RUN, fields_of
-from fedjax_peft.contracts import Asynchronous, Attack, Availability, Privacy, Transform
+from fedjax_peft.contracts import Privacy
 from fedjax_peft.data import sources
 from fedjax_peft.data.encode import with_options
 from fedjax_peft.data.vocabulary import word_tokenizer
@@ -20,7 +21,6 @@ from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
 from fedjax_peft.simulation.time_model import TimeModel
-from fedjax_peft.simulation.trackers.base import Tracker
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
@@ -81,10 +81,8 @@ def named_task(config: Config) -> Task | None:
     Raises:
       InputError: the function of ``[task]`` returns something else.
     """
-    if not config.get("task"):
-        return None
-    task = call(config, "task")
-    if not isinstance(task, Task):
+    task = build(config, "task") if "task" in config else None
+    if task is not None and not isinstance(task, Task):
         raise InputError(
             f"The task {show(config['task']['name'])} returns {type(task).__name__}, not a"
             " fedjax_peft.tasks.Task."
@@ -115,24 +113,15 @@ def build_algorithm(config: Config) -> Any:
     return seeded(function, config, options | rate(config), **objects)
 
 
-def build_transforms(config: Config) -> list[Transform]:
-    """Returns the upload transforms of a resolved config, in their order."""
-    return [
-        seeded(function_of("transforms", name), config, options)
-        for name, options in config["transforms"].items()
-    ]
+def build(config: Config, table: str) -> Any:
+    """Returns the object of a table that names a function; None if the table is left out.
 
-
-def build_trackers(config: Config) -> list[Tracker]:
-    """Returns the trackers of a resolved config.
-
-    Raises:
-      InputError: the package that one needs is missing.
+    Of ``[transforms]`` and ``[trackers]``, the objects in their order.
     """
-    return [
-        seeded(function_of("trackers", name), config, options)
-        for name, options in config["trackers"].items()
-    ]
+    if table in CHAINED:
+        links = config[table].items()
+        return [seeded(function_of(table, name), config, options) for name, options in links]
+    return call(config, table) if config[table] else None
 
 
 def build_privacy(config: Config) -> Privacy | None:
@@ -141,22 +130,10 @@ def build_privacy(config: Config) -> Privacy | None:
     Raises:
       InputError: the noise of ``privacy.epsilon`` is not known yet, see :func:`with_noise`.
     """
-    options = {k: v for k, v in config["privacy"].items() if k not in ("name", "epsilon")}
-    if not config["privacy"]:
-        return None
-    if options.get(NOISE, 0) is None:
+    table = {k: v for k, v in config["privacy"].items() if k != "epsilon"}
+    if table.get(NOISE, 0) is None:
         raise InputError("The noise of privacy.epsilon depends on the clients: run the config.")
-    return seeded(function_of("privacy", config["privacy"]["name"]), config, options)
-
-
-def build_attack(config: Config) -> Attack | None:
-    """Returns what the hostile clients of a resolved config do, None without any."""
-    return call(config, "attack") if config["attack"] else None
-
-
-def build_asynchronous(config: Config) -> Asynchronous | None:
-    """Returns the asynchronous server of a resolved config, None for a synchronous one."""
-    return call(config, "asynchronous") if config["asynchronous"] else None
+    return build({**config, "privacy": table}, "privacy")
 
 
 def build_records(
@@ -175,9 +152,9 @@ def build_records(
     objects = {
         **(objects or {}),
         "time": TimeModel.preset(**config["time"]),
-        "availability": build_availability(config),
+        "availability": build(config, "availability"),
         "stop": any_of(own, stop),
-        "trackers": build_trackers(config),
+        "trackers": build(config, "trackers"),
     }
     made = {}
     for table, record in RECORDS.items():
@@ -187,16 +164,11 @@ def build_records(
     return made
 
 
-def build_availability(config: Config) -> Availability | None:
-    """Returns when the clients of a resolved config are available, None for always."""
-    return call(config, "availability") if config["availability"] else None
-
-
 BUILDERS: dict[Any, Callable[[Config], Any]] = {
     "algorithm": build_algorithm,
-    "transforms": build_transforms,
+    "transforms": functools.partial(build, table="transforms"),
     "privacy": build_privacy,
-    "attack": build_attack,
+    "attack": functools.partial(build, table="attack"),
 }
 """Argument of ``simulate`` -> function that makes it from a resolved config."""
 

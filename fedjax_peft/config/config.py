@@ -31,16 +31,12 @@ methods, overrides), :mod:`.resolving` (the complete config), :mod:`.building` (
 # ruff: noqa: F401 -- the imports are the names that other modules use
 
 from fedjax_peft.config.building import (
+    build,
     build_algorithm,
-    build_asynchronous,
-    build_attack,
-    build_availability,
     build_method,
     build_model,
     build_privacy,
     build_records,
-    build_trackers,
-    build_transforms,
     named_task,
     task_of,
 )
@@ -64,4 +60,3 @@ from fedjax_peft.config.resolving import (
     resolve_table,
 )
 from fedjax_peft.config.running import describe, run, with_noise
-from fedjax_peft.config.schema import check_arguments

@@ -48,9 +48,9 @@ def _check_data_and_model(config: dict[str, Any]) -> None:
 def _check_rest(config: dict[str, Any]) -> None:
     """Makes the algorithm and everything else that needs neither data nor model."""
     configs.build_algorithm(config)
-    configs.build_transforms(config)
-    configs.build_attack(config)
-    configs.build_asynchronous(config)
+    configs.build(config, "transforms")
+    configs.build(config, "attack")
+    configs.build(config, "asynchronous")
     configs.build_records(config)
 
 

@@ -110,7 +110,7 @@ def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algor
             directory,
             configs.build_algorithm(resolved),
             configs.build_privacy(resolved),
-            configs.build_attack(resolved),
+            configs.build(resolved, "attack"),
         )
     name = config.get("algorithm", "the algorithm")
     rows = read_metrics(directory / "metrics.jsonl")

@@ -22,8 +22,10 @@ def is_user_function(name: Any) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def with_absolute_path(name: str, folder: Path) -> str:
-    """Returns the name with the absolute path of its file, if the file is in ``folder``."""
+def with_absolute_path(name: Any, folder: Path) -> Any:
+    """Returns a user's function with the absolute path of its file, if this is in ``folder``."""
+    if not is_user_function(name):
+        return name
     module, _, function = name.rpartition(":")
     file = _file(module, folder)
     return name if file is None else f"{os.path.normpath(file)}:{function}"

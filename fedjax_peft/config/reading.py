@@ -63,17 +63,11 @@ def _with_absolute_paths(raw: Config, folder: Path) -> Config:
             result[table] = given | found
     for table in NAMESPACES:
         given = result.get(table)
-        if isinstance(given, dict) and plugins.is_user_function(given.get("name")):
+        if isinstance(given, dict) and table in CHAINED:
+            links = given.items()
+            result[table] = {plugins.with_absolute_path(name, folder): x for name, x in links}
+        elif isinstance(given, dict) and "name" in given:
             result[table] = given | {"name": plugins.with_absolute_path(given["name"], folder)}
-    for table in CHAINED:
-        given = result.get(table)
-        if isinstance(given, dict):
-            result[table] = {
-                plugins.with_absolute_path(name, folder)
-                if plugins.is_user_function(name)
-                else name: options
-                for name, options in given.items()
-            }
     methods = result.get("methods")
     if isinstance(methods, dict):
         result["methods"] = {

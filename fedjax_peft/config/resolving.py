@@ -60,7 +60,7 @@ def _check_present(raw: keys.Config) -> None:
 def _resolved(raw: keys.Config) -> keys.Config:
     """Returns the complete config; the preset's settings are already in ``raw``."""
     tables = [*keys.FUNCTIONS, *keys.NAMESPACES]
-    result = checked_values("", fields_of(simulate) | fields_of(keys.RunKeys), raw, tables)
+    result = checked_values("", {**fields_of(simulate), **fields_of(keys.RunKeys)}, raw, tables)
     for table in tables:
         given = raw.get(table, {})
         if not isinstance(given, dict):
@@ -81,12 +81,14 @@ def resolve_table(table: str, given: keys.Config) -> keys.Config:
     if table in keys.OPTIONAL and not given:
         return {}
     if table in keys.FUNCTIONS:
-        more = fields_of(keys.MORE_KEYS[table]) if table in keys.MORE_KEYS else {}
-        return checked_values(table, fields_of(keys.FUNCTIONS[table]) | more, given)
+        fields = {**fields_of(keys.FUNCTIONS[table])}
+        if table in keys.MORE_KEYS:
+            fields |= fields_of(keys.MORE_KEYS[table])
+        return checked_values(table, fields, given)
     name = given.get("name", keys.DEFAULT_NAMES.get(table))
     function = keys.function_of(table, name)
     options = {k: v for k, v in given.items() if k != "name"}
-    fields = fields_of(function)
+    fields = {**fields_of(function)}
     if table == "privacy" and NOISE in fields:  # epsilon can stand for it
         fields |= {NOISE: (fields[NOISE][0] | None, None), **fields_of(keys.PrivacyKeys)}
     if table == "peft" and function is peft.lora_sb:

@@ -84,7 +84,7 @@ def run(
         validation=evaluated["validation"],
         **made_from_values(config),
         task=task,
-        asynchronous=building.build_asynchronous(config),
+        asynchronous=building.build(config, "asynchronous"),
         **made,
         out=out,
         resume=resume,

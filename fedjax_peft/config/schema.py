@@ -1,12 +1,14 @@
 """The types of a config's values, from the signatures that they are given to, and their check."""
 
 import contextlib
+import functools
 import inspect
 import types
 import typing
 from collections import abc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import pydantic
@@ -21,12 +23,12 @@ Config = dict[str, Any]
 OF_THE_RUN = ("seed", "rounds")
 """Arguments of functions that are by default the run's own keys."""
 
-
-# Arguments of simulate that the command line sets, and a config does not.
 _NOT_CONFIG = ("out", "resume", "progress")
+"""Arguments of simulate that the command line sets, and a config does not."""
 
 
-def fields_of(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+@functools.cache
+def fields_of(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
     """Returns what a config can set: name -> (type, default; ``...`` if required).
 
     These are the arguments of a function, or the fields of a record, of plain types. Models,
@@ -34,21 +36,19 @@ def fields_of(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """
     hints = typing.get_type_hints(function)
     fields = {}
-    takes_optimizer = "optimizer" in inspect.signature(function).parameters
-    for name, parameter in inspect.signature(function).parameters.items():
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
         default = parameter.default
         kind = hints.get(name, _unannotated(name, default))
         if not _is_plain(kind) or name in _NOT_CONFIG:
             continue
         if name in OF_THE_RUN and function is not simulate:
             kind, default = int | None, None  # None: that of the run
-        if name == "learning_rate" and default is parameter.empty and takes_optimizer:
+        if name == "learning_rate" and default is parameter.empty and "optimizer" in parameters:
             kind, default = float | None, None  # None: that of [optimizer], see rate
-        fields[name] = (
-            str if kind == str | Path else kind,
-            ... if default is parameter.empty else default,
-        )
-    return fields
+        kind = str if kind == str | Path else kind
+        fields[name] = (kind, ... if default is parameter.empty else default)
+    return MappingProxyType(fields)
 
 
 def _unannotated(name: str, default: Any) -> Any:
@@ -74,15 +74,6 @@ def _is_plain(kind: Any) -> bool:
     return kind in (int, float, str, bool, Path, types.NoneType)
 
 
-def check_arguments(function: Callable[..., Any], given: Config) -> Config:
-    """Returns all arguments of a function that takes plain values, with the defaults filled in.
-
-    Raises:
-      InputError: a key is unknown, or a value has the wrong type.
-    """
-    return checked_values("", fields_of(function), given)
-
-
 def checked_values(
     table: str, fields: Mapping[str, tuple[Any, Any]], given: Config, others: Sequence[str] = ()
 ) -> Config:
@@ -92,41 +83,37 @@ def checked_values(
         if key not in fields and key not in others:
             known = [*fields, *others]
             raise InputError(f"Unknown config key {where}{show(key)}. {nearest(key, known)}")
-    schema = pydantic.create_model(
-        "schema",
-        __config__=pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True),
-        **fields,  # type: ignore[call-overload]
-    )
-    try:
-        return schema(**{k: v for k, v in given.items() if k in fields}).model_dump()
-    except pydantic.ValidationError as error:
-        raise InputError(_explain(table, fields, error)) from None
+    values, wrong = {}, []
+    for name, (kind, default) in fields.items():
+        try:
+            values[name] = _check(kind)(given[name]) if name in given else default
+        except pydantic.ValidationError as error:
+            wrong.append(_explain(table, name, kind, error))
+        if values.get(name) is ...:
+            wrong.append(f"The config key {where}{name!r} is missing.")
+    if wrong:
+        raise InputError(" ".join(wrong))
+    return values
 
 
-def _explain(
-    table: str, fields: Mapping[str, tuple[Any, Any]], error: pydantic.ValidationError
-) -> str:
-    """Returns a sentence for each wrong field, with a corrected value where one can be guessed."""
+@functools.cache
+def _check(kind: Any) -> Callable[[Any], Any]:
+    """Returns the strict check of a type, which returns the value."""
+    strict = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
+    return pydantic.TypeAdapter(kind, config=strict).validate_python
+
+
+def _explain(table: str, key: str, kind: Any, error: pydantic.ValidationError) -> str:
+    """Returns why a value is wrong, with a corrected one where it can be guessed."""
     where = f"[{table}] " if table else ""
-    wrong: dict[str, tuple[Any, list[str]]] = {}
-    for item in error.errors():
-        _, reasons = wrong.setdefault(str(item["loc"][0]), (item.get("input"), []))
-        reasons.append(item["msg"][0].lower() + item["msg"][1:])
-    sentences = []
-    for key, (value, reasons) in wrong.items():
-        if reasons == ["field required"]:
-            sentences.append(f"The config key {where}{key!r} is missing.")
-        else:
-            sentences.append(
-                f"The config key {where}{key!r} cannot be {show(value)}: {', or '.join(reasons)}."
-            )
-            if (guess := _corrected(fields[key][0], value)) is not None:
-                literal = toml.literal(guess)
-                shown = f"{table}.{key}" if table else key
-                sentences.append(
-                    f"Write {key} = {literal}, or on the command line '{shown}={literal}'."
-                )
-    return " ".join(sentences)
+    value = error.errors()[0]["input"]
+    reasons = [item["msg"][0].lower() + item["msg"][1:] for item in error.errors()]
+    text = f"The config key {where}{key!r} cannot be {show(value)}: {', or '.join(reasons)}."
+    if (guess := _corrected(kind, value)) is None:
+        return text
+    literal = toml.literal(guess)
+    shown = f"{table}.{key}" if table else key
+    return f"{text} Write {key} = {literal}, or on the command line '{shown}={literal}'."
 
 
 def _corrected(kind: Any, value: Any) -> Any:
@@ -141,9 +128,8 @@ def _corrected(kind: Any, value: Any) -> Any:
         for number in (int, float):
             with contextlib.suppress(ValueError):
                 guesses.append(number(value))
-    check = pydantic.TypeAdapter(kind, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
     for guess in guesses:
         with contextlib.suppress(pydantic.ValidationError):
             if guess is not None:
-                return check.validate_python(guess, strict=True)
+                return _check(kind)(guess)
     return None

@@ -1,11 +1,13 @@
 """The display of a run, in a terminal and in other outputs."""
 
+import io
 import time
 
 import optax
 import pytest
 import toy
 from options import run_options
+from rich.console import Console
 
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.cli import console
@@ -91,16 +93,17 @@ def test_a_terminal_has_a_bar(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("width", [60, 80, 110, 200])
-def test_the_bar_shows_the_elapsed_time_at_any_width(tmp_path, monkeypatch, capsys, width):
+def test_the_bar_shows_the_elapsed_time_at_any_width(tmp_path, width):
     """Only the text at the end of the line is cut."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", str(width))
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=width)
+    text = console._row_text(tmp_path / "metrics.jsonl", timed=False)
+    bar = console._Bar(terminal, console._Shown("a name", "", 100, text), verbose=False)
     row = {"round": 34, "train_loss": 0.1234, "headline": "accuracy", "test_accuracy": 0.9}
-    with console.screen("a name", "fedavg", 100, tmp_path / "metrics.jsonl") as screen:
-        screen._task = screen._progress.add_task("a name", total=100, state="")
-        screen.on_round(row)
-        screen.on_phase(Phase("training", 35, 100, seconds_left=185.0))
-        (line,) = screen._progress.console.render_lines(screen._progress.get_renderable())
+    bar.begin(0)
+    bar.on_round(row)
+    bar.on_phase(Phase("training", 35, 100, seconds_left=185.0))
+    (line,) = terminal.render_lines(bar._progress.get_renderable())
+    bar.close()
     text = "".join(segment.text for segment in line)
     for part in ("a name", "34/100 0:00:0", "3 min 05 s left"):
         assert part in text

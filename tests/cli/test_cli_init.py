@@ -41,7 +41,8 @@ def test_the_sample_runs_without_changes(place, capsys):
     assert "Text column: 'review'. Label column: 'mood'." in printed
     (line,) = [line for line in printed.splitlines() if line.startswith("Next: fedjax-peft ")]
     words = line.removeprefix("Next: fedjax-peft ").split()
-    assert cli.main([*words, "model=model", "rounds=1", "clients_per_round=2"]) == 0
+    less = ["rounds=1", "clients_per_round=2", "local_steps=1", "peft=head_only"]
+    assert cli.main([*words, "model=model", *less]) == 0
     assert [row["round"] for row in read_metrics(place / "runs/mine/metrics.jsonl")] == [0, 1]
     resolved = config.resolve(config.load(place / "mine/config.toml"))
     assert resolved["data"]["name"] == str(place / "mine/sample.csv")

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from fedjax_peft.cli import listing
 from fedjax_peft.config import config as configs
 from fedjax_peft.models import heads, registry
 from fedjax_peft.support import source
@@ -38,13 +39,11 @@ def test_first_lines_that_are_read_are_those_of_the_functions(module):
 
 
 def test_heads_that_are_read_are_those_of_the_families():
-    from fedjax_peft.cli import tools
-
     kinds = {name: family.kinds for name, family in registry.FAMILIES.items()}
     expected = {
         name: [kind for kind in heads.__all__ if kind in own] for name, own in kinds.items()
     }
-    assert tools._backbones() == {name: ", ".join(own) for name, own in expected.items()}
+    assert listing._backbones() == {name: ", ".join(own) for name, own in expected.items()}
 
 
 def test_an_unknown_name_is_refused():

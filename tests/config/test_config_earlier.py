@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 from closeness import assert_close
+from shallow import draw_nothing
 
 import fedjax_peft as fp
 from fedjax_peft.cli import main as cli
@@ -164,7 +165,8 @@ def test_an_earlier_run_is_read():
     assert_close(jnp.asarray(found), jnp.asarray(expected), rtol=1e-4, atol=1e-6)
 
 
-def test_an_earlier_run_is_reported_and_exported(tmp_path, capsys):
+def test_an_earlier_run_is_reported_and_exported(tmp_path, monkeypatch):
+    draw_nothing(monkeypatch)
     assert cli.main(["report", str(RUN), "--out", str(tmp_path / "report")]) == 0
     assert (tmp_path / "report" / "report.html").exists()
     out = tmp_path / "adapter"

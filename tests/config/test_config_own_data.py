@@ -66,32 +66,23 @@ def test_a_training_split_alone(load, tmp_path):
         load(tmp_path, test_share=0.1)
 
 
-def test_missing_columns(load, tmp_path):
-    """The error names the nearest column, or says how to map another one."""
-    path = write_csv(tmp_path / "x.csv")
-    with pytest.raises(InputError, match=r"Did you mean 'review'\?"):
-        load(path, {"text": "revew", "label": "stars"})
-    with pytest.raises(
-        InputError, match=r"no column 'text', only: review.*columns = \{text = .*label"
-    ):
-        load(path, None)
-    with pytest.raises(InputError, match=r"no column 'text', only: .*columns = \{text = "):
-        load(path, {"label": "stars"})
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.2])
-def test_the_test_share_is_between_0_and_1(load, tmp_path, share):
-    with pytest.raises(InputError, match="between 0 and 1"):
-        load(write_csv(tmp_path / "x.csv"), test_share=share)
-
-
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("x.xlsx", "must end in .json"), ("y.csv", "looked for in")]
+    ("name", "options", "complaint"),
+    [
+        ("x.csv", {"columns": {"text": "revew", "label": "stars"}}, r"Did you mean 'review'\?"),
+        ("x.csv", {"columns": None}, r"no column 'text', only: review.*columns = \{text = .*label"),
+        ("x.csv", {"columns": {"label": "stars"}}, r"no column 'text', only: .*\{text = "),
+        *(("x.csv", {"test_share": share}, "between 0 and 1") for share in (0.0, 1.0, -0.2)),
+        ("x.xlsx", {}, "must end in .json"),
+        ("y.csv", {}, "looked for in"),
+    ],
 )
-def test_files_that_cannot_be_read(load, tmp_path, name, complaint):
+def test_tables_that_cannot_be_read(load, tmp_path, name, options, complaint):
+    """The error names the nearest column, or says how to map another one."""
+    write_csv(tmp_path / "x.csv")
     (tmp_path / "x.xlsx").touch()
     with pytest.raises(InputError, match=complaint):
-        load(tmp_path / name)
+        load(tmp_path / name, **options)
 
 
 CONFIG = """

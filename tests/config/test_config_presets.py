@@ -20,7 +20,6 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.config import presets
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.peft.base import count
-from fedjax_peft.simulation import record
 from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten
@@ -342,22 +341,19 @@ def test_overrides_without_a_value_remove_keys():
 
 def test_a_run_prints_and_records_the_settings_that_it_replaced(tmp_path, capsys):
     testing.write_tiny_checkpoint(tmp_path / "model")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    shape = {"model_type": "bert", "vocab_size": 64, "intermediate_size": 8, **sizes}
     data = {"name": "sst2", "source": "tiny", "max_length": 8, "tokenizer": f"{tmp_path}/model"}
-    tables = {"data": data, "model": {"name": "bert", "config": shape}, "local_steps": 1}
-    tables |= {"preset": "fra_lora/fedavg", "peft": {"rank": 2}}
-    tables |= {"evaluation": {"global_test": False}, "partition": {"name": "iid", "clients": 2}}
+    tables = {"data": data, "model": f"{tmp_path}/model", "local_steps": 1, "peft": {"rank": 2}}
     file = tmp_path / "config.toml"
-    file.write_text(tomli_w.dumps(small("optimizer", **tables)))
-    assert cli.main(["run", str(file), "--out", str(tmp_path / "run")]) == 0
-    err = capsys.readouterr().err
-    assert "preset 'fra_lora/fedavg': this run's own settings replace the preset's" in err
-    assert "rounds 30 -> 1, peft.rank 16 -> 2" in err
-    assert "does not set these keys, which have their defaults: batch_size (16), peft.al" in err
-    assert "peft.alpha (not set)" in err
-    changes = record.read_config(tmp_path / "run")["preset_changes"]
-    assert changes == {"rounds": "30 -> 1", "peft.rank": "16 -> 2"}
+    file.write_text(tomli_w.dumps(small("optimizer", preset="fra_lora/fedavg", **tables)))
+    assert cli.main(["run", str(file), "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert "preset 'fra_lora/fedavg': this run's own settings replace the preset's" in printed.err
+    assert "rounds 30 -> 1, peft.rank 16 -> 2" in printed.err
+    defaults = "does not set these keys, which have their defaults: batch_size (16), peft.al"
+    assert defaults in printed.err
+    assert "peft.alpha (not set)" in printed.err
+    recorded = tomllib.loads(printed.out.partition("\nconfig: ")[0])
+    assert recorded["preset_changes"] == {"rounds": "30 -> 1", "peft.rank": "16 -> 2"}
 
 
 # -------------------------------------------------------------- a paper's partition of a data set

@@ -127,6 +127,16 @@ def test_equal_settings_make_equal_functions_of_the_values():
     assert algorithm.name == "fedavg"
 
 
+@pytest.mark.parametrize("schedule", [{}, {"schedule": {"name": "cosine"}}])
+def test_an_algorithm_of_swept_rates_reads_the_schedule(schedule):
+    rates = {**RAW, "rounds": 7, "runtime": ["optimizer.learning_rate"], **schedule}
+    made = running.made_from_values(configs.resolve(rates))
+    assert made["values"] == {"optimizer.learning_rate": 1e-3}
+    assert made["algorithm"](made["values"]).name == "fedavg"
+    again = running.made_from_values(configs.resolve({**rates, "rounds": 9}))
+    assert (again["algorithm"] == made["algorithm"]) == (not schedule), "a schedule has the rounds"
+
+
 @pytest.mark.parametrize(
     ("sweep", "overrides", "message"),
     [

@@ -49,8 +49,6 @@ def test_a_validation_split_is_evaluated_and_recorded(resolved, tmp_path):
     assert [{**row, "time": 0} for row in again] == [{**row, "time": 0} for row in rows]
     recorded = configs.resolve_recorded(read_config(tmp_path / "run"))
     assert recorded["data"]["validation_share"] == 0.1
-    longer = configs.run({**config, "rounds": 2}, out=tmp_path / "run", resume=True).metrics
-    assert [row["round"] for row in longer] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

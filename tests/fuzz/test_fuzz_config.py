@@ -60,7 +60,7 @@ def test_a_damaged_config_file(path, content):
         resolve(config.load(path))
 
 
-@fuzz(300)
+@fuzz(200)
 @given(raw=damaged_json(CONFIG))
 def test_a_config_of_hostile_values(raw):
     with refused_or_fine():
@@ -80,7 +80,7 @@ def test_hostile_overrides(words):
         resolve(CONFIG, [f"{key}={value}" for key, value in words])
 
 
-@fuzz(30)
+@fuzz(20)
 @given(name=st.text() | st.sampled_from(STRINGS))
 def test_a_config_that_was_written_is_read_back(path, name):
     write_config(path, {"name": name, "table": {name: [name]}})

@@ -84,14 +84,14 @@ def show(place, *, page=False, **files):
             assert "\x1b" not in (place / "page" / "report.html").read_text(encoding="utf-8")
 
 
-@fuzz(100)
+@fuzz(60)
 @given(data=st.data())
 def test_hostile_metrics(place, data):
     rows = data.draw(damaged_json(ROWS))
     show(place, metrics_jsonl=lines(rows if isinstance(rows, list) else [rows]))
 
 
-@fuzz(60)
+@fuzz(40)
 @given(content=damaged(lines(ROWS)))
 def test_damaged_metrics(place, content):
     show(place, metrics_jsonl=content)
@@ -103,7 +103,7 @@ def test_hostile_environment(place, content):
     show(place, environment_json=dumped(content))
 
 
-@fuzz(4)
+@fuzz(2)
 @given(data=st.data())
 def test_hostile_pages(place, data):
     rows = data.draw(damaged_json(ROWS))

@@ -149,7 +149,7 @@ def test_a_config_without_the_tables_has_no_mechanism(raw):
     plain = {k: v for k, v in raw.items() if k not in ("privacy", "attack")}
     resolved = configs.resolve(plain)
     assert configs.build_privacy(resolved) is None
-    assert configs.build_attack(resolved) is None
+    assert configs.build(resolved, "attack") is None
     assert "privacy" not in configs.describe(resolved)
     assert "mechanism privacy" in configs.describe(configs.resolve(raw))
 

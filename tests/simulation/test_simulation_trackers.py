@@ -359,7 +359,7 @@ def test_tables_of_a_config(written):
         "csv": {"path": "all.csv"},
         "tensorboard": {"folder": "tensorboard"},
     }
-    assert [one.name for one in configs.build_trackers(config)] == ["csv", "tensorboard"]
+    assert [one.name for one in configs.build(config, "trackers")] == ["csv", "tensorboard"]
 
 
 def test_config_of_an_own_tracker(tmp_path):
@@ -370,7 +370,7 @@ def test_config_of_an_own_tracker(tmp_path):
     given = configs.load(tmp_path / "config.toml")["trackers"]
     config = configs.resolve(small(trackers=given))
     assert config["trackers"] == {f"{tmp_path / 'mine.py'}:count": {"start": 3}}
-    assert fp.Records(trackers=configs.build_trackers(config))
+    assert fp.Records(trackers=configs.build(config, "trackers"))
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,9 @@ def test_a_config_names_transforms_with_their_options():
     config = resolved(transforms={"clip_norm": {"max_norm": 0.5}})
     assert config["transforms"] == {"clip_norm": {"max_norm": 0.5}}
     assert configs.resolve(config) == config
-    (made,) = configs.build_transforms(config)
+    (made,) = configs.build(config, "transforms")
     assert made.name == "clip_norm"
-    assert configs.build_transforms(resolved()) == []
+    assert configs.build(resolved(), "transforms") == []
     assert "fedavg with clip_norm over lora" in configs.describe(config)
 
 
@@ -198,7 +198,7 @@ def test_functions_of_a_user_are_transforms(tmp_path, monkeypatch):
     config = configs.load(tmp_path / "run.toml")
     config = configs.resolve({**REST, **config})
     assert config["transforms"] == {f"{tmp_path}/mine.py:halves": {"max_norm": 0.5}}
-    assert [one.name for one in configs.build_transforms(config)] == ["halves"]
+    assert [one.name for one in configs.build(config, "transforms")] == ["halves"]
 
 
 @pytest.mark.parametrize(
