@@ -14,7 +14,14 @@ from fedjax_peft.report import figure_files
 
 SHALLOW = {"num_hidden_layers": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
-__all__ = ["draw_nothing", "shallow", "shallow_encoder", "simple_encoder", "simplify"]
+__all__ = [
+    "draw_nothing",
+    "no_drawings",
+    "shallow",
+    "shallow_encoder",
+    "simple_encoder",
+    "simplify",
+]
 
 
 @contextlib.contextmanager
@@ -54,6 +61,14 @@ def simplify(patch: pytest.MonkeyPatch) -> None:
         patch.setitem(testing.TINY_BERT, name, value)
     patch.setattr(bert.Layer, "__call__", call)
     draw_nothing(patch)
+
+
+@pytest.fixture(scope="module")
+def no_drawings():
+    """Makes every figure an empty one, see :func:`draw_nothing`."""
+    with pytest.MonkeyPatch.context() as patch:
+        draw_nothing(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

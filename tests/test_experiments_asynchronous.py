@@ -1,16 +1,20 @@
 """``experiments/asynchronous``: its config resolves, and its script makes its figure and table."""
 
+import itertools
 import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
 from closeness import assert_close
-from made_runs import begin_sweep, read_table, write_run
+from made_runs import columns, read_table, write_sweep
+from shallow import no_drawings  # noqa: F401
 
 from fedjax_peft import asynchronous
 from fedjax_peft.config import config
 from fedjax_peft.config.sweeps import plan
+
+pytestmark = pytest.mark.usefixtures("no_drawings")
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "asynchronous"
 SCRIPT = runpy.run_path(str(FOLDER / "figures.py"))
@@ -38,23 +42,22 @@ def test_the_interval_is_that_of_student():
 @pytest.fixture
 def sweep(tmp_path):
     """Made-up runs of two methods: FedBuff is faster, and one learning rate is better."""
+    runs = []
+    methods = (("fedavg", 50.0, None), ("fedbuff", 25.0, 2.0))
+    for (name, step, stale), rate, seed in itertools.product(methods, (0.003, 0.01), range(3)):
+        n = int(250 / step)
+        better = 1 if rate == 0.01 else 0.5
+        scores = [0.05, *(min(0.08 * i, 0.5) * better + 0.01 * seed for i in range(1, n + 1))]
+        rows = columns(
+            test_accuracy=scores,
+            validation_accuracy=scores,
+            simulated_seconds=[0.0, *[step] * n],
+            clients=[None, *[[1, 2, 3]] * n],
+            staleness_mean=[None, *[stale] * n],
+        )
+        runs.append(({"name": name, "seed": seed, "optimizer.learning_rate": rate}, rows))
     keys = ["seed", "optimizer.learning_rate"]
-    root = begin_sweep(tmp_path / "20news", keys=keys, baseline="fedavg")
-    for name, step in (("fedavg", 50.0), ("fedbuff", 25.0)):
-        for rate in (0.003, 0.01):
-            for seed in (0, 1, 2):
-                rows = [{"round": 0, "test_accuracy": 0.05, "validation_accuracy": 0.05}]
-                rows[0] |= {"headline": "accuracy", "simulated_seconds": 0.0}
-                for n in range(1, int(250 / step) + 1):
-                    score = min(0.08 * n, 0.5) * (1 if rate == 0.01 else 0.5) + 0.01 * seed
-                    row = {"round": n, "clients": [1, 2, 3], "simulated_seconds": step}
-                    row |= {"test_accuracy": score, "validation_accuracy": score}
-                    row |= {"staleness_mean": 2.0} if name == "fedbuff" else {}
-                    rows.append(row)
-                settings = {"name": name, "seed": seed, "rounds": len(rows) - 1}
-                settings["optimizer"] = {"learning_rate": rate}
-                write_run(root / name / f"learning_rate={rate},seed={seed}", settings, rows)
-    return root
+    return write_sweep(tmp_path / "20news", runs, keys=keys, baseline="fedavg")
 
 
 def test_the_script_makes_its_files(sweep, tmp_path, capsys):

@@ -1,15 +1,18 @@
 """``experiments/compression``: its config resolves, and its script makes its figure and table."""
 
-import csv
+import itertools
 import runpy
 from pathlib import Path
 
 import pytest
-from made_runs import begin_sweep, read_table, write_run
+from made_runs import columns, read_table, write_sweep
+from shallow import no_drawings  # noqa: F401
 
 from fedjax_peft import transforms
 from fedjax_peft.config import config
 from fedjax_peft.config.sweeps import plan
+
+pytestmark = pytest.mark.usefixtures("no_drawings")
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "compression"
 SCRIPT = runpy.run_path(str(FOLDER / "figures.py"))
@@ -37,20 +40,17 @@ NOT_COMPARED = {"clip_norm"}
 @pytest.fixture
 def sweep(tmp_path):
     """Made-up runs of two ways and three compressors; the smaller, the less accurate."""
-    root = begin_sweep(tmp_path / "20news", keys=["seed"], baseline="lora-none")
-    for way in ("lora", "ffa"):
-        for i, name in enumerate(("none", "quantize8", "sign")):
-            for seed in (0, 1, 2):
-                rows = [{"round": 0, "test_accuracy": 0.1, "headline": "accuracy"}]
-                size = 4_000_000 // 4**i
-                for n in (1, 2):
-                    rows.append({"round": n, "bytes_up": size, "bytes_down": 4_000_000})
-                    if i:
-                        rows[-1]["compression_error"] = None if n == 1 else 0.25 * i
-                rows[-1] |= {"test_accuracy": 0.6 - 0.1 * i + 0.01 * seed, "headline": "accuracy"}
-                settings = {"name": f"{way}-{name}", "seed": seed, "rounds": 2}
-                write_run(root / f"{way}-{name}" / f"seed={seed}", settings, rows)
-    return root
+    runs = []
+    names = enumerate(("none", "quantize8", "sign"))
+    for way, (i, name), seed in itertools.product(("lora", "ffa"), names, range(3)):
+        rows = columns(
+            bytes_up=(None, *[4_000_000 // 4**i] * 2),
+            bytes_down=(None, *[4_000_000] * 2),
+            compression_error=(None, None, 0.25 * i or None),
+            test_accuracy=(0.1, None, 0.6 - 0.1 * i + 0.01 * seed),
+        )
+        runs.append(({"name": f"{way}-{name}", "seed": seed}, rows))
+    return write_sweep(tmp_path / "20news", runs, keys=["seed"], baseline="lora-none")
 
 
 def test_the_script_writes_the_figure_and_the_table(sweep, tmp_path, capsys):
@@ -60,21 +60,20 @@ def test_the_script_writes_the_figure_and_the_table(sweep, tmp_path, capsys):
         *(f"accuracy_by_bytes.{form}" for form in ("png", "svg", "pdf", "csv")),
         *(f"compressors.{form}" for form in ("md", "csv", "tex")),
     }
-    with (tmp_path / "out" / "compressors.csv").open() as file:
-        rows = list(csv.reader(file))
-    assert [row[:2] for row in rows[1:3]] == [
-        ["FedAvg-LoRA", "none (float32)"],
-        ["FedAvg-LoRA", "QSGD, 8 bits"],
+    rows = [list(row.values()) for row in read_table(tmp_path / "out" / "compressors.csv")]
+    assert rows[0] == [
+        "FedAvg-LoRA",
+        "none (float32)",
+        "8.00",
+        "1.0",
+        "8.00",
+        "-",
+        "61.0 ± 1.0",
+        "-",
     ]
-    assert rows[1][2:] == ["8.00", "1.0", "8.00", "-", "61.0 ± 1.0", "-"]
-    assert rows[3][2:] == ["0.50", "16.0", "8.00", "0.500", "41.0 ± 1.0", "-20.0"]
+    assert rows[1][:2] == ["FedAvg-LoRA", "QSGD, 8 bits"]
+    assert rows[2][2:] == ["0.50", "16.0", "8.00", "0.500", "41.0 ± 1.0", "-20.0"]
     points = read_table(tmp_path / "out" / "accuracy_by_bytes.csv")
     assert len(points) == 18
-    assert points[0] == {
-        "way": "lora",
-        "compressor": "none",
-        "seed": "0",
-        "megabytes": "8",
-        "accuracy": "0.6",
-    }
+    assert list(points[0].values()) == ["lora", "none", "0", "8", "0.6"]
     assert "left out, no runs: lora-quantize4" in capsys.readouterr().out

@@ -1,41 +1,27 @@
 """``experiments/fedmcp``: its configs resolve, and its script makes the paper's tables."""
 
-import json
+import itertools
 import runpy
-import statistics
 from pathlib import Path
 
 import numpy as np
 import pytest
 from closeness import approx
-from made_runs import begin_sweep, read_table, write_run
-from shallow import simple_encoder  # noqa: F401
+from made_runs import columns, grids, read_table, resolved, write_sweep
+from shallow import no_drawings  # noqa: F401
 
-from fedjax_peft import testing
-from fedjax_peft.config import config
+pytestmark = pytest.mark.usefixtures("no_drawings")
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "fedmcp"
 SCRIPT = runpy.run_path(str(FOLDER / "tables.py"))
 NINE = ("fedft", "local", "fedavg", "fedlr", "fedap", "moon", "fedrep", "fedmatch", "fedmcp")
-CLIENTS = ("mnli", "mrpc", "qnli", "qqp", "rte", "sst2")
-
-
-def methods(path, overrides=()):
-    """Returns method -> (its resolved config, its table ``[sweep]``)."""
-    raw = config.load(path)
-    sweep = raw.pop("sweep")
-    found = {}
-    for name, one in config.methods(raw, overrides).items():
-        own = one.pop("sweep", {})
-        found[name] = (config.resolve(one), {**sweep["grid"], **own.get("grid", {})})
-    return found
 
 
 @pytest.mark.parametrize("size", ["paper", "small"])
 def test_nine_methods_with_the_papers_settings(size):
-    found = methods(FOLDER / size / "table1.toml")
+    found, grid = (read(FOLDER / size / "table1.toml") for read in (resolved, grids))
     assert tuple(found) == NINE
-    for name, (one, grid) in found.items():
+    for name, one in found.items():
         assert one["preset"] == ("fedmcp" if name == "fedmcp" else f"fedmcp/{name}")
         assert (one["sampling"], one["optimizer"]["name"]) == ("all", "adam")
         assert one["partition"]["by"] == "task"
@@ -43,97 +29,81 @@ def test_nine_methods_with_the_papers_settings(size):
         assert one["evaluation"]["client_validation"]
         assert not one["evaluation"]["global_test"]
         assert one["peft"].get("size", 16) == 16
-        assert len(grid["seed"]) == {"paper": 5, "small": 3}[size]
-        assert len(grid["optimizer.learning_rate"]) >= 3
+        assert len(grid[name]["seed"]) == {"paper": 5, "small": 3}[size]
+        assert len(grid[name]["optimizer.learning_rate"]) >= 3
     if size == "paper":
-        assert all(set(one["preset_changes"] or {}) <= {"epochs"} for one, _ in found.values())
-        assert {one["rounds"] for one, _ in found.values()} == {25}
-        assert {one["batch_size"] for one, _ in found.values()} == {64}
-        assert 5e-4 in found["fedmcp"][1]["optimizer.learning_rate"]
-    full, adapters = (found[n][1]["optimizer.learning_rate"] for n in ("fedft", "fedmcp"))
+        assert all(set(one["preset_changes"] or {}) <= {"epochs"} for one in found.values())
+        assert {one["rounds"] for one in found.values()} == {25}
+        assert {one["batch_size"] for one in found.values()} == {64}
+        assert 5e-4 in grid["fedmcp"]["optimizer.learning_rate"]
+    full, adapters = (grid[n]["optimizer.learning_rate"] for n in ("fedft", "fedmcp"))
     assert max(full) <= min(adapters)
-    fedrep, fedavg = found["fedrep"][0], found["fedavg"][0]
     key = "epochs" if size == "paper" else "local_steps"
-    assert fedrep[key] == 2 * fedavg[key]
+    assert found["fedrep"][key] == 2 * found["fedavg"][key]
 
 
 @pytest.mark.parametrize("size", ["paper", "small"])
 def test_studies_change_one_setting_of_the_complete_method(size):
-    (complete, grid), expected = (
-        methods(FOLDER / size / "table1.toml")["fedmcp"],
-        {
-            "table2": {"without_contrast": {"mu": 0.0}, "without_second": {"gamma": 0.0}},
-            "figure4": {
-                "cosine": {"similarity": "cosine"},
-                "cka_debiased": {"similarity": "cka_debiased"},
-            },
-            "figure5": {"cls": {"pooling": "cls"}},
+    path = FOLDER / size
+    complete = resolved(path / "table1.toml")["fedmcp"]
+    swept = grids(path / "table1.toml")["fedmcp"]
+    expected = {
+        "table2": {"without_contrast": {"mu": 0.0}, "without_second": {"gamma": 0.0}},
+        "figure4": {
+            "cosine": {"similarity": "cosine"},
+            "cka_debiased": {"similarity": "cka_debiased"},
         },
-    )
+        "figure5": {"cls": {"pooling": "cls"}},
+    }
     for file, variants in expected.items():
-        found = methods(FOLDER / size / f"{file}.toml")
+        found = resolved(path / f"{file}.toml")
         assert found.keys() == variants.keys()
-        for name, (one, own) in found.items():
-            assert own == grid
-            ignored = {"name", "preset_changes", "evaluation", "algorithm"}
-            assert {k: v for k, v in one.items() if k not in ignored} == {
-                k: v for k, v in complete.items() if k not in ignored
-            }
+        for name, one in found.items():
+            assert grids(path / f"{file}.toml")[name] == swept
+            different = {key for key, x in one.items() if x != complete[key]}
+            assert different <= {"name", "preset_changes", "evaluation", "algorithm"}
             assert one["algorithm"] == {**complete["algorithm"], **variants[name]}
 
 
 def test_figure_3_shows_every_round_of_the_runs_of_table_1():
-    table, figure = (methods(FOLDER / "small" / f"{x}.toml") for x in ("table1", "figure3"))
-    for name, (one, _) in figure.items():
+    table, figure = (resolved(FOLDER / "small" / f"{x}.toml") for x in ("table1", "figure3"))
+    for name, one in figure.items():
         assert one["evaluation"]["every"] == 1
-        different = {k for k, v in one.items() if table[name][0][k] != v}
-        assert different <= {*("optimizer", "evaluation", "preset_changes")}
+        different = {key for key, x in one.items() if table[name][key] != x}
+        assert different <= {"optimizer", "evaluation", "preset_changes"}
         assert one["optimizer"]["name"] == "adam"
-    paper = methods(FOLDER / "paper" / "table1.toml")
-    assert {paper[name][0]["evaluation"]["every"] for name in figure} == {1}
+    paper = resolved(FOLDER / "paper" / "table1.toml")
+    assert {paper[name]["evaluation"]["every"] for name in figure} == {1}
 
 
 # -------------------------------------------------------------------------------------- the script
 
 
-def write_sweep(root, scores, *, rounds=2, rates=(0.1, 0.2), seeds=(0, 1, 2)):
+def made_sweep(root, scores, *, rounds=2, rates=(0.1, 0.2)):
     """Writes made-up runs: ``scores`` is method -> accuracy of seed 0 at the second rate.
 
     On validation examples, the second rate is the best; on test examples, it is the first.
     """
+    runs = []
+    for method, rate, seed in itertools.product(scores, rates, range(3)):
+        # Client i is i points above client 0; seed s is s points above seed 0.
+        values = scores[method] + 0.01 * (np.arange(6) + seed) + 0.3 * (rate != rates[-1])
+        tests = {"client": list(range(6)), "accuracy": values.tolist()}
+        if method == "fedmcp":
+            tests["accuracy_global"] = (values - 0.1).tolist()
+        n = rounds + 1
+        rows = columns(
+            client_tests=[tests] * n,
+            client_accuracy_mean=[values.mean()] * n,
+            client_validation_accuracy_mean=[0.5 + rate + 0.01 * seed] * n,
+            bytes_up=[4 * 6 * 10] * n,
+            clients=[tests["client"]] * n,
+        )
+        rows[0]["parameters"] = {"adapter": 20, "head": 5, "frozen": 1000}
+        settings = {"name": method, "seed": seed, "model.name": "google/tiny"}
+        runs.append((settings | {"optimizer": {"name": "adam", "learning_rate": rate}}, rows))
     keys, best = ["seed", "optimizer.learning_rate"], "client_validation_accuracy_mean"
-    begin_sweep(root, keys=keys, baseline="fedavg", choose_by=best)
-    for method, top in scores.items():
-        for rate in rates:
-            for seed in seeds:
-                # Client i is i points above client 0; seed s is s points above seed 0.
-                values = [top + 0.01 * (i + seed) for i in range(6)]
-                if rate != rates[-1]:
-                    values = [x + 0.3 for x in values]
-                tests = {"client": list(range(6)), "accuracy": values}
-                if method == "fedmcp":
-                    tests["accuracy_global"] = [x - 0.1 for x in values]
-                last = {
-                    "client_tests": tests,
-                    "client_accuracy_mean": statistics.fmean(values),
-                    "client_validation_accuracy_mean": 0.5 + rate + 0.01 * seed,
-                    "bytes_up": 4 * 6 * 10,
-                    "clients": list(range(6)),
-                    "headline": "accuracy",
-                    "headline_better": "higher",
-                }
-                start = {"parameters": {"adapter": 20, "head": 5, "frozen": 1000}}
-                rows = [{**last, **start, "round": 0}]
-                rows += [{**last, "round": i + 1} for i in range(rounds)]
-                settings = {
-                    "name": method,
-                    "seed": seed,
-                    "rounds": rounds,
-                    "model": {"name": "google/tiny"},
-                    "optimizer": {"name": "adam", "learning_rate": rate},
-                }
-                write_run(root / method / f"learning_rate={rate},seed={seed}", settings, rows)
-    return root
+    return write_sweep(root, runs, keys=keys, baseline="fedavg", choose_by=best)
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +112,10 @@ def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("fedmcp")
     table1 = {name: 0.2 + 0.02 * i for i, name in enumerate(NINE)}
     sweeps = [
-        write_sweep(root / "a", table1),
-        write_sweep(root / "b", {"without_contrast": 0.3, "without_second": 0.35}),
-        write_sweep(root / "c", {"cosine": 0.3, "cka_debiased": 0.32, "cls": 0.3}),
-        write_sweep(root / "d", {"fedavg": 0.5, "fedmcp": 0.6}, rounds=4, rates=(0.2,)),
+        made_sweep(root / "a", table1),
+        made_sweep(root / "b", {"without_contrast": 0.3, "without_second": 0.35}),
+        made_sweep(root / "c", {"cosine": 0.3, "cka_debiased": 0.32, "cls": 0.3}),
+        made_sweep(root / "d", {"fedavg": 0.5, "fedmcp": 0.6}, rounds=4, rates=(0.2,)),
     ]
     SCRIPT["main"]([*map(str, sweeps), "--out", str(root / "out")])
     return root / "out"
@@ -202,43 +172,10 @@ def test_figures_have_their_data_beside_them(made):
 
 
 def test_tables_without_runs_are_left_out(tmp_path, capsys):
-    sweep = write_sweep(tmp_path / "a", {"fedavg": 0.5, "fedlr": 0.4})
+    sweep = made_sweep(tmp_path / "a", {"fedavg": 0.5, "fedlr": 0.4})
     SCRIPT["main"]([str(sweep), "--out", str(tmp_path / "out")])
     shown = capsys.readouterr().out
     assert "table2: left out, no runs of fedmcp, without_contrast, without_second" in shown
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         *("table1.csv", "table1.md", "table1.tex")
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.long("the runs of a small study")
-@pytest.mark.usefixtures("simple_encoder")
-def test_the_script_reads_real_runs_of_the_small_config(tmp_path):
-    testing.write_tiny_checkpoint(tmp_path / "model")
-    overrides = [
-        "rounds=1",
-        "evaluation.every=1",
-        "local_steps=1",
-        "batch_size=4",
-        "data.source=tiny",
-    ]
-    overrides += [f"model.name={tmp_path / 'model'}", "data.max_length=8"]
-    found = methods(FOLDER / "small" / "table1.toml", overrides)
-    sweep = tmp_path / "sweep"
-    for name in ("fedavg", "fedmcp"):
-        config.run(found[name][0], out=sweep / name / "seed=0")
-    text = 'keys = ["seed"]\nchoose_by = "client_validation_accuracy_mean"\n'
-    (sweep / "sweep.toml").write_text(text)
-    SCRIPT["main"]([str(sweep), "--out", str(tmp_path / "out")])
-    rows = {row["method"]: row for row in read_table(tmp_path / "out" / "table1.csv")}
-    assert list(rows) == ["FedAvg (PEFT)", "FedMCP", "FedMCP, second classifier"]
-    one, two = rows["FedMCP"], rows["FedAvg (PEFT)"]
-    assert float(two["sent %"]) == approx(2 * float(one["sent %"]), abs=2e-3)
-    assert two["trained %"] == two["sent %"] == one["trained %"]
-    tests = json.loads((sweep / "fedmcp" / "seed=0" / "metrics.jsonl").read_text().split("\n")[1])
-    values = tests["client_tests"]["accuracy"]
-    assert one["average"] == f"{100 * np.mean(values):.1f}"
-    for i, task in enumerate(CLIENTS):
-        assert one[SCRIPT["NAMES"][task]] == f"{100 * values[i]:.1f}"
-    assert len(read_table(tmp_path / "out" / "figure3.csv")) == 2 * 6 * 2

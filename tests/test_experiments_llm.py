@@ -1,6 +1,5 @@
 """``experiments/llm``: from texts to a base, instructions, a sweep, a figure and a table."""
 
-import csv
 import itertools
 import json
 import runpy
@@ -12,12 +11,16 @@ from types import SimpleNamespace
 import pytest
 import tomli_w
 from closeness import approx
+from made_runs import read_table
+from shallow import no_drawings  # noqa: F401
 
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
 from fedjax_peft.config.sweeps import plan
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.toml import read_toml
+
+pytestmark = pytest.mark.usefixtures("no_drawings")
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "llm"
 PRETRAIN, INSTRUCTIONS, FIGURES = (
@@ -91,8 +94,7 @@ def test_the_table_compares_with_the_most_frequent_answer():
 def test_differences_with_an_interval_are_drawn(tmp_path):
     scores = {name: {s: {"all": x + up * s} for s in (0, 1)} for name, x, up in METHODS}
     FIGURES["draw_differences"](scores, tmp_path / "differences")
-    with (tmp_path / "differences.csv").open() as file:
-        (only,) = csv.DictReader(file)
+    (only,) = read_table(tmp_path / "differences.csv")
     assert only["method"] == "FFA-LoRA", "that of fra is the same with both seeds"
     assert float(only["points"]) == approx(15.0)
 
@@ -120,23 +122,16 @@ def test_from_texts_to_the_table(tmp_path, capsys):
     assert {row["task"] for row in train} == {"sst2", "semeval2010_task8"}
 
     sweep, out = tmp_path / "sweep", tmp_path / "out"
-    overrides = [f"model.name={checkpoint}", f"data.name={data}", "data.max_length=128"]
-    overrides += [
-        "task.max_new_tokens=20",
-        "data.packing=256",
-        "rounds=2",
-        "local_steps=2",
-        "evaluation.every=2",
-    ]
-    overrides += ["partition.clients=4", "clients_per_round=2"]
-    overrides += ["seed=0..0", "partition.min_size=1", "optimizer.learning_rate=6e-3"]
-    overrides += ["--only", "fedavg", "--only", "ffa"]
-    config_path = str(FOLDER / "methods.toml")
-    assert cli.main(["sweep", config_path, *overrides, "--out", str(sweep)]) == 0
-    for first in [*sweep.glob("*/seed=0")]:  # a second seed with the same results
-        second = shutil.copytree(first, first.with_name("seed=1"))
-        settings = read_toml(second / "config.toml") | {"seed": 1}
-        (second / "config.toml").write_text(tomli_w.dumps(settings))
+    tiny = [f"model.name={checkpoint}", f"data.name={data}", "data.max_length=128"]
+    tiny += ["data.packing=256", "task.max_new_tokens=20", "partition.clients=4"]
+    tiny += ["partition.min_size=1", "clients_per_round=2", "rounds=2", "local_steps=2"]
+    tiny += ["evaluation.every=2", "seed=0..0", "optimizer.learning_rate=6e-3"]
+    words = ["sweep", str(FOLDER / "methods.toml"), *tiny, "--only", "fedavg"]
+    assert cli.main([*words, "--out", str(sweep)]) == 0
+    (first,) = sweep.glob("*/seed=0")
+    second = shutil.copytree(first, sweep / "ffa" / "seed=0")  # a method with equal results
+    settings = read_toml(second / "config.toml") | {"name": "ffa"}
+    (second / "config.toml").write_text(tomli_w.dumps(settings))
     capsys.readouterr()
     FIGURES["main"]([str(sweep), "--data", str(data), "--out", str(out)])
     assert {path.name for path in out.iterdir()} == {
@@ -144,9 +139,7 @@ def test_from_texts_to_the_table(tmp_path, capsys):
         *(f"by_task.{form}" for form in ("md", "csv", "tex")),
         "answers.md",
     }
-    with (out / "by_task.csv").open() as file:
-        table = list(csv.reader(file))
-    names = [row[0] for row in table[1:]]
+    names = [row["method"] for row in read_table(out / "by_task.csv")]
     expected = ["the base", "always the most frequent answer", "FedAvg over LoRA", "FFA-LoRA"]
     assert names == expected
     assert "```text" in (out / "answers.md").read_text()

@@ -1,17 +1,21 @@
 """``experiments/robustness``: its commands resolve, and its script makes figure and tables."""
 
 import csv
+import itertools
 import re
 import runpy
 import shlex
 from pathlib import Path
 
 import pytest
-from made_runs import begin_sweep, write_run
+from made_runs import columns, write_sweep
+from shallow import no_drawings  # noqa: F401
 
 from fedjax_peft import aggregators, attacks
 from fedjax_peft.config import config
 from fedjax_peft.config.sweeps import plan
+
+pytestmark = pytest.mark.usefixtures("no_drawings")
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "robustness"
 SCRIPT = runpy.run_path(str(FOLDER / "figures.py"))
@@ -58,20 +62,19 @@ def test_the_trusted_client_is_honest():
 @pytest.fixture
 def sweeps(tmp_path):
     """Made-up runs: products are better than factors by a point, attacks take ten."""
-    places = [("none", 0.0), ("ipm", 0.2), ("ipm", 0.4), ("backdoor", 0.2)]
-    for attack, share in places:
-        root = begin_sweep(tmp_path / f"{attack}_{share}", keys=["seed"])
-        for i, method in enumerate(("mean", "fra", "median", "median_product")):
-            for seed in (0, 1, 2):
-                score = 0.7 - share / 2 + 0.01 * (i % 2) + 0.02 * seed
-                row = {"round": 2, "test_accuracy": score, "headline": "accuracy"}
-                if attack == "backdoor":
-                    row["test_backdoor_success"] = 0.5
-                settings = {"name": method, "seed": seed, "rounds": 2}
-                if share:
-                    settings["attack"] = {"name": attack, "share": share}
-                rows = [{"round": 0, "test_accuracy": 0.5, "headline": "accuracy"}, {"round": 1}]
-                write_run(root / method / f"seed={seed}", settings, [*rows, row])
+    methods = [*enumerate(("mean", "fra", "median", "median_product"))]
+    for attack, share in [("none", 0.0), ("ipm", 0.2), ("ipm", 0.4), ("backdoor", 0.2)]:
+        runs = []
+        for (i, method), seed in itertools.product(methods, range(3)):
+            score = 0.7 - share / 2 + 0.01 * (i % 2) + 0.02 * seed
+            success = 0.5 if attack == "backdoor" else None
+            rows = columns(
+                test_accuracy=(0.5, None, score), test_backdoor_success=(None, None, success)
+            )
+            settings = {"name": method, "seed": seed}
+            settings |= {"attack": {"name": attack, "share": share}} if share else {}
+            runs.append((settings, rows))
+        write_sweep(tmp_path / f"{attack}_{share}", runs, keys=["seed"])
     return tmp_path
 
 

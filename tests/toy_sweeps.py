@@ -1,18 +1,11 @@
 """Sweeps on disk with planted results."""
 
 import itertools
-import json
 
 import tomli_w
+from made_runs import write_run
 
-
-def write_run(path, config, rows):
-    path.mkdir(parents=True)
-    whole = {"rounds": rows[-1]["round"], "model": {"name": "tiny"}, **config}
-    (path / "config.toml").write_text(tomli_w.dumps(whole))
-    lines = (json.dumps({"headline": "accuracy", "headline_better": "higher", **r}) for r in rows)
-    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    return path
+__all__ = ["accuracy", "write_run", "write_sweep"]
 
 
 def write_sweep(root, scores, *, keys=("optimizer.learning_rate", "seed"), **sweep):
