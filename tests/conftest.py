@@ -7,6 +7,7 @@ algorithm, shapes and lanes in one file, a cached factory, more rounds rather th
 
 import atexit
 import gc
+import itertools
 import os
 import shutil
 import signal
@@ -98,11 +99,20 @@ def _several_padded_lengths(monkeypatch, request):
         monkeypatch.setattr(lengths, "_GAIN", GAIN)
 
 
+@pytest.fixture(scope="session")
+def _caches(tmp_path_factory):
+    """Yields new directories; ``mktemp`` would list all earlier ones each time."""
+    root = tmp_path_factory.mktemp("caches")
+    return (root / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _private_cache(tmp_path_factory, monkeypatch, request):
+def _private_cache(_caches, monkeypatch, request):
     """Gives tests a separate cache directory; only tests marked ``assets`` use the user's."""
     if request.node.get_closest_marker("assets") is None:
-        monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        cache = next(_caches)
+        cache.mkdir()
+        monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(cache))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,5 +1,7 @@
 """The documentation builds without a warning, and its examples run."""
 
+import ast
+import inspect
 import json
 import re
 import subprocess
@@ -13,6 +15,7 @@ import memory
 import pytest
 from shallow import simple_encoder  # noqa: F401
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, asynchronous, attacks, peft, testing, transforms
 from fedjax_peft.support import assets
 
@@ -28,13 +31,16 @@ PAGES = sorted(
     if BLOCK.search(page.read_text()) and str(page.relative_to(ROOT / "docs")) not in ELSEWHERE
 )
 RARE = (
+    "howto/asynchrony.md",
+    "howto/compression.md",
     "howto/gradients-through-rounds.md",
     "howto/many-clients.md",
     "howto/privacy.md",
     "howto/robustness.md",
 )
-"""Pages with eight programs and more, of calls that other tests have too: those of privacy,
-attacks, aggregators and simulation, and ``test_differentiable.py``."""
+"""Pages with many programs, of calls that other tests have too: those of transforms, privacy,
+attacks, aggregators, asynchrony and simulation, and ``test_differentiable.py``. Their calls are
+compared with the signatures, and ``make exhaustive`` runs them."""
 CASES = [
     pytest.param(page, id=name, marks=[pytest.mark.exhaustive] * (name in RARE))
     for page in PAGES
@@ -224,6 +230,25 @@ def run_page(tiny_assets, tmp_path, monkeypatch):
 def test_python_of_a_page_runs(page, run_page):
     """One round with a tiny model is enough to see that it works."""
     run_page(page)
+
+
+def named(node):
+    """Returns the object that an expression such as ``fp.peft.lora`` names; None: another one."""
+    if isinstance(node, ast.Attribute) and (owner := named(node.value)) is not None:
+        return getattr(owner, node.attr)
+    return fp if isinstance(node, ast.Name) and node.id == "fp" else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_calls_of_a_page_fit_the_signatures(page):
+    """Every name of the library exists and has the arguments, also where the page is not run."""
+    for node in ast.walk(ast.parse("\n".join(BLOCK.findall(page.read_text())))):
+        called = named(node.func if isinstance(node, ast.Call) else node)
+        if isinstance(node, ast.Call) and called is not None:
+            known = inspect.signature(called).parameters
+            given = {word.arg for word in node.keywords if word.arg}
+            free = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in known.values())
+            assert free or given <= known.keys(), ast.unparse(node)
 
 
 def test_first_page_begins_with_the_example_of_the_readme():

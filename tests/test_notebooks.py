@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shallow import shallow
 
 from fedjax_peft import testing
 
@@ -26,12 +27,15 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 PRELUDE = """
 %reset -f
-import os
+import os, sys
 from pathlib import Path
+import pytest
+sys.path.append("{tests}")
+import shallow
 from fedjax_peft import testing
 from fedjax_peft.support import assets
 
-testing.TINY_BERT.update(num_hidden_layers=1, hidden_dropout_prob=0.0)
+shallow.simplify(pytest.MonkeyPatch())
 testing.TINY_LLAMA["num_hidden_layers"] = 1
 assets.fetch = Path("{assets}").joinpath
 os.chdir("{place}")
@@ -55,14 +59,8 @@ def client():
 def assets(tmp_path_factory):
     """A folder with what the notebooks load by name."""
     folder = tmp_path_factory.mktemp("assets")
-    with pytest.MonkeyPatch.context() as patch:
-        changes = {
-            "max_position_embeddings": 64,
-            "num_hidden_layers": 1,
-            "hidden_dropout_prob": 0.0,
-        }
-        for name, value in changes.items():
-            patch.setitem(testing.TINY_BERT, name, value)
+    with pytest.MonkeyPatch.context() as patch, shallow():
+        patch.setitem(testing.TINY_BERT, "max_position_embeddings", 64)
         testing.write_tiny_checkpoint(folder / "minilm-l6")
     testing.write_tiny_texts(folder / "20newsgroups", train=4000, test=400)
     return folder
@@ -76,7 +74,9 @@ def test_notebook(path, client, assets, tmp_path):
     """Every cell runs, and none prints an error."""
     nbformat = pytest.importorskip("nbformat")
     client.nb = nbformat.read(path, as_version=4)
-    prelude = nbformat.v4.new_code_cell(PRELUDE.format(assets=assets, place=tmp_path))
+    prelude = nbformat.v4.new_code_cell(
+        PRELUDE.format(assets=assets, place=tmp_path, tests=Path(__file__).parent)
+    )
     client.nb.cells.insert(0, prelude)
     client.reset_execution_trackers()
     for place, cell in enumerate(client.nb.cells):

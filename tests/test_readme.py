@@ -122,8 +122,9 @@ def test_data_sets_of_the_papers(tmp_path, monkeypatch, capsys):
 RUN = ["rounds=1", "local_steps=1", "batch_size=4", "data.max_length=8", "placement.lanes=1"]
 SMALL = {
     "run": RUN,
-    "sweep": [*RUN, "seed=0..1", "optimizer.learning_rate=1e-3,3e-3"],
-    "bench": ["layers=1", "hidden=8", "heads=2", "ffn=8", "vocab=9", "length=4", "batch=2"],
+    "sweep": [*RUN, "seed=0..0", "optimizer.learning_rate=1e-3,3e-3"],
+    "bench": ["layers=1", "hidden=8", "heads=2", "ffn=8", "vocab=9", "length=4", "steps=1"],
+    "privacy": ["--clients", "100"],  # all of them in each round: no search over samples
 }
 """What makes a command quick; the rest of it stays as the page has it."""
 
