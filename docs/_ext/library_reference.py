@@ -1,8 +1,8 @@
 """What the reference pages take from the package, so that they cannot differ from it.
 
 ``.. public-names:: MODULE`` documents every name in ``MODULE.__all__``. ``.. config-keys::`` lists
-the keys of a config, read off the signatures that a config calls. ``.. metrics-fields::`` lists the
-fields of a run's ``metrics.jsonl``. Short examples come from ``reference/examples.py``.
+the keys of a config, read off the signatures that a config calls. Short examples come from
+``reference/examples.py``.
 
 A public name without a docstring, a public name that no page documents, and a reference to a name
 that does not exist are warnings, which ``make docs`` turns into errors.
@@ -272,20 +272,6 @@ class ConfigKeys(SphinxDirective):
         return sections
 
 
-class MetricsFields(SphinxDirective):
-    """``.. metrics-fields::``: the fields of a row of ``metrics.jsonl``; with ``METRIC``, these."""
-
-    optional_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        """Returns one table."""
-        from fedjax_peft.simulation import fields
-
-        chosen = fields.METRICS if self.arguments == ["METRIC"] else fields.FIELDS
-        cells = [[f"``{name}``", unit or "–", meaning] for name, unit, meaning in chosen]
-        return [_table(["field", "unit", "meaning"], cells)]
-
-
 def _section(title: str, text: str, content: nodes.Node) -> nodes.section:
     section = nodes.section(ids=[nodes.make_id(f"table-{title}")])
     section += [nodes.title(text=title), nodes.paragraph(text=text), content]
@@ -370,7 +356,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the directives and the checks."""
     app.add_directive("public-names", PublicNames)
     app.add_directive("config-keys", ConfigKeys)
-    app.add_directive("metrics-fields", MetricsFields)
     app.connect("env-check-consistency", check_complete)
     app.connect("missing-reference", resolve)
     app.connect("autodoc-process-signature", process_signature)

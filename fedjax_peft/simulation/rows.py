@@ -1,7 +1,7 @@
 """A run's ``metrics.jsonl``: one JSON object on each line, one line for each round.
 
 A row is a dict with an integer ``round`` (0 = before training); every other field is optional.
-:mod:`fedjax_peft.simulation.fields` lists them with their units. ``bytes_up``, ``bytes_down`` and
+``docs/reference/metrics.csv`` lists them with their units. ``bytes_up``, ``bytes_down`` and
 ``simulated_seconds`` are those of one round; :mod:`fedjax_peft.simulation.summaries` sums them.
 
 An evaluated round has ``headline`` (the metric that the task is judged by), ``headline_better`` and
@@ -163,7 +163,7 @@ def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     """Returns whether lower values of a field are better.
 
     A field of the headline metric, such as ``validation_accuracy``, has its direction. Of the other
-    fields, losses, errors and costs are better if lower.
+    fields, losses, norms, errors and costs are better if lower.
     """
     words = re.split(r"[_.]", name)
     main = headline(rows).split("_")
@@ -173,7 +173,7 @@ def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 _LOWER = {
-    *("backdoor", "loss", "perplexity", "lost", "error"),
+    *("backdoor", "loss", "perplexity", "lost", "norm", "error"),
     *("bytes", "seconds", "time", "std", "steps"),
 }
 

@@ -4,6 +4,7 @@ import math
 import shutil
 import warnings
 
+import documented_fields
 import pytest
 import running
 import toy
@@ -16,7 +17,6 @@ from fedjax_peft.contracts import Privacy
 from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import load_run
-from fedjax_peft.simulation.fields import field_names, find
 from fedjax_peft.simulation.guarantee import Accounted, watched
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.summaries import privacy_in_words
@@ -61,8 +61,10 @@ def test_each_row_has_the_guarantee_so_far(run):
     assert (described["name"], described["unit"]) == ("fake", "client")
     assert "add or remove one" in described["statement"]
     assert "privacy" not in run.metrics[1]
-    names = {name for row in run.metrics for name in field_names(row)}
-    assert {name for name in names if find(name) is None} == set(), "all fields are documented"
+    names = {name for row in run.metrics for name in documented_fields.field_names(row)}
+    assert {name for name in names if documented_fields.find(name) is None} == set(), (
+        "all fields are documented"
+    )
 
 
 def test_a_run_says_its_guarantee(run):
