@@ -1,7 +1,7 @@
 """TensorBoard: an event file with the numbers of a run."""
 
-import time
 from pathlib import Path
+from typing import Any
 
 from fedjax_peft.simulation.rows import Row
 from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, built, scalars
@@ -23,60 +23,20 @@ def tensorboard(*, folder: str = "tensorboard") -> Tracker:
 
     def take(row: Row, run: TrackedRun, /) -> None:
         step = row["round"]
-        writer = run.opened(lambda: EventWriter(run.path(folder), step), EventWriter.close)
+        writer = run.opened(lambda: _writer(run.path(folder), step), lambda made: made.close())
         for name, value in scalars(row).items():
             writer.add_scalar(name, value, step)
-        writer.flush()
 
     return take
 
 
-class EventWriter:
-    """Writes scalars to a new event file, in the caller's thread.
+def _writer(folder: Path, first_step: int) -> Any:
+    """Returns the writer of a new event file, which hides older points from ``first_step`` on."""
+    from tensorboardX import SummaryWriter
 
-    ``tensorboardX.SummaryWriter`` is not used because it writes in another thread. When a disk is
-    full, that thread dies, and the writer waits for it forever.
-    """
-
-    def __init__(self, folder: Path, first_step: int):
-        """Opens a new event file in ``folder``.
-
-        TensorBoard hides the points of older files in the folder from ``first_step`` on. An
-        interrupted run may have written such points after the checkpoint from which it is resumed.
-
-        Raises:
-          OSError: the folder or the file cannot be written.
-        """
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
-        self._folder = folder
-        with naming(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            several = f".{len([*folder.iterdir()])}"  # files of one second need different names
-            self._writer = EventsWriter(str(folder / "events"), several)
-            self._writer.write_event(Event(step=first_step, file_version="brain.Event:2"))
-            start = SessionLog(status=SessionLog.START)
-            self._writer.write_event(Event(step=first_step, session_log=start))
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        """Adds one number."""
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.summary import scalar
-
-        event = Event(wall_time=time.time(), step=step, summary=scalar(name, value))
-        with naming(self._folder):
-            self._writer.write_event(event)
-
-    def flush(self) -> None:
-        """Writes all numbers to disk, and returns after that."""
-        with naming(self._folder):
-            self._writer.flush()
-
-    def close(self) -> None:
-        """Flushes and closes the file."""
-        with naming(self._folder):
-            try:
-                self._writer.flush()
-            finally:  # EventsWriter.close leaves the file open when the flush fails
-                self._writer._py_recordio_writer.close()
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        several = f".{len([*folder.iterdir()])}"  # files of one second need different names
+        return SummaryWriter(
+            str(folder), purge_step=first_step, filename_suffix=several, flush_secs=5
+        )
