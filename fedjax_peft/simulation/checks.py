@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ from fedjax_peft import algorithms, tasks
 from fedjax_peft.contracts import Algorithm, Feature, Task, Transform, check_compatible
 from fedjax_peft.contracts.dual_modes import mode
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
+from fedjax_peft.engine.schedule import Range, Sampling, Schedule
 from fedjax_peft.models.base import Model
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, check_known, nearest, users_level
@@ -128,12 +128,8 @@ def _checked_range(name: str, value: Range) -> Range:
     return least, most
 
 
-def check_memory(model: Model, data: Dataset, schedule: Schedule) -> None:
-    """Raises InputError for settings that need more memory than is available.
-
-    The check comes before the memory is allocated. It estimates lower bounds of two sizes: the plan
-    of a round, and the activations of one local step.
-    """
+def check_memory(schedule: Schedule) -> None:
+    """Raises InputError for local work whose plan of a round needs more memory than available."""
     most, batch_size = np.asarray(schedule.all_most_steps, np.int64), schedule.room
     total = sum(np.sort(most)[-schedule.per_round :].tolist())  # without overflow
     epochs, local_steps = schedule.epochs, schedule.local_steps
@@ -143,18 +139,6 @@ def check_memory(model: Model, data: Dataset, schedule: Schedule) -> None:
         f"The plan of a round with {work} and batch_size = {batch_size} ({total:,} local steps)",
         "Choose fewer local steps or a smaller batch.",
     )
-    config = model.config
-    width = next((config[key] for key in WIDTHS if isinstance(config.get(key), int)), 0)
-    length = data.columns["input_ids"].shape[1] if "input_ids" in data.columns else 1
-    require(
-        4 * batch_size * length * width,  # one float32 array of hidden states
-        f"A local step with batch_size = {batch_size} and {length} tokens per example",
-        "Choose a smaller batch_size.",
-    )
-
-
-WIDTHS = ("hidden_size", "n_embd", "dim")
-"""Keys under which a ``config.json`` may have the width of the hidden states."""
 
 
 def check_method(
@@ -242,16 +226,6 @@ def joined_transform(transforms: Transform | Sequence[Transform] | None) -> Tran
         return None
     one = isinstance(transforms, Transform) or not isinstance(transforms, list | tuple)
     return chain(*([transforms] if one else transforms))
-
-
-def check_batch_sampling(given: str) -> BatchSampling:
-    """Returns the way in which a client draws the examples of a local step.
-
-    Raises:
-      InputError: there is no such way.
-    """
-    check_known("batch_sampling", given, get_args(BatchSampling))
-    return cast(BatchSampling, given)
 
 
 def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> int:

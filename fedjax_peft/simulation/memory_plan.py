@@ -38,7 +38,6 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.activations import Activations, activations
-from fedjax_peft.simulation.checks import WIDTHS
 from fedjax_peft.simulation.records import Placement
 from fedjax_peft.simulation.session import session
 from fedjax_peft.support.errors import InputError
@@ -167,6 +166,10 @@ _SUSPECT = 0.01
 They are some dozens of such arrays, and computing them takes as long as tracing a step."""
 
 
+_WIDTHS = ("hidden_size", "n_embd", "dim")
+"""Keys under which a ``config.json`` may have the width of the hidden states."""
+
+
 def check_step_memory(session: Session, model: Model, schedule: Schedule, lanes: Lanes) -> None:
     """Raises InputError if the activations of a local step cannot fit into the device's memory.
 
@@ -183,7 +186,7 @@ def check_step_memory(session: Session, model: Model, schedule: Schedule, lanes:
     side = -(-lanes // layout.lane_devices) if isinstance(lanes, int) else 1
     padded = schedule.for_lanes(1).padded
     length = padded[-1] if padded else 1
-    width = max((model.config.get(key) or 0 for key in WIDTHS), default=0)
+    width = max((model.config.get(key) or 0 for key in _WIDTHS), default=0)
     if free is None or 4 * side * size * length * width < _SUSPECT * free:
         return
     cut = token_columns(session.columns)

@@ -28,7 +28,7 @@ from fedjax_peft.simulation.time_model import TimeModel, is_number
 from fedjax_peft.simulation.trackers.base import Tracker, check_tracker
 from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError, check_known, nearest
+from fedjax_peft.support.errors import InputError, check_known
 
 Late = Literal["drop", "partial"]
 """What a client does if its work does not end before the deadline."""
@@ -93,13 +93,8 @@ class System:
                 f"failure_exponent = {show(exponent)} must be a number from 0 up: the odds of a"
                 " failure are proportional to the client's slowness to this power."
             )
-        if self.nonfinite not in ("drop", "raise"):
-            raise InputError(f"nonfinite = {self.nonfinite!r} is neither 'drop' nor 'raise'.")
-        if self.late not in get_args(Late):
-            advice = nearest(str(self.late), get_args(Late))
-            raise InputError(
-                f"There is no treatment of late clients late = {show(self.late)}. {advice}"
-            )
+        check_choice("nonfinite", self.nonfinite, ("drop", "raise"))
+        check_choice("late", self.late, get_args(Late))
         self._check_deadline()
 
     def _check_deadline(self) -> None:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ from fedjax_peft.simulation.description import describe, digest
 from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.records import Diagnostic, Placement, System, moved
 from fedjax_peft.simulation.time_model import preload_bytes
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.support.libraries import limit_blas_threads
 
 Transforms: TypeAlias = c.Transform | Sequence[c.Transform] | None
@@ -93,8 +93,8 @@ def session(
       InputError: arguments contradict each other or the data.
     """
     given = SimpleNamespace(**locals())
-    plain, make_plain = parametrised(algorithm, values)
-    uploads, make_uploads = parametrised(transforms, values)
+    plain, varies = parametrised(algorithm, values)
+    uploads, uploads_vary = parametrised(transforms, values)
     _check(given, plain)
     work = {name: getattr(given, name) for name in _WORK}
     buckets = placement.length_buckets
@@ -119,7 +119,9 @@ def session(
         parts = (clients_per_round, costs, failure, system.availability)
         schedule = asynchrony.asynchronous_schedule(schedule, asynchronous, *parts)
     federation = federation_of(schedule, clients.data, plain)
-    made, make = _wrapped_at_values(given, plain, make_plain, federation)
+    wrappers = (attack, privacy, asynchronous)
+    make = _Wrapped(algorithm, wrappers, federation)
+    made = make(values)
     chosen = made.algorithm
     # Clients that add noise themselves are not left out for reasons that lie in their data.
     schedule = schedule._replace(all_send=chosen.aggregator.randomise is not None)
@@ -129,16 +131,18 @@ def session(
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
     if asynchronous is not None:
         asynchrony.check_transform_state(transform, chosen, shared)
-    checks.check_memory(model, clients.data, schedule)
+    checks.check_memory(schedule)
     setup = _setup(given, made, schedule, federation, names["fixed"])
-    maker = _maker(made, make, uploads, make_uploads)
+    if varies is not None or uploads_vary is not None or wrappers != (None, None, None):
+        hashable = tuple(transforms) if isinstance(transforms, list) else transforms
+        setup = setup._replace(maker=Maker(make, _Transform(hashable)))
     place: tuple = (placement.engine, placement.client_state, placement.examples)
     if placement.reuse != "none":
         upper, complete = _reusing(given, setup.task)
         setup = setup._replace(apply=upper.apply, frozen=upper.compute_frozen())
         place += (complete,)
     return Session(
-        setup._replace(transform=transform, maker=maker),
+        setup._replace(transform=transform),
         (shared, private),
         schedule,
         clients.data.columns,
@@ -163,26 +167,6 @@ def _check(given: SimpleNamespace, algorithm: c.Algorithm) -> None:
     if given.asynchronous is not None:
         refused = {"sampling": given.sampling, "privacy": given.privacy}
         asynchrony.check_asynchronous(given.asynchronous, given.clients, system.time, refused)
-
-
-def _wrapped_at_values(
-    given: SimpleNamespace,
-    plain: c.Algorithm,
-    make_plain: Callable[[Values], c.Algorithm] | None,
-    federation: c.Federation,
-) -> tuple[c.Wrapped, "_Wrapped | None"]:
-    """Returns the wrapped algorithm, and it as a function of the run-time values (None: constant).
-
-    A wrapped algorithm is a new object; functions of equal parts are equal, and sessions with equal
-    ones share their programs.
-    """
-    wrappers = [parametrised(wrapper, given.values) for wrapper in (given.attack, given.privacy)]
-    wrappers.append((given.asynchronous, None))
-    found = wrapped(plain, [made for made, _ in wrappers], federation)
-    if make_plain is None and all(made is None for made, _ in wrappers):
-        return found, None
-    functions = tuple(function or _Constant(made) for made, function in wrappers)
-    return found, _Wrapped(make_plain or _Constant(plain), functions, federation)
 
 
 def _setup(
@@ -315,7 +299,8 @@ def schedule_of(
         counted=clients.sizes.astype(np.int64),
         given_weights=clients.weights,
     )
-    if checks.check_batch_sampling(batch_sampling) == "poisson":
+    check_known("batch_sampling", batch_sampling, get_args(BatchSampling))
+    if batch_sampling == "poisson":
         width = poisson_width(schedule.sizes, batch_size)
         return schedule._replace(batch_sampling="poisson", width=width)
     return schedule._replace(width=no_larger(batch_size, int(schedule.sizes.max(initial=0))))
@@ -384,46 +369,26 @@ def wrapped(
 
 @dataclass(frozen=True)
 class _Wrapped:
-    """An algorithm, wrapped, as a function of the run-time values."""
+    """The wrapped algorithm as a function of the run-time values.
 
-    make: Callable[[Values], c.Algorithm]
-    wrappers: tuple[Callable[[Values], Any], ...]
+    A wrapped algorithm is a new object; functions of equal parts are equal, and sessions with equal
+    ones share their programs.
+    """
+
+    algorithm: Any
+    wrappers: tuple[Any, ...]
     federation: c.Federation
 
-    def __call__(self, values: Values) -> c.Wrapped:
-        made = [wrapper(values) for wrapper in self.wrappers]
-        return wrapped(self.make(values), made, self.federation)
-
-
-@dataclass(frozen=True)
-class _Constant:
-    """A function of the run-time values that does not depend on them."""
-
-    value: Any
-
-    def __call__(self, values: Values) -> Any:
-        return self.value
+    def __call__(self, values: Values | None) -> c.Wrapped:
+        plain, *made = (parametrised(one, values)[0] for one in (self.algorithm, *self.wrappers))
+        return wrapped(plain, made, self.federation)
 
 
 @dataclass(frozen=True)
 class _Transform:
     """The upload transform as a function of the run-time values."""
 
-    make: Callable[[Values], Any]
+    given: Any
 
     def __call__(self, values: Values) -> c.Transform | None:
-        return checks.joined_transform(self.make(values))
-
-
-def _maker(chosen: c.Wrapped, make: Any, transforms: Any, make_transforms: Any) -> Maker | None:
-    """Returns the functions of the run-time values; None if nothing depends on them.
-
-    Equal arguments give equal makers, so that sessions share their programs.
-    """
-    if make is None and make_transforms is None:
-        return None
-    if not isinstance(transforms, list | tuple) or isinstance(transforms, c.Transform):
-        transforms = (transforms,) if transforms is not None else ()
-    return Maker(
-        make or _Constant(chosen), _Transform(make_transforms or _Constant(tuple(transforms)))
-    )
+        return checks.joined_transform(parametrised(self.given, values)[0])

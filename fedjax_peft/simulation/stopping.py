@@ -5,14 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, headline, number
+from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError, nearest
 
 Stop: TypeAlias = Callable[[Sequence[Row]], bool | str | None]
 """A function of all rows of the run so far; the last one is the newest. It returns True, or a
 sentence with the reason, if the run should stop."""
-
-_LOWER = ("loss", "perplexity", "norm", "error")
-"""Parts of the names of metrics whose lower values are better."""
 
 
 def early_stop(
@@ -33,8 +31,7 @@ def early_stop(
         headline metric on the test set, or else its mean over the clients.
       min_delta: an evaluation improves if it is better by more than this.
       better: the direction that is better. ``auto`` uses the known direction of the headline
-        metric; for other metrics, lower is better if the name contains loss, perplexity, norm or
-        error.
+        metric; of other metrics, losses, norms, errors and costs are better if lower.
 
     Raises:
       InputError: neither a target nor a patience is given, or a number is invalid. The rule itself
@@ -46,8 +43,7 @@ def early_stop(
         raise InputError(f"patience = {patience!r} must be a positive whole number.")
     if not min_delta >= 0:
         raise InputError(f"min_delta = {min_delta!r} must be a number from 0 up.")
-    if better not in ("auto", "higher", "lower"):
-        raise InputError(f"better = {better!r} is none of 'auto', 'higher' and 'lower'.")
+    check_choice("better", better, ("auto", "higher", "lower"))
 
     def stop(rows: Sequence[Row]) -> str | None:
         name = metric or _default_metric(rows)
@@ -127,8 +123,4 @@ def _default_metric(rows: Sequence[Row]) -> str:
 
 
 def _is_lower(rows: Sequence[Row], name: str, better: str) -> bool:
-    if better != "auto":
-        return better == "lower"
-    if headline(rows) in name:
-        return any(row.get("headline_better") == "lower" for row in rows)
-    return any(part in name for part in _LOWER)
+    return field_is_lower_better(rows, name) if better == "auto" else better == "lower"

@@ -39,6 +39,7 @@ SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
 TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
 TEST = toy.dataset(30, seed=5)
 ADAM = optax.adam(0.02)
+DTYPES = ("bfloat16", "float32")
 ALGORITHMS = {
     "mean": fedavg(ADAM),
     "fra": fedavg(ADAM, aggregator=fra()),
@@ -78,8 +79,8 @@ def accuracy(params, data, rows=slice(None)):
     return float(np.mean((found.argmax(axis=1) == data.labels)[rows]))
 
 
-@pytest.mark.parametrize("name", ["mean", "fra", "local"])
-@pytest.mark.sample("fra", "local")
+@pytest.mark.parametrize("name", ["mean", "fra", "private"])
+@pytest.mark.sample("mean", "private")
 def test_nothing_compiles_after_the_first_round(finished, name):
     """Checkpoints and evaluations included."""
     _, counts = finished(name)
@@ -97,37 +98,27 @@ def test_the_same_seed_gives_the_same_rows_to_the_bit(finished):
     assert all(a != b for a, b in zip(*losses, strict=True))
 
 
-@functools.cache
-def tiny_bert(lanes, dtype="float32"):
-    shape = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16}
-    model = random_model({**TINY_BERT, **shape}, head=classification(4), dtype=dtype)
-    model = attach(model, lora(rank=2, dropout=0.1), seed=0)
-    clients = partition.dirichlet(tiny_dataset(96), 12, 0.5, mode="class_wise", seed=0)
-    assert len(set(clients.sizes.tolist())) > 4
-    options = {"rounds": 3, "clients_per_round": 8, "lanes": lanes, "clients": clients}
-    test = tiny_dataset(40, seed=1)
-    return model, running.run(fedavg(optax.adamw(1e-2)), model=model, test=test, **options)
-
-
-# A round has eight clients; test_engine_round.py runs as many lanes as clients too.
-@pytest.mark.parametrize("lanes", [3, pytest.param(8, marks=pytest.mark.exhaustive)])
-def test_lanes_do_not_change_the_metrics(lanes):
-    one, many = tiny_bert(1)[1], tiny_bert(lanes)[1]
-    assert {r["lanes"] for r in many.metrics[1:]} == {lanes}
-    for a, b in zip(rows(one, "lanes"), rows(many, "lanes"), strict=True):
-        for row in (a, b):  # what lanes do change
-            row.pop("slot_utilisation", None), row.pop("padding_share", None)
+def test_lanes_do_not_change_the_metrics(finished):
+    one, many = run("mean", lanes=1), finished("mean")[0]
+    assert {row["lanes"] for row in many.metrics[1:]} == {3}
+    packing = ("lanes", "slot_utilisation", "layers", "headline", "headline_better")
+    for a, b in zip(rows(one, *packing), rows(many, *packing), strict=True):
         assert a.keys() == b.keys()
-        for name in ("headline", "headline_better"):
-            assert a.pop(name, None) == b.pop(name, None)
         for name, value in a.items():
-            if name == "layers":
-                value, b[name] = value["aggregation_error"], b[name]["aggregation_error"]
             assert b[name] == approx(value, abs=1e-5, rel=1e-5), (a["round"], name)
 
 
+@functools.cache
+def tiny_bert(dtype):
+    shape = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16}
+    model = random_model({**TINY_BERT, **shape}, head=classification(4), dtype=dtype)
+    model = attach(model, lora(rank=2), seed=0)
+    clients = partition.iid(tiny_dataset(12), 3)
+    return model, running.run(fedavg(optax.adamw(1e-2)), model=model, clients=clients, lanes=3)
+
+
 def test_bfloat16_computes_and_float32_learns():
-    model, result = tiny_bert(3, "bfloat16")
+    model, result = tiny_bert("bfloat16")
     assert model.compute_frozen()["bert.encoder.layer.0.output.dense.kernel"].dtype == jnp.bfloat16
     for name, value in result.params.items():
         assert value.dtype == jnp.float32, name
@@ -135,9 +126,9 @@ def test_bfloat16_computes_and_float32_learns():
         # The change is not one of bfloat16's 8 bits.
         if not name.endswith("scale"):
             assert np.any(value != value.astype(jnp.bfloat16).astype(jnp.float32)), name
-    for row, exact in zip(rows(result)[1:], rows(tiny_bert(3)[1])[1:], strict=True):
-        assert row["train_loss"] == approx(exact["train_loss"], rel=0.02)
-    assert rows(result)[1]["train_loss"] != rows(tiny_bert(3)[1])[1]["train_loss"]
+    losses = [[row["train_loss"] for row in rows(tiny_bert(d)[1])[1:]] for d in DTYPES]
+    assert losses[0] == approx(losses[1], rel=0.02)
+    assert losses[0] != losses[1]
 
 
 def test_the_fields_of_rows(finished):
@@ -178,6 +169,7 @@ def test_test_metrics_are_those_of_the_global_model(finished):
 
 
 @pytest.mark.parametrize("name", ["private", "local"])
+@pytest.mark.sample("private")
 def test_personal_models_are_tested_each_with_its_own_leaves(finished, name):
     result, _ = finished(name)
     chosen = host_rng(0, "test clients").permutation(len(SIZES))[:3].tolist()
@@ -279,30 +271,23 @@ FOUR = Dataset({"x": np.zeros((2, 5), np.float32), "labels": np.array([0, 3])}, 
     ("options", "message"),
     [
         ({"rounds": 0}, r"rounds = 0 must be a positive whole number"),
-        ({"rounds": 2.0}, r"rounds = 2\.0 must be"),
-        ({"clients_per_round": 0}, r"clients_per_round = 0 must be"),
-        ({"clients_per_round": 12}, r"clients_per_round = 12 is more than the 11 clients"),
         ({"batch_size": -1}, r"batch_size = -1 must be"),
         ({"epochs": 0}, r"epochs = 0 must be"),
         ({"local_steps": 0}, r"local_steps = 0 must be"),
         ({"lanes": 0}, r"lanes = 0 must be"),
-        ({"lanes": "many"}, r"lanes = 'many' must be"),
         ({"eval_every": 0}, r"evaluation.every = 0 must be"),
         ({"eval_batch_size": 0}, r"evaluation.batch_size = 0 must be"),
         ({"test_clients": 0}, r"test_clients = 0 must be"),
         ({"checkpoint_every": 0}, r"checkpoint_every = 0 must be"),
         ({"devices": 99}, r"devices = 99, but there are \d"),
         ({"seed": -1}, r"seed = -1 must be"),
-        ({"nonfinite": "ignore"}, r"nonfinite = 'ignore' is neither 'drop' nor 'raise'"),
+        ({"nonfinite": "ignore"}, r"nonfinite = 'ignore' is unknown"),
         ({"test": UNLABELLED}, r"The test data are for classification, but have no column 'lab"),
         ({"test": UNANSWERED}, r"questions without a known answer, such as .* id 'q1'"),
         ({"test": FOUR}, r"The test data have the label 3, but .* head has 3 classes \(0 to 2\)"),
         ({"clients": Clients(FOUR, (np.arange(2),) * 11)}, r"The training data have the label 3"),
         ({"client_test": Clients(FOUR, (np.arange(2),) * 11)}, r"The client_test data have the"),
-        ({"client_test": toy.clients([3, 4])}, r"client_test is of 2 clients, but there are 11"),
-        ({"client_test": toy.clients([0] * 11)}, r"gives no client an example"),
         ({"clients": toy.clients([0] * 11)}, r"No client has an example to train on"),
-        ({"test": TEST.take(np.arange(0))}, r"The test data have no examples"),
     ],
 )
 def test_errors_of_settings_come_before_any_file_is_written(options, message, tmp_path):
