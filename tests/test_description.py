@@ -23,7 +23,8 @@ from fedjax_peft.simulation.description import describe
 optimizer = optax.adamw(optax.cosine_decay_schedule(1e-3, 100), b1=0.8)
 parts = [fp.algorithms.fedprox(optimizer, mu=0.1), fp.privacy.central(0.5, 1.0), {"b", "a"}]
 parts += [fp.transforms.top_k(0.1), fp.attacks.sign_flip(0.2)]
-made = json.dumps(describe(parts), sort_keys=True)
+parts += [fp.partition.dirichlet(fp.testing.tiny_dataset(50), 5, alpha=1.0)]
+made = json.dumps([describe(parts), describe(parts, "contents")], sort_keys=True)
 """
 
 

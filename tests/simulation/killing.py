@@ -17,29 +17,21 @@ for line in sys.stdin:
     if not child:
         tests.child(*json.loads(line))
         os._exit(0)
-    print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
 @contextlib.contextmanager
 def children(module):
-    """Yields a function that calls ``module.child`` in a new process, and returns its exit code.
-
-    The function takes the arguments of ``child``, and what to do ``meanwhile``: a function of the
-    process's number.
-    """
+    """Yields a function that calls ``module.child`` in a new process, and returns its exit code."""
     path = os.pathsep.join([str(TESTS), str(TESTS / "simulation")])
     env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SERVER.format(module=module)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=env, text=True, **pipes) as server:
 
-        def run(*arguments, meanwhile=None):
+        def run(*arguments):
             print(json.dumps(arguments, default=str), file=server.stdin, flush=True)
-            number = int(server.stdout.readline())
-            if meanwhile is not None:
-                meanwhile(number)
             return int(server.stdout.readline())
 
         yield run

@@ -144,7 +144,7 @@ def assert_same(one, other, *but):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample("work", "batches", "flora", "distributed", "example", "fedbuff")
+@pytest.mark.sample("work", "distributed", "fedbuff")
 def test_the_reference_engine_gives_the_same_run(name):
     """Also if it has its examples in host memory, and the clients' states on disk."""
     other = run(name, engine="reference", client_state="disk", examples="host")
@@ -152,7 +152,7 @@ def test_the_reference_engine_gives_the_same_run(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample("work", "traffic", "batches", "distributed", "example", "fedbuff")
+@pytest.mark.sample("traffic", "batches")
 def test_lanes_and_the_places_of_clients_and_examples_do_not_change_a_run(name):
     packing = ("lanes", "slot_utilisation", "padded_utilisation", "layers")
     other = run(name, lanes=1, client_state="host", examples="host")
@@ -160,7 +160,7 @@ def test_lanes_and_the_places_of_clients_and_examples_do_not_change_a_run(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample("work", "traffic", "batches", "adaptive", "correlated", "fedbuff", "periods")
+@pytest.mark.sample("work", "traffic", "batches", "correlated", "fedbuff")
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(name, tmp_path):
     rounds = whole(name).metrics[-1]["round"]
     run(name, rounds=rounds // 2, out=tmp_path, checkpoint_every=1)

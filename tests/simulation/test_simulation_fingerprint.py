@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import subprocess
-import sys
 import types
 from pathlib import Path
 
@@ -19,7 +17,6 @@ import toy
 from flax import nnx
 from options import run_options
 
-import fedjax_peft as fp
 from fedjax_peft import (
     TimeModel,
     aggregators,
@@ -123,11 +120,7 @@ def decay(steps):
     return prox(rate=optax.linear_schedule(0.1, 0, steps))
 
 
-FEW, FLIP, LATE = (
-    having(client_ranks=[1, 2]),
-    having(attack=attacks.sign_flip(0.2)),
-    {"deadline": 9.0},
-)
+FLIP = having(attack=attacks.sign_flip(0.2))
 STALE = having(
     asynchronous=asynchronous.fedbuff(buffer_size=2), availability=availability.diurnal()
 )
@@ -148,62 +141,37 @@ REFUSED = [
     was("clients.weights was None", clients=federation(weights=np.arange(1.0, 6.0))),
     was("clients.indices", clients=federation(indices=moved(FEDERATION.indices))),
     was("columns.x", clients=other_data(x=changed(X))),
-    was(
-        "clients.data.columns.labels", clients=other_data(labels=np.roll(FEDERATION.data.labels, 1))
-    ),
     was("test.columns", test=OTHER),
     was("test was", test=None),
-    was("validation.columns", having(validation=TEST), validation=OTHER),
     was(
         "client_test.indices",
         having(client_test=FEDERATION),
         client_test=toy.clients((7, 4, 12, 9, 1)),
     ),
-    was("test_clients was 10, is 3", test_clients=3),
     was(
         "model.frozen.layer.kernel was",
         model=leaf("frozen", "layer.kernel", 1.01 * MODEL.frozen["layer.kernel"]),
     ),
-    was(
-        "model.trainable.layer.lora_scale was",  # the alpha of LoRA
-        model=leaf("trainable", "layer.lora_scale", jnp.full(toy.RANK, 3.0)),
-    ),
     was("model.trainable.layer.lora_a was", model=leaf("trainable", "layer.lora_a", A[::-1])),
     was("apply.dropout was 0.2, is 0.1", model=toy.model(dropout=0.1)),
-    was("client_ranks.0 was 1", FEW, client_ranks=[2, 1]),
     was("client_ranks.0 was None, is 1", client_ranks=[1, 2]),
-    was("client_ranks", FEW, client_ranks=None),
-    was("attack was None", attack=attacks.sign_flip(0.2)),
     was("was 0.2, is 0.4", FLIP, attack=attacks.sign_flip(0.4)),
     was("attack was", FLIP, attack=None),
     was("was 1.0, is 2.0", transforms=transforms.clip_norm(2.0)),
-    was("transforms", transforms=None),
     was("privacy.* was 1.0, is 2.0", PRIVATE, privacy=dp(clip=2.0)),
-    was("privacy.* was 1.0, is 0.5", PRIVATE, privacy=dp(noise=0.5)),
-    was("privacy", PRIVATE, privacy=None),
     was("exponent was 0.5, is 1.0", STALE, asynchronous=asynchronous.fedbuff(2, exponent=1.0)),
-    was("staleness was None, is 3", STALE, asynchronous=asynchronous.fedbuff(2, max_staleness=3)),
-    was("was 2, is 1", STALE, asynchronous=asynchronous.fedbuff(buffer_size=1)),
     was("availability.*share was .*, is 0.3", STALE, availability=availability.diurnal(share=0.3)),
     was("spread was", time_model=TimeModel(spread=1.0)),
     was("task", task=tasks.tagging()),
     was("server.update.factor was 0.1, is 0.2", having(algorithm=own(0.1)), algorithm=own(0.2)),
     was("nonfinite was 'drop', is 'raise'", nonfinite="raise"),
     was("batch_size was 4, is 2", batch_size=2),
-    was("batch_sampling", batch_sampling="poisson"),
-    was("sampling was 'uniform', is 'size'", sampling="size"),
     was("clients_per_round was 3, is 5", clients_per_round=None),
-    was("epochs", epochs=(1, 2)),
-    was("local_steps was None, is 2", local_steps=2),
-    was("stragglers", stragglers=0.5),
-    was("failure_rate was 0.1, is 0.2", failure_rate=0.2),
-    was("failure_exponent was 0.0, is 1.0", failure_exponent=1.0),
-    was("deadline was None, is 9.0", **LATE),
-    was("late was 'drop', is 'partial'", having(**LATE), late="partial"),
+    was("deadline was None, is 9.0", deadline=9.0),
     was("client_state was 'device', is 'host'", client_state="host"),
-    was("seed was 0, is 1", seed=1),
     was("rounds was 2, is 1", rounds=1),
 ]
+"""Examples of what :func:`test_every_argument_is_described_or_may_change` holds for all."""
 ALLOWED = {
     **{"stop": lambda rows: None, "lanes": 1, "devices": 1, "length_buckets": 1, "rounds": 3},
     **{"examples": "host", "engine": "reference", "eval_every": 2, "eval_batch_size": 4},
@@ -229,10 +197,10 @@ def test_another_run_is_refused_with_the_first_difference(run, changes, text, tm
         check_recorded(out=out, **run_options(**{**run, **changes}))
 
 
-@pytest.mark.parametrize("name", ALLOWED)
-def test_what_changes_no_result_may_change(name, tmp_path):
+def test_what_changes_no_result_may_change(tmp_path):
     out = recorded(tmp_path / "run", RUN)
-    check_recorded(out=out, **run_options(**{**RUN, name: ALLOWED[name]}))
+    for name, value in ALLOWED.items():
+        check_recorded(out=out, **run_options(**{**RUN, name: value}))
 
 
 def test_lists_of_a_config_are_compared_and_other_versions_are_named(tmp_path):
@@ -308,15 +276,6 @@ def made():
                 yield f"{module.__name__}.{name}", function, {n: GIVEN[n] for n in needed}
 
 
-def described():
-    """Returns the descriptions of all parts, and of models and data with their keys and texts."""
-    found = {name: describe(function(**given)) for name, function, given in made()}
-    plain = fp.testing.tiny_model()
-    found["model"] = describe(fp.attach(plain, fp.lora(rank=2)).apply)
-    found["data"] = describe(fp.partition.dirichlet(fp.testing.tiny_dataset(50), 5, alpha=1.0))
-    return found
-
-
 @pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
 def test_every_number_of_every_part_is_described():
     """A number that a function of the library takes must be a part of the description."""
@@ -338,20 +297,6 @@ def test_every_number_of_every_part_is_described():
                 break
     assert tried > 150
     assert not missing
-
-
-@pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
-def test_descriptions_are_equal_in_another_process():
-    code = "import json, test_simulation_fingerprint as t; print(json.dumps(t.described()))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(filter(None, sys.path))},
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) == json.loads(json.dumps(described()))
 
 
 SCALE = 1.0

@@ -67,6 +67,7 @@ def test_all_of_the_change_reaches_the_kernels(name, run):
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.sample("flora")
 def test_the_error_is_measured_on_the_kernels_of_the_clients(name, run):
     """It is not 0, because bfloat16 rounds, and it is small beside what was learned."""
     params, _ = read_params(run(name).out)
@@ -80,7 +81,7 @@ def test_the_error_is_measured_on_the_kernels_of_the_clients(name, run):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.sample("fedex")
+@pytest.mark.sample("flora")
 def test_going_on_from_a_run_starts_where_it_ended(name, run):
     trained = run(name).trained
     options = {"clients": CLIENTS, "test": TEST, "batch_size": 8, "rounds": 1}

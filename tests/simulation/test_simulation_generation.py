@@ -117,18 +117,6 @@ def test_one_program_generates_in_all_rounds(model, data):
     assert not compilations
 
 
-def test_the_result_does_not_depend_on_batches_and_lanes(model, data):
-    """Also drawn completions: their keys come from the prompts."""
-    task = tasks.instruction_tuning("rouge_l", NEW, temperature=0.8, top_p=0.9)
-    clients, scores = fp.partition.iid(data["train"], 4, seed=0), []
-    drawn = fp.Dataset(**{**vars(data["test"]), "task": task})
-    for lanes, batch_size in ((1, 8), (2, 3)):
-        session = fp.session(model, FEDAVG, clients, placement=fp.Placement(lanes=lanes), task=task)
-        options = {"clients": [0, 1], "batch_size": batch_size}
-        scores.append(session.evaluate(session.init(0), drawn, **options)["rouge_l"])
-    assert scores[0] == approx(scores[1], abs=1e-6)
-
-
 def test_personal_models_generate_too(model, data):
     """In FedSA-LoRA clients keep B: each completes the test prompts with its own model."""
     result = run(model, data, fedsa(optax.adam(3e-3)), test_clients=3, lanes=2)

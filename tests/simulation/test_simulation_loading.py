@@ -10,13 +10,13 @@ import pytest
 import toy
 from options import run_options
 from safetensors.numpy import load_file, save_file
-from shallow import shallow_encoder  # noqa: F401
+from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft.cli import main as cli
 from fedjax_peft.support.errors import InputError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 
 ADAM = optax.adam(1e-2)
 TEXTS = ["w1 w9 w9", "w30 w31"]

@@ -18,13 +18,13 @@ from fedjax_peft.tasks import classification, next_token
 
 pytestmark = pytest.mark.slow
 
-BERT = {**testing.TINY_BERT, "max_position_embeddings": 64}
+BERT = {**testing.TINY_BERT, "max_position_embeddings": 64, "num_hidden_layers": 1}
 LLAMA = testing.TINY_LLAMA
 GPT2 = {
     "model_type": "gpt2",
     "vocab_size": 261,
     "n_embd": 32,
-    "n_layer": 2,
+    "n_layer": 1,
     "n_head": 4,
     "n_positions": 256,
 }

@@ -8,7 +8,7 @@ import pytest
 import running
 import toy
 from closeness import assert_close
-from shallow import shallow_encoder  # noqa: F401
+from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, testing
@@ -138,6 +138,7 @@ learning_rate = 3e-3
 
 
 @pytest.mark.long("three commands, each of which needs the one before it")
+@pytest.mark.usefixtures("simple_encoder")
 def test_the_command_line_starts_from_a_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     testing.write_tiny_checkpoint(tmp_path / "model")

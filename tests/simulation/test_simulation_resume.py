@@ -3,10 +3,8 @@
 import errno
 import json
 import os
-import random
 import shutil
 import signal
-import time
 
 import jax
 import optax
@@ -30,22 +28,17 @@ pytestmark = pytest.mark.slow
 ROUNDS = 8
 
 
-def child(out, how, at):
-    """Runs or resumes in a process that kills itself, or that is killed while it runs slowly."""
+def child(out, at):
+    """Runs in a process that kills itself while it saves a checkpoint."""
     save = Checkpoints.save
 
-    def on_round(row):
-        if how == "slowly":
-            time.sleep(0.1)
-
     def die_while_saving(self, number, state):
-        if how == "while saving" and number == at:
-            # orbax writes in the background
+        if number == at:  # orbax writes in the background
             self._manager.wait_until_finished = lambda: os.kill(os.getpid(), signal.SIGKILL)
         save(self, number, state)
 
     Checkpoints.save = die_while_saving
-    run(out, resume=os.path.exists(out), on_round=on_round)
+    run(out)
 
 
 def run(out, *, rounds=ROUNDS, **options):
@@ -94,23 +87,14 @@ def cut(path, keep=0.5):
     path.write_bytes(data[: int(len(data) * keep)])
 
 
-@pytest.mark.long("processes are killed and started again")
-def test_a_run_survives_kill_9_at_any_moment(straight, tmp_path):
+def test_a_run_survives_kill_9_while_it_saves(straight, tmp_path):
+    """Exceptions and lines that were torn, below, stand for kills at other moments."""
     out = tmp_path / "run"
-
-    def kill(process):
-        metrics, begun = out / "metrics.jsonl", time.monotonic()
-        while '"round": 5,' not in metrics.read_text() and time.monotonic() < begun + 100:
-            time.sleep(0.01)
-        time.sleep(random.uniform(0, 0.25))
-        os.kill(process, signal.SIGKILL)
-
     with children(__name__) as run_child:
-        assert run_child(out, "while saving", 4) == -signal.SIGKILL
-        assert rows(out, 4) == rows(straight.out)[:5]
-        assert "2" in checkpoints(out)
-        assert "4" not in checkpoints(out)
-        assert run_child(out, "slowly", 5, meanwhile=kill) == -signal.SIGKILL
+        assert run_child(out, 4) == -signal.SIGKILL
+    assert rows(out, 4) == rows(straight.out)[:5]
+    assert "2" in checkpoints(out)
+    assert "4" not in checkpoints(out)
     assert_same(run(out, resume=True), straight)
     assert checkpoints(out) == ["6", "8"]
 
@@ -164,6 +148,7 @@ def test_another_run_is_not_resumed_and_no_file_is_changed(copy):
     for changes, wrong in (
         ({"model": toy.model(width=7)}, r"kernel was float32\[5, 6\] .* is float32\[5, 7\]"),
         ({"algorithm": fedavg(optax.sgd(1.0), head="private")}, "step_size was -0.1, is -1.0"),
+        ({"epochs": 2, "local_steps": 3}, "epochs was 1, is 2; local_steps was None, is 3"),
     ):
         with pytest.raises(InputError, match=f"was run with another config: .*{wrong}"):
             run(copy, resume=True, **changes)
@@ -186,29 +171,6 @@ def test_a_run_that_died_before_its_first_row_starts_anew(straight, copy):
         run(copy, resume=True)
     shutil.rmtree(copy / "checkpoints")
     assert_same(run(copy, resume=True), straight)
-
-
-def test_a_changed_config_is_refused_with_old_and_new_values(copy):
-    with pytest.raises(InputError, match=r"another config: seed was 0, is 1\. Only more rounds"):
-        run(copy, resume=True, seed=1)
-    with pytest.raises(InputError, match="epochs was 1, is 2; local_steps was None, is 3"):
-        run(copy, resume=True, epochs=2, local_steps=3)
-
-
-def start_with(config, out, **options):
-    # With this seed round 1 draws the small client, and round 2 would draw the large one: its plan
-    # is longer than all plans of this run.
-    options = {"clients": toy.clients([4, 90]), "clients_per_round": 1, "seed": 1, **options}
-    return running.run(PRIVATE, rounds=1, out=out, config=config, **options)
-
-
-def test_a_config_is_compared_key_by_key(tmp_path):
-    out, config = tmp_path / "run", {"rounds": 1, "peft": {"rank": 8, "alpha": None}}
-    assert start_with(config, out).metrics[1]["clients"] == [0]
-    assert (out / "config.toml").read_text().startswith("rounds = 1")
-    with pytest.raises(InputError, match=r"peft\.rank was 8, is 4"):
-        start_with({**config, "peft": {"rank": 4}}, out, resume=True)
-    assert len(start_with(config, out, resume=True).metrics) == 2
 
 
 def test_a_directory_that_is_not_empty_is_not_changed(copy, tmp_path):

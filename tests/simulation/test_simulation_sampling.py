@@ -156,7 +156,7 @@ def test_lateness_depends_on_the_remaining_download():
         ({"sampling": "all", "clients_per_round": 3}, r"takes all 8 clients .* = 3: leave it out"),
         ({"sampling": "size", "clients_per_round": 8}, r"examples, which are 7: .* = 8 is more"),
         ({"clients_per_round": 9}, r"clients_per_round = 9 is more than the 8 clients"),
-        ({"clients_per_round": 0}, r"clients_per_round = 0 must be"),
+        ({"clients_per_round": 2.0}, r"clients_per_round = 2\.0 must be"),
         ({"failure_rate": -0.1}, r"failure_rate = -0\.1 must be a number from 0 to below 1"),
         ({"failure_rate": 1}, r"failure_rate = 1 must be"),
         ({"failure_rate": True}, r"failure_rate = True must be"),

@@ -1,8 +1,6 @@
 """``fp.sweep``: one program for all numbers and seeds, the results of single runs, and resume."""
 
 import ast
-import copy
-import types
 from pathlib import Path
 
 import jax
@@ -262,25 +260,15 @@ def seeded_model(seed):
 READS = {
     "unpacked": lambda p: (lambda width, **_: width)(**p),
     "copied": lambda p: dict(p)["width"],
-    "copied by its method": lambda p: p.copy()["width"],
-    "deeply copied": lambda p: copy.deepcopy(p)["width"],
     "items": lambda p: next(value for name, value in p.items() if name == "width"),
     "values": lambda p: list(p.values())[1],
     "merged": lambda p: (p | {})["width"],
-    "merged on the right": lambda p: ({} | p)["width"],
-    "merged in place": lambda p: merged({}, p)["width"],
     "get": lambda p: p.get("width"),
     "a match": lambda p: matched(p),
-    "a proxy": lambda p: types.MappingProxyType(p)["width"],
     "a text": lambda p: ast.literal_eval(str(p))["width"],
     "formatted": lambda p: int("{width}".format(**p)),
     "compared": lambda p: 6 if p == {"seed": 0, "width": 6} else 8,
 }
-
-
-def merged(table, p):
-    table |= p
-    return table
 
 
 def matched(p):
@@ -333,23 +321,6 @@ def test_a_forward_pass_is_shared_by_seeds_that_decide_initial_values_only(stack
     attached = _Shared(lambda p: fp.attach(plain, fp.lora(rank=p["rank"]), seed=p["seed"]))
     keys = [attached({"seed": seed, "rank": rank})[1] for seed in (0, 1) for rank in (2, 4)]
     assert keys[0] == keys[2] != keys[1] == keys[3]
-
-
-def test_a_forward_pass_that_depends_on_the_seed_is_that_of_its_own_seed():
-    points = fp.grid(seed=[0, 1], rate=[0.1])
-    options = {**GIVEN, "rounds": 1, "validation": None}
-    swept = fp.sweep(
-        lambda p: fp.algorithms.fedavg(optax.sgd(p["rate"])),
-        lambda p: seeded_model(p["seed"]),
-        FEDERATION,
-        points=points,
-        **run_options(**options),
-    )
-    algorithm = fp.algorithms.fedavg(optax.sgd(0.1))
-    alone = fp.simulate(seeded_model(1), algorithm, FEDERATION, seed=1, **run_options(**options))
-    assert swept.runs["seed=1,rate=0.1"].metrics[-1]["test_loss"] == approx(
-        alone.metrics[-1]["test_loss"], rel=1e-5
-    )
 
 
 def test_points_stay_in_the_directory_of_the_sweep_and_are_told_apart():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import approx, assert_close
-from shallow import shallow_encoder  # noqa: F401
+from shallow import simple_encoder  # noqa: F401
 
 from fedjax_peft import embed, heads, load_model, load_tokenizer, tasks, testing
 from fedjax_peft.cli import main as cli
@@ -20,7 +20,7 @@ from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.support.errors import InputError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 
 CONFIG = """
 rounds = 1
@@ -173,7 +173,7 @@ def finished(root, config_of):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample("wnut17", "squad", "fashion_mnist")
+@pytest.mark.sample("wnut17", "squad", "stack_overflow")
 def test_a_task_from_its_files(finished, capsys, name):
     headline, metrics = CASES[name][3:]
     rows = read_metrics(finished(name) / "metrics.jsonl")
