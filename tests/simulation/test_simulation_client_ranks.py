@@ -92,20 +92,6 @@ def test_masked_rows_are_not_counted_as_sent():
     assert run([1, 2], rounds=1).metrics[1]["bytes_up"] == 4 * (full * 3 // 4 + head)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [
-        ([], "0 entries for 4 clients"),
-        ([1] * 5, "5 entries for 4 clients"),
-        ([1, 2, 3, 1], "has 3"),
-        ([1, 0, 2, 1], "has 0"),
-    ],
-)
-def test_ranks_that_do_not_fit(ranks, message):
-    with pytest.raises(InputError, match=message):
-        run(ranks)
-
-
 def test_models_that_have_no_ranks():
     with pytest.raises(InputError, match="needs a model with LoRA"):
         run([1] * 4, model=attach(tiny_model(3), head_only()))

@@ -12,7 +12,7 @@ from compiled import compilations
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.algorithms import ditto, fedavg
+from fedjax_peft.algorithms import fedavg
 from fedjax_peft.engine.compilation import programs
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def model():
     return toy.model()
 
 
-DITTO = ditto(optax.sgd(0.1))
+PERSONAL = fedavg(optax.sgd(0.1), head="private")
 OPTIONS = {
     "privacy": fp.privacy.central(clip=0.1, noise_multiplier=1.0),
     "attack": fp.attacks.sign_flip(0.2),
@@ -35,7 +35,7 @@ OPTIONS = {
 }
 
 
-def run(model, algorithm=DITTO, *, seed=0, rounds=3, partition=0, **options):
+def run(model, algorithm=PERSONAL, *, seed=0, rounds=3, partition=0, **options):
     data = {
         "clients": toy.clients(SIZES, seed=partition),
         "test": toy.dataset(70, seed=3 + partition),
@@ -62,11 +62,11 @@ def test_another_seed_or_data_or_more_rounds_compile_no_program(model):
 
 def test_validation_uses_the_programs_of_the_test():
     model, own = toy.model(), {"client_test": toy.clients([4] * len(SIZES), seed=5)}
-    run(model, **own)
-    assert len(programs.of(model.apply)) == 4, "training and each evaluation"
+    run(model, running.FEDAVG, **own)
+    assert len(programs.of(model.apply)) == 3, "training and each evaluation"
     more = {"client_validation": toy.clients([3] * len(SIZES), seed=6)}
-    run(model, **own, **more, validation=toy.dataset(50, seed=8))
-    assert len(programs.of(model.apply)) == 4
+    run(model, running.FEDAVG, **own, **more, validation=toy.dataset(50, seed=8))
+    assert len(programs.of(model.apply)) == 3
 
 
 def test_programs_are_freed_with_their_model_and_bounded_in_number(monkeypatch):

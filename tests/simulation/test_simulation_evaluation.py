@@ -7,7 +7,7 @@ import running
 import toy
 from closeness import approx
 
-from fedjax_peft import Clients, InputError, early_stop, tasks
+from fedjax_peft import InputError, early_stop, tasks
 from fedjax_peft.algorithms import fedavg, fedmcp, local
 from fedjax_peft.simulation.evaluation import is_lower_better, worst
 from fedjax_peft.simulation.rows import headline_is_lower_better, seen_clients
@@ -207,24 +207,3 @@ def test_a_run_stops_on_a_validation_metric():
     assert ended[-1]["validation_loss"] >= min(row["validation_loss"] for row in ended[:-1])
     with pytest.raises(InputError, match="No row of this run has the metric 'validation_loss'"):
         validated(SHARED, 30, stop=rule, eval_every=1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"validation": TRAIN}, r"'validation' is of the type Clients, .*=data\['validation'\]"),
-        ({"client_validation": TEST}, r"'client_validation' is of the type Dataset"),
-        ({"validation": TEST.take(np.arange(0))}, "The validation data have no examples"),
-        (
-            {"client_validation": Clients(TEST, (np.arange(2),) * 4)},
-            "client_validation is of 4 clients, but there are 5",
-        ),
-        (
-            {"client_validation": Clients(TEST, (np.arange(0),) * 5)},
-            "client_validation gives no client an example",
-        ),
-    ],
-)
-def test_wrong_validation_data_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        validated(**options)

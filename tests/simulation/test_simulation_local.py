@@ -111,11 +111,6 @@ def test_a_client_whose_upload_is_not_finite_has_no_value():
     assert row["local_loss_mean"] == approx(np.mean(np.delete(row["local_loss"], 1)))
 
 
-def test_a_test_set_is_needed():
-    with pytest.raises(InputError, match="needs a test set"):
-        running.run(FEDAVG, clients=CLIENTS, diagnostics=["local"])
-
-
 def test_uploads_of_another_form_need_a_local_model():
     """The upload of this algorithm is a change; without a word it would be taken for a model."""
     plain = algorithms.fednova(SGD)

@@ -14,7 +14,7 @@ from running import assert_same_models, rows
 from scipy.stats import binom
 
 import fedjax_peft as fp
-from fedjax_peft import Clients, InputError, TimeModel
+from fedjax_peft import Clients, TimeModel
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.engine.plan import poisson_batches
 from fedjax_peft.engine.schedule import Schedule
@@ -146,31 +146,6 @@ def test_lateness_depends_on_the_remaining_download():
     assert late[2] == late[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sampling": "posson"}, r"no sampling 'posson'. Did you mean 'poisson'"),
-        ({"sampling": "poisson"}, r"sampling = 'poisson' needs clients_per_round"),
-        ({"sampling": "size"}, r"sampling = 'size' needs clients_per_round"),
-        ({"sampling": "round_robin"}, r"sampling = 'round_robin' needs clients_per_round"),
-        ({"sampling": "all", "clients_per_round": 3}, r"takes all 8 clients .* = 3: leave it out"),
-        ({"sampling": "size", "clients_per_round": 8}, r"examples, which are 7: .* = 8 is more"),
-        ({"clients_per_round": 9}, r"clients_per_round = 9 is more than the 8 clients"),
-        ({"clients_per_round": 2.0}, r"clients_per_round = 2\.0 must be"),
-        ({"failure_rate": -0.1}, r"failure_rate = -0\.1 must be a number from 0 to below 1"),
-        ({"failure_rate": 1}, r"failure_rate = 1 must be"),
-        ({"failure_rate": True}, r"failure_rate = True must be"),
-        ({"deadline": 0}, r"deadline = 0 must be a positive number of seconds"),
-        ({"deadline": float("nan")}, r"deadline = nan must be"),
-        ({"deadline": 3, "time_model": TimeModel("measured")}, r"a number, not 'measured'"),
-    ],
-)
-def test_errors_of_settings_come_before_any_file_is_written(options, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        run(out=tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
-
-
 # ------------------------------ batches of examples that are drawn independently (Poisson sampling)
 
 
@@ -222,8 +197,3 @@ def test_the_draws_depend_on_the_seed_and_empty_batches_are_steps_too():
     assert one.metrics[-1]["train_loss"] != other.metrics[-1]["train_loss"]
     counts = np.asarray(one.client_state["optimizer"][0].count)
     assert set(counts.tolist()) == {12}, "Adam counts all"
-
-
-def test_a_wrong_name_is_refused():
-    with pytest.raises(InputError, match=r"no batch_sampling 'posson'. Did you mean 'poisson'"):
-        running.run(batch_sampling="posson")

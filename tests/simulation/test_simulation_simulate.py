@@ -17,8 +17,7 @@ from running import leaves, rows
 
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg, local
-from fedjax_peft.data import Clients, Dataset, partition
-from fedjax_peft.data.encoders.spans import Question
+from fedjax_peft.data import partition
 from fedjax_peft.engine.lanes import choose_lanes
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.schedule import Schedule
@@ -39,7 +38,6 @@ SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
 TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
 TEST = toy.dataset(30, seed=5)
 ADAM = optax.adam(0.02)
-DTYPES = ("bfloat16", "float32")
 ALGORITHMS = {
     "mean": fedavg(ADAM),
     "fra": fedavg(ADAM, aggregator=fra()),
@@ -108,27 +106,32 @@ def test_lanes_do_not_change_the_metrics(finished):
             assert b[name] == approx(value, abs=1e-5, rel=1e-5), (a["round"], name)
 
 
-@functools.cache
 def tiny_bert(dtype):
     shape = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16}
     model = random_model({**TINY_BERT, **shape}, head=classification(4), dtype=dtype)
-    model = attach(model, lora(rank=2), seed=0)
-    clients = partition.iid(tiny_dataset(12), 3)
-    return model, running.run(fedavg(optax.adamw(1e-2)), model=model, clients=clients, lanes=3)
+    return attach(model, lora(rank=2), seed=0)
 
 
 def test_bfloat16_computes_and_float32_learns():
-    model, result = tiny_bert("bfloat16")
-    assert model.compute_frozen()["bert.encoder.layer.0.output.dense.kernel"].dtype == jnp.bfloat16
+    model, data = tiny_bert("bfloat16"), tiny_dataset(12)
+    frozen = model.compute_frozen()
+    assert frozen["bert.encoder.layer.0.output.dense.kernel"].dtype == jnp.bfloat16
+    clients = partition.iid(data, 3)
+    result = running.run(fedavg(optax.adamw(1e-2)), model=model, clients=clients, lanes=3)
     for name, value in result.params.items():
         assert value.dtype == jnp.float32, name
         assert np.isfinite(value).all(), name
         # The change is not one of bfloat16's 8 bits.
         if not name.endswith("scale"):
             assert np.any(value != value.astype(jnp.bfloat16).astype(jnp.float32)), name
-    losses = [[row["train_loss"] for row in rows(tiny_bert(d)[1])[1:]] for d in DTYPES]
-    assert losses[0] == approx(losses[1], rel=0.02)
-    assert losses[0] != losses[1]
+
+    def logits(model):
+        apply = jax.jit(model.apply, static_argnums=(3, 4))
+        return np.asarray(apply(model.frozen, result.params, data.columns, None, False).logits)
+
+    found, expected = logits(model.replace(frozen=frozen)), logits(tiny_bert("float32"))
+    assert np.any(found != expected)
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
 def test_the_fields_of_rows(finished):
@@ -258,43 +261,6 @@ def test_auto_lanes_on_a_cpu_and_no_more_lanes_than_clients():
         return choose_lanes(lanes, schedule, 4, None, None, Layout(), MODEL.frozen)
 
     assert (choose("auto"), choose(64), choose(5)) == (3, 6, 5)
-
-
-LABELS = ("class 0", "class 1", "class 2", "class 3")
-UNLABELLED = Dataset({"x": np.zeros((2, 5), np.float32)})
-QUESTIONS = (Question("q0", "a b", ("a",)), Question("q1", "a b", ()))
-UNANSWERED = Dataset({"x": np.zeros(2)}, task="question_answering", references=QUESTIONS)
-FOUR = Dataset({"x": np.zeros((2, 5), np.float32), "labels": np.array([0, 3])}, LABELS)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rounds": 0}, r"rounds = 0 must be a positive whole number"),
-        ({"batch_size": -1}, r"batch_size = -1 must be"),
-        ({"epochs": 0}, r"epochs = 0 must be"),
-        ({"local_steps": 0}, r"local_steps = 0 must be"),
-        ({"lanes": 0}, r"lanes = 0 must be"),
-        ({"eval_every": 0}, r"evaluation.every = 0 must be"),
-        ({"eval_batch_size": 0}, r"evaluation.batch_size = 0 must be"),
-        ({"test_clients": 0}, r"test_clients = 0 must be"),
-        ({"checkpoint_every": 0}, r"checkpoint_every = 0 must be"),
-        ({"devices": 99}, r"devices = 99, but there are \d"),
-        ({"seed": -1}, r"seed = -1 must be"),
-        ({"nonfinite": "ignore"}, r"nonfinite = 'ignore' is unknown"),
-        ({"test": UNLABELLED}, r"The test data are for classification, but have no column 'lab"),
-        ({"test": UNANSWERED}, r"questions without a known answer, such as .* id 'q1'"),
-        ({"test": FOUR}, r"The test data have the label 3, but .* head has 3 classes \(0 to 2\)"),
-        ({"clients": Clients(FOUR, (np.arange(2),) * 11)}, r"The training data have the label 3"),
-        ({"client_test": Clients(FOUR, (np.arange(2),) * 11)}, r"The client_test data have the"),
-        ({"clients": toy.clients([0] * 11)}, r"No client has an example to train on"),
-    ],
-)
-def test_errors_of_settings_come_before_any_file_is_written(options, message, tmp_path):
-    arguments = {"clients": TRAIN, "rounds": 1, "clients_per_round": 3, **options}
-    with pytest.raises(InputError, match=message):
-        running.run(ALGORITHMS["mean"], model=MODEL, out=tmp_path / "run", **arguments)
-    assert not (tmp_path / "run").exists()
 
 
 def test_errors_of_the_algorithm_come_before_any_file_is_written(tmp_path):

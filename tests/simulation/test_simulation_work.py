@@ -220,30 +220,6 @@ def test_a_session_takes_limits_of_its_own():
 # ---------------------------------------------------------------------------- settings and configs
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"local_steps": (5, 2)}, r"least number is larger than its most. Write .* = \[2, 5\]"),
-        ({"local_steps": (0, 2)}, r"local_steps\[0\] = 0 must be a positive whole number"),
-        ({"local_steps": None, "epochs": (1, 2.5)}, r"epochs\[1\] = 2.5 must be a positive whole"),
-        ({"local_steps": [2, 3, 4]}, r"a pair of them: the least and the most"),
-        ({"local_steps": "2-8"}, r"local_steps = '2-8' must be a positive whole number"),
-        ({"local_steps": (1, 2**30)}, r"local_steps = \(1, 1073741824\) .* needs at least"),
-        ({"local_steps": 4, "stragglers": 0.5}, r"needs a range .* local_steps = \[1, 4\]"),
-        ({"stragglers": 1.5}, r"stragglers = 1\.5 must be a number from 0 to 1"),
-        ({"late": "partial"}, r"late = 'partial' needs a deadline"),
-        (
-            {"late": "partly", "deadline": 3.0},
-            r"late = 'partly' is unknown. Did you mean 'partial'",
-        ),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(options, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        run(out=tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_config_has_the_same_keys():
     system = {"stragglers": 0.5, "deadline": 3.0, "late": "partial"}
     raw = small(local_steps=[2, 5], system=system, time={"spread": 1.0})
