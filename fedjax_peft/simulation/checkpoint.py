@@ -9,7 +9,9 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -113,30 +115,23 @@ class Checkpoints:
         Raises:
           InputError: checkpoints exist, but none of them fits the state or can be read.
         """
-        steps = sorted(self._manager.all_steps(), reverse=True)
+        steps, abstract = self._manager.all_steps(), _abstract(template)
         if not steps:
             return None
-        abstract = _abstract(template)
-        reasons = []
+
+        def read(round_index: int) -> PyTree:
+            if round_index > last:
+                raise ValueError(f"the metrics end at round {last}")
+            wanted = self._with_stored_places(round_index, abstract)
+            return self._manager.restore(round_index, args=ocp.args.StandardRestore(wanted))
+
+        found, state, reasons = _newest(self._manager, read)
         for round_index in steps:
-            try:
-                if round_index > last:
-                    raise ValueError(f"the metrics end at round {last}")
-                wanted = self._with_stored_places(round_index, abstract)
-                state = self._manager.restore(round_index, args=ocp.args.StandardRestore(wanted))
-            except InputError:
-                raise
-            except Exception as error:  # orbax raises many kinds
-                reasons.append(f"round {round_index}: {_reason(error)}")
-                continue
-            for newer in steps[: steps.index(round_index)]:
-                self._manager.delete(newer)
-            if reasons:
-                _log.warning("Resumed from round %d; checkpoints skipped: %s", round_index, reasons)
-            return round_index, state
-        raise InputError(
-            f"No checkpoint in {self._manager.directory} can be restored: {'; '.join(reasons)}"
-        )
+            if round_index > found:
+                self._manager.delete(round_index)
+        if reasons:
+            _log.warning("Resumed from round %d; checkpoints skipped: %s", found, reasons)
+        return found, state
 
     @_quiet(logging.WARNING)
     def readable(self, template: PyTree) -> dict[int, PyTree]:
@@ -199,7 +194,6 @@ def read_checkpoint(
       server: shapes of the server's state.
       client_state: shapes of the state of one client.
     """
-    reasons = []
     with (
         _quiet(logging.ERROR),  # orbax warns about the effects of read_only
         ocp.CheckpointManager(
@@ -208,28 +202,43 @@ def read_checkpoint(
             item_handlers=ocp.StandardCheckpointHandler(),
         ) as manager,
     ):
-        for round_index in sorted(manager.all_steps(), reverse=True):
-            try:
-                _, stored, *others = manager.item_metadata(round_index).tree
-                clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
-                stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), client_state)
-                in_store = clients and has_store(directory.parent / "clients")
-                if in_store:
-                    stacked = start_index(clients)
-                # The other states are not needed here, but orbax can only restore everything.
-                template = on_one_device((server, stacked, *others))
-                args = ocp.args.StandardRestore(template)
-                found, kept, *_ = manager.restore(round_index, args=args)
-                if in_store:
-                    row = ClientRow(client_state)
-                    kept = open_store(directory.parent / "clients", row, clients, "read").open(kept)
-                return round_index, (found, kept)
-            except InputError:
-                raise
-            except Exception as error:  # orbax raises many kinds
-                reasons.append(f"round {round_index}: {_reason(error)}")
+
+        def read(round_index: int) -> tuple[PyTree, PyTree]:
+            _, stored, *others = manager.item_metadata(round_index).tree
+            clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
+            stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), client_state)
+            in_store = clients and has_store(directory.parent / "clients")
+            if in_store:
+                stacked = start_index(clients)
+            # The other states are not needed here, but orbax can only restore everything.
+            template = on_one_device((server, stacked, *others))
+            found, kept, *_ = manager.restore(round_index, args=ocp.args.StandardRestore(template))
+            if in_store:
+                row = ClientRow(client_state)
+                kept = open_store(directory.parent / "clients", row, clients, "read").open(kept)
+            return found, kept
+
+        return _newest(manager, read)[:2]
+
+
+def _newest(
+    manager: ocp.CheckpointManager, read: Callable[[int], Any]
+) -> tuple[int, Any, list[str]]:
+    """Returns the round of the newest readable checkpoint, what it holds, and why not a newer one.
+
+    Raises:
+      InputError: there is no checkpoint that can be read.
+    """
+    reasons: list[str] = []
+    for round_index in sorted(manager.all_steps(), reverse=True):
+        try:
+            return round_index, read(round_index), reasons
+        except InputError:
+            raise
+        except Exception as error:  # orbax raises many kinds
+            reasons.append(f"round {round_index}: {_reason(error)}")
     why = "; ".join(reasons) or "there is none"
-    raise InputError(f"No checkpoint in {directory} can be restored: {why}.")
+    raise InputError(f"No checkpoint in {manager.directory} can be restored: {why}.")
 
 
 _SYSTEM = re.compile(

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -144,22 +145,19 @@ def _side_by_side(
             raise
 
 
+@dataclass
 class _Results:
-    """The points that have ended, and the best of them."""
+    """The points that have ended, and the best of them; the fields are those of `run_points`."""
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        metric: str | None,
-        early_stop: bool,
-        stop: Callable[[str], Stop | None],
-        on_start: Callable[[int, Job], None],
-        on_point: Callable[[PointDone], None],
-    ):
+    jobs: Sequence[Job]
+    metric: str | None
+    early_stop: bool
+    stop: Callable[[str], Stop | None]
+    on_start: Callable[[int, Job], None]
+    on_point: Callable[[PointDone], None]
+
+    def __post_init__(self) -> None:
         self.runs: dict[str, Any] = {}
-        self._jobs, self._metric, self._early_stop = jobs, metric, early_stop
-        self._stop = stop
-        self._on_start, self._on_point = on_start, on_point
         self._rows: dict[str, list[list[Row]]] = {}
         self._best: tuple[str, float] | None = None
         self._failed: dict[str, str] = {}
@@ -170,10 +168,10 @@ class _Results:
     def run(self, job: Job, out: Path | None, engine: Any) -> None:
         """Runs a point and reports it."""
         with self._lock:
-            self._on_start(self._ended, job)
+            self.on_start(self._ended, job)
             others = self._rows.setdefault(job.group, [])
-        median = median_rule(others, str(self._metric)) if self._early_stop else None
-        rule = any_of(median, self._stop(job.name))
+        median = median_rule(others, str(self.metric)) if self.early_stop else None
+        rule = any_of(median, self.stop(job.name))
         path = None if out is None else out / job.name
         resume = path is not None and (path / "config.toml").exists()
         began = time.perf_counter()
@@ -192,15 +190,15 @@ class _Results:
             self._rows.setdefault(job.group, []).append(rows)
             if error is not None:
                 self._failed[job.name] = error
-            value, best = _last(rows, self._metric), self._best
-            if value is not None and (best is None or _better(rows, self._metric, value, best[1])):
+            value, best = _last(rows, self.metric), self._best
+            if value is not None and (best is None or _better(rows, self.metric, value, best[1])):
                 self._best = job.name, value
             self._ended += 1
             self._computed += seconds is not None
             each = (time.perf_counter() - self._began) / max(self._computed, 1)
-            total = len(self._jobs)
+            total = len(self.jobs)
             left = (total - self._ended) * each if self._computed else None
-            self._on_point(
+            self.on_point(
                 PointDone(self._ended, total, job, value, self._best, seconds, left, error)
             )
 
@@ -209,9 +207,9 @@ class _Results:
         if not self._failed:
             return
         name, reason = next(iter(self._failed.items()))
-        rest = "" if len(self._failed) == len(self._jobs) else " The others are complete."
+        rest = "" if len(self._failed) == len(self.jobs) else " The others are complete."
         raise InputError(
-            f"{len(self._failed)} of {len(self._jobs)} runs of the sweep failed.{rest} The first"
+            f"{len(self._failed)} of {len(self.jobs)} runs of the sweep failed.{rest} The first"
             f" failure, of {name}: {reason}"
         )
 
