@@ -1,26 +1,22 @@
-"""Upload transforms in ``simulate``: resume, bytes, records, configs, refusals."""
+"""Upload transforms in ``simulate``: bytes, records, configs, refusals."""
 
 import re
-import shutil
 
 import documented_fields
-import jax
-import numpy as np
 import optax
 import pytest
 import running
 import toy
 from closeness import assert_close
-from running import CLIENTS, PRIVATE, model
+from running import CLIENTS, PRIVATE
+from small_config import small
 from toy_transforms import feedback, ones, record
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, aggregators, algorithms, transforms
 from fedjax_peft.cli import explain
 from fedjax_peft.config import config as configs
-from fedjax_peft.config.loading import restore
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.cost import forecast
 from fedjax_peft.simulation.ledger import Ledger
 
@@ -31,46 +27,13 @@ TOY_ADAPTER, TOY_HEAD = (5 * 2 + 2 * 6) * 4, (6 * 3 + 3) * 4
 BOTH = (transforms.clip_norm(0.2), feedback())
 
 
-def run(out=None, *, rounds=4, given=BOTH, algorithm=None, **options):
-    options = {"clients_per_round": 3, "checkpoint_every": 2, "lanes": 2} | options
+def run(out=None, *, rounds=2, given=BOTH, algorithm=None, **options):
+    options = {"clients_per_round": 3, "lanes": 2} | options
     return running.run(algorithm or PRIVATE, rounds=rounds, out=out, transforms=given, **options)
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """A run without interruption."""
-    return run(tmp_path_factory.mktemp("straight") / "run")
-
-
-def test_the_checkpoint_contains_state_and_memory(straight, tmp_path):
-    """Without them, a resumed run would start from zeros."""
-    shutil.copytree(straight.out, tmp_path / "run")
-    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
-    stored = checkpoints._manager.item_metadata(4).tree[2]["transform_state"]
-    checkpoints.close()
-    shapes = [leaf.shape for leaf in jax.tree.leaves(stored)]
-    assert (5, 5, 2) in shapes, "the memory of five clients for A"
-    assert () in shapes, "the state"
-
-
-def test_clients_models_load_from_a_checkpoint_with_the_state_of_a_transform(straight):
-    round_index, server, client_state = restore(straight.out, model(), PRIVATE)
-    assert round_index == 4
-    for a, b in zip(
-        jax.tree.leaves((straight.server, straight.client_state)),
-        jax.tree.leaves((server, client_state)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_another_transform_does_not_resume_a_run(straight):
-    with pytest.raises(InputError, match="was run with another config: transforms was"):
-        run(straight.out, resume=True, given=None)
-
-
-def test_the_rows_have_the_metrics_of_transforms_and_the_table_knows_them(straight):
-    row = straight.metrics[-1]
+def test_the_rows_have_the_metrics_of_transforms_and_the_table_knows_them():
+    row = run().metrics[-1]
     assert 0 <= row["clip_share"] <= 1
     assert row["clip_median_norm"] > 0
     assert row["feedback_length"] > 0
@@ -157,31 +120,19 @@ def test_transforms_without_a_server_part_work_with_every_aggregator():
 
 # ----------------------------------------------------------------------------------------- configs
 
-REST = {
-    "rounds": 1,
-    "model": {"name": "x"},
-    "data": {"name": "y"},
-    "partition": {"name": "iid", "clients": 2},
-    "optimizer": {"learning_rate": 0.1},
-}
-
-
-def resolved(**tables):
-    return configs.resolve({**REST, **tables})
-
 
 def test_a_config_names_transforms_with_their_options():
-    config = resolved(transforms={"clip_norm": {"max_norm": 0.5}})
+    config = configs.resolve(small(transforms={"clip_norm": {"max_norm": 0.5}}))
     assert config["transforms"] == {"clip_norm": {"max_norm": 0.5}}
     assert configs.resolve(config) == config
     (made,) = configs.build(config, "transforms")
     assert made.name == "clip_norm"
-    assert configs.build(resolved(), "transforms") == []
+    assert configs.build(configs.resolve(small()), "transforms") == []
     assert "fedavg with clip_norm over lora" in configs.describe(config)
 
 
 def test_a_key_of_a_transform_is_set_on_the_command_line_and_a_method_takes_them_out():
-    raw = configs.override(REST, "transforms.clip_norm.max_norm=2.0")
+    raw = configs.override(small(), "transforms.clip_norm.max_norm=2.0")
     assert configs.resolve(raw)["transforms"] == {"clip_norm": {"max_norm": 2.0}}
     raw = {**raw, "methods": {"with": {}, "without": {"transforms": []}}}
     both = {name: configs.resolve(one) for name, one in configs.methods(raw).items()}
@@ -196,7 +147,7 @@ def test_functions_of_a_user_are_transforms(tmp_path, monkeypatch):
     )
     (tmp_path / "run.toml").write_text('rounds = 1\ntransforms = ["mine.py:halves"]\n')
     config = configs.load(tmp_path / "run.toml")
-    config = configs.resolve({**REST, **config})
+    config = configs.resolve(small(**config))
     assert config["transforms"] == {f"{tmp_path}/mine.py:halves": {"max_norm": 0.5}}
     assert [one.name for one in configs.build(config, "transforms")] == ["halves"]
 
@@ -213,7 +164,7 @@ def test_functions_of_a_user_are_transforms(tmp_path, monkeypatch):
 )
 def test_wrong_transforms_of_a_config_are_named(given, message):
     with pytest.raises(InputError, match=message):
-        resolved(transforms=given)
+        configs.resolve(small(transforms=given))
 
 
 def test_transforms_are_listed_and_explained():
