@@ -80,13 +80,6 @@ class Record:
             record = cls(None, on_round)
             record._join(out)
             return record
-        try:
-            str(out.resolve()).encode()
-        except UnicodeEncodeError:
-            raise InputError(
-                f"The directory {str(out)!r} has a name that is not UTF-8, in which no checkpoint"
-                " can be written: choose another one with --out."
-            ) from None
         config_file = out / "config.toml"
         holds = out.exists() and (
             not out.is_dir() or any(f.name != lock.NAME for f in out.iterdir())

@@ -244,9 +244,3 @@ def test_overwrite_follows_a_link_and_leaves_it(copy, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="is a file"):
         record.remove_run(tmp_path / "file")
-
-
-def test_a_directory_whose_name_is_not_utf_8_is_refused_first(tmp_path):
-    with pytest.raises(InputError, match="not UTF-8"):
-        run(tmp_path / "\udcff", rounds=1)
-    assert not list(tmp_path.iterdir())
