@@ -7,7 +7,7 @@ from fedjax_peft import testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.support.errors import InputError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from fedjax_peft.config.loading import load_models
 from fedjax_peft.peft import gradient_start
 from fedjax_peft.support.errors import InputError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 
 CORE, BASES = ".sb_r", (".sb_a", ".sb_b")
 

@@ -10,6 +10,8 @@ from fedjax_peft.simulation.record import read_config
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_checkpoint
 
+pytestmark = pytest.mark.usefixtures("simple_encoder")
+
 TASKS = DATASETS["glue_silo"].parts
 QUARTER = {"name": "sst2", "validation_share": 0.25}
 
