@@ -78,8 +78,9 @@ _EXISTING = {
 
 def _options(parser: Any, *rows: tuple[Any, ...]) -> None:
     """Adds arguments: each row is a name, a metavar, a help text and settings of argparse."""
-    for name, metavar, text, *settings in rows:
-        parser.add_argument(name, metavar=metavar, help=text, **dict(*settings))
+    for name, metavar, text, *more in rows:
+        settings = more[0] if more else {}
+        parser.add_argument(name, metavar=metavar, help=text, **settings)
 
 
 def _flags(parser: Any, texts: dict[str, str]) -> None:
