@@ -54,9 +54,16 @@ def test_every_attack_is_compared():
     assert set(commands()) == {"none", *attacks.__all__} == set(SCRIPT["ATTACKS"])
 
 
-def test_the_trusted_client_is_honest():
-    assert 1 not in attacks.sign_flip(0.4).hostile(20)
-    assert attacks.sign_flip(0.2).hostile(20) == (0, 7, 14, 16), "as the head of the config says"
+def test_the_trusted_client_is_honest_for_each_seed():
+    sweep = plan(config.load(FOLDER / "sst2.toml"), commands()["ipm"], ["fltrust"])
+    assert {point.config["attack"]["seed"] for point in sweep.points} == {None}, "that of the run"
+    seeds = [point.config["seed"] for point in sweep.points]
+    assert attacks.ipm(0.2, seed=seeds[0]).hostile(20) == (0, 7, 14, 16), (
+        "as the config's head says"
+    )
+    hostile = {client for seed in seeds for client in attacks.ipm(0.4, seed=seed).hostile(20)}
+    trusted = {point.config["aggregator"]["trusted"] for point in sweep.points}
+    assert not trusted & hostile
 
 
 @pytest.fixture

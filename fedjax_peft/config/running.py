@@ -215,8 +215,8 @@ def made_from_values(config: Config) -> dict[str, Any]:
     flat = flatten(config)
     names = (*building.BUILDERS, "aggregator", "optimizer", *SCHEDULES)
     tables, _ = unset({name: config[name] for name in names}, "privacy.epsilon")
-    for name in OF_THE_RUN:  # a function that draws random numbers needs the seed
-        if any(key.endswith(f".{name}") for key in flatten(tables)):
+    for name in OF_THE_RUN:  # a function that draws random numbers has a seed, or needs the run's
+        if any(k.endswith(f".{name}") and x is None for k, x in flatten(tables).items()):
             tables[name] = config[name]
     for key in runtime:
         tables, _ = unset(tables, key)

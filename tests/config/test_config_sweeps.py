@@ -137,6 +137,18 @@ def test_an_algorithm_of_swept_rates_reads_the_schedule(schedule):
     assert (again["algorithm"] == made["algorithm"]) == (not schedule), "a schedule has the rounds"
 
 
+@pytest.mark.parametrize("own", [{}, {"seed": 3}])
+def test_attacks_with_a_seed_of_their_own_are_equal_functions_for_every_seed(own):
+    attack = {"name": "sign_flip", "share": 0.2, **own}
+    points = sweeps.plan(
+        raw(attack=attack), ["seed=0..1", "optimizer.learning_rate=1e-3,3e-3"]
+    ).points
+    made = [running.made_from_values(point.config) for point in points]
+    assert len({one["attack"] for one in made}) == (1 if own else 2)
+    hostile = {one["attack"](one["values"]).hostile(20) for one in made}
+    assert len(hostile) == (1 if own else 2)
+
+
 @pytest.mark.parametrize(
     ("sweep", "overrides", "message"),
     [
