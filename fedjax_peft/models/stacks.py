@@ -72,8 +72,8 @@ class Source(NamedTuple):
 
 def find_stacks(module: nnx.Module) -> list[Stack]:
     """Returns how the blocks that ask for it are stacked."""
-    asking = [x for x in nnx.iter_modules(module) if isinstance(x[1], Blocks) and x[1].scan]
-    return [stack for path, blocks in asking if (stack := _stack(path, blocks)) is not None]
+    found = [(p, x) for p, x in nnx.iter_modules(module) if isinstance(x, Blocks) and x.scan]
+    return [stack for path, blocks in found if (stack := _stack(path, blocks)) is not None]
 
 
 def _stack(path: Path, blocks: Blocks) -> Stack | None:
