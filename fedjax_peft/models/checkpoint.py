@@ -94,11 +94,11 @@ _ALIGNMENT = 64
 
 
 class Safetensors:
-    """The tensors of a checkpoint directory: one safetensors file, or shards with an index."""
+    """The tensors of safetensors files, such as :func:`weight_files`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, files: Sequence[Path]) -> None:
         self._stored: dict[str, _Stored] = {}
-        for file in _files(directory):
+        for file in files:
             try:
                 with safe_open(file, framework="np"):  # checks the header against the file's size
                     self._stored |= _contents(file)
@@ -147,7 +147,8 @@ def leaf_value(file: Path, name: str, array: np.ndarray, transposed: bool) -> Ar
     return jnp.transpose(value, _AXES[value.ndim]) if transposed else value
 
 
-def _files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
+    """Returns the files of a checkpoint directory: one, or the shards of an index."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
         return [single]

@@ -3,7 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -148,11 +148,8 @@ def complete(
     size = min(batch_size, 1 << max(len(rows) - 1, 0).bit_length())
     width = functools.partial(_width, limit=model.longest_text - how.max_new_tokens + 1)
     last = jnp.asarray(ends or [NO_TOKEN], jnp.int32)
-    run, frozen, key = (
-        _completing(cast(Any, model.apply), how),
-        model.compute_frozen(),
-        stream(seed, "generate"),
-    )
+    run, key = _completing(model.apply, how), stream(seed, "generate")
+    frozen = model.compute_frozen()
     for length, members in _batches(rows, width, size):
         batch = _padded([rows[i] for i in members], length, size, left=True)
         numbers = jnp.asarray(np.resize(members, size), jnp.int32)
@@ -194,7 +191,7 @@ def likelihoods(
     if not rows:
         return result
     size = min(batch_size, 1 << max(len(rows) - 1, 0).bit_length())
-    run, frozen = _scoring(cast(Any, model.apply)), model.compute_frozen()
+    run, frozen = _scoring(model.apply), model.compute_frozen()
     width = functools.partial(_width, limit=model.longest_text)
     # The last token of a row is read by nobody.
     for length, members in _batches([text[:-1] for text in texts], width, size):

@@ -11,7 +11,7 @@ from fedjax_peft.models import checkpoint, registry
 from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.blocks import Remat, set_options
-from fedjax_peft.models.checkpoint import Safetensors, Tensors, read_json
+from fedjax_peft.models.checkpoint import Safetensors, Tensors, read_json, weight_files
 from fedjax_peft.models.gguf import Gguf
 from fedjax_peft.models.heads import Head
 from fedjax_peft.models.onnx import Onnx
@@ -156,7 +156,7 @@ def _in_directory(path: Path) -> _Checkpoint:
     return _Checkpoint(
         path,
         lambda: read_json(path / "config.json"),
-        lambda: Safetensors(path),
+        lambda: Safetensors(weight_files(path)),
         lambda: _tokenizer(path),
     )
 

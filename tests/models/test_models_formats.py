@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from fedjax_peft import testing
 from fedjax_peft.models import onnx
-from fedjax_peft.models.checkpoint import Safetensors
+from fedjax_peft.models.checkpoint import Safetensors, weight_files
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model, load_tokenizer, read_config
 from fedjax_peft.support import assets
@@ -109,7 +109,7 @@ def test_a_type_of_weights_that_is_not_read_is_named(llama):
 def test_onnx_has_the_weights_of_the_safetensors_checkpoint(tmp_path):
     directory = saved(tiny_model("bert", kind="classification").bert, tmp_path)
     write_onnx(directory, tmp_path / "model.onnx")
-    expected, got = Safetensors(directory), onnx.Onnx(tmp_path / "model.onnx")
+    expected, got = Safetensors(weight_files(directory)), onnx.Onnx(tmp_path / "model.onnx")
     assert got.shapes == expected.shapes
     for name in expected.shapes:
         np.testing.assert_array_equal(got.read(name, False), expected.read(name, False))

@@ -116,9 +116,6 @@ _USED: dict[str, tuple[type, ...]] = {
 }
 """The config fields that determine a method, and their types."""
 
-_METHODS = ("houlsby", "pfeiffer", "bottleneck")
-"""The methods that the format can hold."""
-
 _VERSION = "adapters.1.3.0"
 """Version of the format. Files without a version use other names of activations."""
 _CONVERT = "save_adapter in adapters does with use_safetensors=True"
@@ -139,6 +136,8 @@ def export_adapterhub(
 ) -> Path:
     """Writes bottleneck adapters and the head as ``adapters`` does; returns the directory.
 
+    :func:`fedjax_peft.peft.io.export.export` checks the method and the leaves.
+
     In torch, on the original checkpoint with a head of the same form:
     ``adapters.init(model)``, then
     ``model.load_adapter(directory, set_active=True, use_safetensors=True)``. All leaves of the
@@ -150,10 +149,14 @@ def export_adapterhub(
       base_model: recorded as the base model's hub id or path; by default where it came from.
 
     Raises:
-      InputError: the format cannot hold the method or its places, the model is of no Hugging Face
-        family, the leaves are those of another model, or the name has a dot.
+      InputError: the format cannot hold the places, or the model's family.
     """
-    names = _check(model, params, name)
+    if model.config.get("model_type") not in _NAMES:
+        raise InputError(
+            "AdapterHub's format needs the module names of a Hugging Face model, and this model's"
+            f" family is not among them ({', '.join(_NAMES)})."
+        )
+    names = _NAMES[model.config["model_type"]]
     module = model.replace(trainable=dict(params)).module()
     sites = _check_places(module)
     tensors = {
@@ -192,29 +195,6 @@ def export_adapterhub(
         extra = {"name": None, "config": None, "label2id": labels, "num_labels": len(labels)}
         write_json(target / "head_config.json", {**metadata, **extra})
     return target
-
-
-def _check(model: Model, params: Params, name: str) -> _Names:
-    """Returns the family's names, or raises if the model cannot be written."""
-    if model.method is None or model.method.name not in _METHODS:
-        attached = "no method" if model.method is None else repr(model.method.name)
-        raise InputError(
-            f"Only {', '.join(_METHODS)} can be written in AdapterHub's format; the model has"
-            f" {attached} attached."
-        )
-    if model.config.get("model_type") not in _NAMES:
-        raise InputError(
-            "AdapterHub's format needs the module names of a Hugging Face model, and this model's"
-            f" family is not among them ({', '.join(_NAMES)})."
-        )
-    if strange := sorted(params.keys() ^ model.trainable.keys()):
-        raise InputError(
-            f"These parameters are not this model's: {strange[0]!r} is in one of them only"
-            f" ({len(strange)} leaves in all)."
-        )
-    if not re.fullmatch(r"[^./\s]+", name):
-        raise InputError(f"The adapter's name {name!r} must be one word without dots and slashes.")
-    return _NAMES[model.config["model_type"]]
 
 
 def _check_places(module: nnx.Module) -> dict[str, AdaptedResidual]:

@@ -7,15 +7,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.checkpoint import broken, only_pickle, source_name
+from fedjax_peft.models.checkpoint import Safetensors, only_pickle, source_name
 from fedjax_peft.models.modules import is_inside, leaves, submodules
 from fedjax_peft.models.registry import FAMILIES
-from fedjax_peft.numerics.linalg import is_finite
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
@@ -60,23 +58,12 @@ def read_tensors(path: Path, pickles: str, convert: str) -> Tensors:
       pickles: pattern of the files that hold the same as pickle.
       convert: what writes safetensors instead, for the error message.
     """
-    try:
-        # framework="flax" reads bfloat16 too, which numpy does not have.
-        with safe_open(path, framework="flax") as file:
-            names = list(file.keys())
-            tensors = {name: np.asarray(file.get_tensor(name), np.float32) for name in names}
-    except FileNotFoundError:
+    if not path.is_file():
         if found := sorted(p.name for p in path.parent.glob(pickles)):
-            raise only_pickle(path.parent, found[0], convert) from None
-        raise InputError(f"{path.parent} holds no {path.name}.") from None
-    except (SafetensorError, OSError) as error:
-        raise broken(path, error) from None
-    if damaged := [name for name, x in tensors.items() if not is_finite(x)]:
-        raise InputError(
-            f"{path} holds values that are not finite (NaN or infinity) in {len(damaged)}"
-            f" tensors, such as {damaged[0]!r}."
-        )
-    return tensors
+            raise only_pickle(path.parent, found[0], convert)
+        raise InputError(f"{path.parent} holds no {path.name}.")
+    stored = Safetensors([path])
+    return {name: np.asarray(stored.read(name, False)) for name in stored.shapes}
 
 
 # -------------------------------------------------------------------------------------------- fit

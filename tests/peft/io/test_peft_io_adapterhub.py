@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from flax import nnx
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 
-from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import token_classification
 from fedjax_peft.models.hub import load_model
-from fedjax_peft.peft import bottleneck, dual, houlsby, lora, opendelta, pfeiffer
+from fedjax_peft.peft import bottleneck, houlsby, pfeiffer
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.io.adapterhub import export_adapterhub, load_adapterhub
 from fedjax_peft.support.errors import InputError
@@ -276,34 +274,17 @@ def test_adapter_of_another_family_or_depth(tmp_path):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (None, "no method"),
-        (lora(2), "'lora'"),
-        (opendelta(), "'opendelta'"),
-        (dual(), "'dual'"),
         (houlsby(4, targets=["query"]), r"in all layers.*query' has one"),
         (
             pfeiffer(4, targets=r".*layer\.1\.output\.residual"),
             r"layer.0.output.residual' has none",
         ),
     ],
-    ids=["none", "lora", "opendelta", "dual", "linear", "one layer"],
+    ids=["linear", "one layer"],
 )
-def test_methods_and_places_that_the_format_does_not_have(method, message, tmp_path):
-    model = base() if method is None else attach(base(), method)
+def test_places_that_the_format_does_not_have(method, message, tmp_path):
+    """For methods see ``test_peft_io_export.py``, for families ``test_models_decoders.py``."""
+    model = attach(base(), method)
     with pytest.raises(InputError, match=message):
         export_adapterhub(model, model.trainable, tmp_path)
-    assert not any(tmp_path.iterdir())
-
-
-def test_other_things_that_cannot_be_written(tmp_path):
-    model = attach(base(), houlsby(4))
-    with pytest.raises(InputError, match=r"name 'a.b'"):
-        export_adapterhub(model, model.trainable, tmp_path, name="a.b")
-    half = {name: x for name, x in model.trainable.items() if "layer.0" in name}
-    with pytest.raises(InputError, match="not this model's"):
-        export_adapterhub(model, half, tmp_path)
-    own = bind(nnx.Dict(dense=nnx.Linear(4, 4, rngs=nnx.Rngs(0))))
-    own = attach(own, houlsby(2, targets=["dense"]))
-    with pytest.raises(InputError, match="Hugging Face model"):
-        export_adapterhub(own, own.trainable, tmp_path)
     assert not any(tmp_path.iterdir())
