@@ -13,14 +13,14 @@ from peft import LoraConfig, get_peft_model
 from peft.utils import constants
 from safetensors.torch import load_file
 from torch_reference import DECODER, GEMMA, padded_batch, saved, tensors, tiny_model
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel
 
 from fedjax_peft.models import heads
 from fedjax_peft.models.hub import load_model, load_tokenizer
 from fedjax_peft.models.registry import default_targets, parse_config, random_model
 from fedjax_peft.models.rotary import rope
 from fedjax_peft.numerics.measures.representation import pool
-from fedjax_peft.peft import full, houlsby, lora, pretrained, prompt_tuning
+from fedjax_peft.peft import houlsby, lora, pretrained, prompt_tuning
 from fedjax_peft.peft.base import attach, count
 from fedjax_peft.peft.io.export import export
 from fedjax_peft.support.errors import InputError
@@ -276,33 +276,6 @@ def test_tokenizer_with_a_special_token_beyond_the_vocabulary(tmp_path):
     tokenizer.save_pretrained(directory)
     with pytest.raises(InputError, match="ids up to 65, but the model's vocabulary has 64"):
         load_tokenizer(directory)
-
-
-def test_a_model_trained_from_scratch_is_exported_whole_and_loaded_again(tmp_path):
-    config = TINY | {"tie_word_embeddings": True, "num_hidden_layers": 1}
-    model = attach(random_model(config, head=heads.causal_lm()), full())
-    assert not model.frozen
-    moved = {name: x + 0.01 for name, x in model.trainable.items()}
-    export(model, moved, tmp_path / "out", format="merged")
-    again = load_model(tmp_path / "out")
-    assert again.frozen.keys() == moved.keys()
-    for name, x in moved.items():
-        np.testing.assert_array_equal(again.frozen[name], x)
-    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
-    assert_equal(again, reference.eval(), padded_batch(reference.config))
-
-
-# ------------------------------------------------------------------------------------------- heads
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_readout_gives_the_capped_logits(tied):
-    config = TINY | {"model_type": "gemma2", "tie_word_embeddings": tied, "head_dim": 8}
-    config["final_logit_softcapping"] = 0.5
-    model = random_model(config, head=heads.causal_lm())
-    outputs = forward(model, padded_batch(parse_config(TINY)[1]))
-    assert 0.4 < np.abs(outputs.logits).max() <= 0.5
-    assert_close(outputs.readout(outputs.hidden), outputs.logits, **EXACT)
 
 
 # ------------------------------------------------------------------------------ packed rows, PEFT

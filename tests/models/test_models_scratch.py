@@ -134,16 +134,6 @@ def test_outputs_and_gradients_are_those_of_torch(kind, layers):
         assert_small(np.linalg.norm(got[name] - expected), 1e-4 * np.linalg.norm(expected), name)
 
 
-def test_padding_on_the_right_is_not_seen():
-    model = random_model(LSTM, head=causal_lm())
-    ids = batch_of("lstm")["input_ids"]
-    padded = np.pad(ids, ((0, 0), (0, 4)), constant_values=9)
-    short, long = (
-        model.apply({}, model.trainable, {"input_ids": x}, None, False) for x in (ids, padded)
-    )
-    assert_close(long.logits[:, : ids.shape[1]], short.logits, rtol=0, atol=1e-6)
-
-
 def test_dropout_is_between_the_layers():
     model = random_model(LSTM | {"dropout": 0.5}, head=causal_lm(), dtype="bfloat16")
     batch = batch_of("lstm")

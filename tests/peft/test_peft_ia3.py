@@ -8,8 +8,6 @@ from closeness import assert_close
 from flax import nnx
 from tiny import tiny
 
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.models.base import bind
 from fedjax_peft.models.layers import FusedLinear
 from fedjax_peft.peft import ia3
 from fedjax_peft.peft.base import attach, attach_module
@@ -87,25 +85,3 @@ def test_feed_forward_layers(feed_forward, count):
     made = [m for _, m in nnx.iter_modules(module) if isinstance(m, IA3Linear)]
     assert len(made) == 8
     assert sum(m.feed_forward for m in made) == count
-
-
-class MLP(nnx.Module):
-    def __init__(self, rngs):
-        self.hidden = nnx.Linear(6, 12, rngs=rngs)
-        self.out = nnx.Linear(12, 2, rngs=rngs)
-
-    def __call__(self, batch):
-        y = self.out(jax.nn.relu(self.hidden(batch["x"])))
-        return Outputs(y, y[:, None])
-
-
-def test_own_module():
-    plain = bind(MLP(nnx.Rngs(0)))
-    model = attach(plain, ia3(["hidden", "out"], ["out"]))
-    assert scales(model) == {"hidden.ia3_l": 12, "out.ia3_l": 12}
-    # Two factors on the same features (a relu keeps positive ones): they multiply.
-    batch = {"x": jax.random.normal(KEY, (5, 6))}
-    trained = {"hidden.ia3_l": jnp.full(12, 2.0), "out.ia3_l": jnp.full(12, 3.0)}
-    got = model.apply(model.frozen, trained, batch, None, False).logits
-    same = plain.apply(plain.frozen, plain.trainable, batch, None, False).logits
-    assert_close(got, 6 * same, rtol=1e-5, atol=1e-5)

@@ -62,30 +62,6 @@ def test_tied_head_of_gpt2_is_counted_once():
     assert counts == {"adapter": 124_439_808, "head": 0, "frozen": 0}
 
 
-class MLP(nnx.Module):
-    def __init__(self, rngs):
-        self.hidden = nnx.Linear(6, 12, rngs=rngs)
-        self.out = nnx.Linear(12, 2, rngs=rngs)
-
-    def __call__(self, batch):
-        y = self.out(jax.nn.relu(self.hidden(batch["x"])))
-        return Outputs(y, y[:, None])
-
-
-@pytest.mark.parametrize(
-    ("method", "names"),
-    [(peft.bitfit(), {"hidden.bias"}), (peft.full(), {"hidden.bias", "hidden.kernel"})],
-    ids=["bitfit", "full"],
-)
-def test_own_module(method, names):
-    plain = bind(MLP(nnx.Rngs(0)), head=("out",))
-    model = attach(plain, method)
-    assert adapters(model) == names
-    batch = {"x": jax.random.normal(KEY, (5, 6))}
-    got, same = (m.apply(m.frozen, m.trainable, batch, None, False) for m in (model, plain))
-    np.testing.assert_array_equal(got.logits, same.logits)
-
-
 class Tied(nnx.Module):
     """The output's table is the input's, once by ``attend`` and once as a parameter of its own."""
 
