@@ -38,6 +38,7 @@ def model():
     return fp.Model(apply, frozen, trained, kinds, None)
 
 
+@pytest.mark.slow  # three algorithms are compiled twice
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_page_equals_simulate(name, model):
     columns, train, test = PAGE["make_data"]()

@@ -204,6 +204,7 @@ def resolve(
     return content if _exists(target) else None
 
 
+@functools.cache
 def _find(dotted: str) -> Any:
     """Returns the object of a dotted name; None if there is none."""
     parts = dotted.split(".")
@@ -225,6 +226,7 @@ def _modules() -> list[types.ModuleType]:
     return [importlib.import_module(info.name) for info in found]
 
 
+@functools.cache
 def _exists(name: str) -> bool:
     """Returns whether a dotted name, or a last name somewhere in the package, exists."""
     top, dot, _ = name.partition(".")
