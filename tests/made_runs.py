@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from documented_fields import field_names, find
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.simulation import fields
 from fedjax_peft.simulation.record import write_config
 from fedjax_peft.support.nested import merge
 
@@ -29,7 +29,7 @@ def write_run(folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[st
       config: some settings, by dotted keys or in tables.
       rows: of ``metrics.jsonl``; every field must be one that real runs have.
     """
-    unknown = {x for row in rows for x in fields.field_names(row) if fields.find(x) is None}
+    unknown = {name for row in rows for name in field_names(row) if find(name) is None}
     assert not unknown, f"no run has these fields: {unknown}"
     whole: dict[str, Any] = {"rounds": rows[-1]["round"], "model": {"name": "tiny"}}
     for key, value in config.items():
