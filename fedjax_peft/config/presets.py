@@ -43,7 +43,8 @@ def _file() -> Config:
     return read_toml(FILE)
 
 
-def presets() -> dict[str, Preset]:
+@cache
+def presets() -> Mapping[str, Preset]:
     """Returns the presets by name, such as ``federa`` and ``federa/fedlr``."""
     result = {}
     for paper, section in _file().items():

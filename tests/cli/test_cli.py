@@ -129,7 +129,7 @@ def test_predict_names_the_invalid_line(finished, tmp_path, capsys, line, compla
 
 def test_bench_prints_one_json_object(capsys):
     shape = ["layers=1", "hidden=16", "heads=2", "ffn=16", "vocab=32", "length=4", "batch=2"]
-    more = ["clients=3", "steps=2", "rank=2", "lanes=2", "repeats=1"]
+    more = ["clients=3", "steps=1", "rank=2", "lanes=2", "repeats=1", "dropout=0.0"]
     assert cli.main(["bench", *shape, *more, "--json"]) == 0
     captured = capsys.readouterr()
     assert "bench  timing round 1 of 1\n" in captured.err, "stdout has the result only"
