@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -47,14 +47,11 @@ def screen(
         yield Screen(lambda phase: None, lambda row: None)
         return
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    run = _Shown(one_line(title), description, rounds, _row_text(metrics, timed=verbosity > 0))
-    display = (
-        _Bar(console, run, verbosity > 0) if console.is_terminal else _Lines(run, verbosity > 0)
-    )
-    try:
+    verbose = verbosity > 0
+    run = _Shown(one_line(title), description, rounds, _row_text(metrics, timed=verbose))
+    display = _Bar(console, run, verbose) if console.is_terminal else _Lines(run, verbose)
+    with closing(display):
         yield Screen(display.on_phase, display.on_round)
-    finally:
-        display.close()
 
 
 class DryRun(Exception):
@@ -187,11 +184,8 @@ class _Watch:
 @contextmanager
 def progress_lines(title: str) -> Iterator[Callable[[str], None]]:
     """Yields a function that prints a phase to stderr and repeats it while the phase lasts."""
-    watch = _Watch(title, sys.stderr)
-    try:
+    with closing(_Watch(title, sys.stderr)) as watch:
         yield watch.start
-    finally:
-        watch.close()
 
 
 class _Lines:
