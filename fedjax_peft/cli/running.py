@@ -156,8 +156,27 @@ def _run_all(
             for name in resolved:
                 record.remove_run(out / name)
         resuming.note_methods(out, resolved)
+    records = []
     with resuming.advising(out):
-        return _run_each(resolved, titles, options, out)
+        for name, config in resolved.items():
+            with console.screen(
+                titles[name],
+                configs.describe(config),
+                config["rounds"],
+                out / name / "metrics.jsonl",
+                verbosity=options.verbose - options.quiet,
+            ) as screen:
+                configs.run(
+                    config,
+                    out=out / name,
+                    resume=options.resume,
+                    on_round=screen.on_round,
+                    on_phase=screen.on_phase,
+                    origin=_origin(config, out / name),
+                )
+            records.append(load_run(out / name))
+        print_table(records)  # one process prints; the others' standard output is closed
+    return records
 
 
 def _origin(config: dict[str, Any], directory: Path) -> Run | None:
@@ -165,32 +184,3 @@ def _origin(config: dict[str, Any], directory: Path) -> Run | None:
     if config["origin"] is None or any((directory / "checkpoints").glob("[0-9]*")):
         return None
     return loading.load_run(config["origin"])
-
-
-def _run_each(
-    resolved: dict[str, dict[str, Any]],
-    titles: dict[str, str],
-    options: argparse.Namespace,
-    out: Path,
-) -> list[RunRecord]:
-    """Runs resolved configs one after the other; see :func:`_run_all`."""
-    records = []
-    for name, config in resolved.items():
-        with console.screen(
-            titles[name],
-            configs.describe(config),
-            config["rounds"],
-            out / name / "metrics.jsonl",
-            verbosity=options.verbose - options.quiet,
-        ) as screen:
-            configs.run(
-                config,
-                out=out / name,
-                resume=options.resume,
-                on_round=screen.on_round,
-                on_phase=screen.on_phase,
-                origin=_origin(config, out / name),
-            )
-        records.append(load_run(out / name))
-    print_table(records)  # one process prints; the standard output of the others is closed
-    return records

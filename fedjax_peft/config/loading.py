@@ -59,11 +59,8 @@ def load_run(
         does not fit; or leaves are private and ``algorithm`` is missing.
     """
     directory = Path(directory)
-    config = record.read_config(directory)
+    config, model, learned = _recorded(directory, model)
     rows = read_metrics(directory / "metrics.jsonl")
-    learned, labels = record.read_params(directory)
-    model = base_model(directory, config, labels) if model is None else model
-    _check_leaves(directory, model, learned)
     # A start from examples cannot be made again from the config alone.
     fixed = {name: jnp.asarray(learned[name]) for name, k in model.kinds.items() if k == "fixed"}
     model = model.replace(trainable={**model.trainable, **fixed})
@@ -182,8 +179,15 @@ def _with_learned(model: Model, learned: Params) -> tuple[Model, Params]:
     return model.replace(frozen={**model.frozen, **merged}, wide=wide), params
 
 
-def _check_leaves(directory: Path, model: Model, learned: Params) -> None:
-    """Raises InputError if the learned leaves of a run do not fit the model."""
+def _recorded(directory: Path, model: Model | None = None) -> tuple[dict[str, Any], Model, Params]:
+    """Returns the config of a run, its model with initial values, and the learned leaves.
+
+    Raises:
+      InputError: the directory is no run, or the leaves do not fit the model.
+    """
+    config = record.read_config(directory)
+    learned, labels = record.read_params(directory)
+    model = base_model(directory, config, labels) if model is None else model
     expected = {name: x.shape for name, x in {**model.frozen, **model.trainable}.items()}
     recorded = {name: x.shape for name, x in learned.items()}
     wrong = sorted(n for n in recorded if expected.get(n) != recorded[n])
@@ -195,6 +199,7 @@ def _check_leaves(directory: Path, model: Model, learned: Params) -> None:
             f" {recorded.get(name, 'missing')} in the directory and"
             f" {expected.get(name, 'missing')} in the model."
         )
+    return config, model, learned
 
 
 class TrainedModels(NamedTuple):
@@ -241,11 +246,8 @@ def load_clients(directory: str | Path) -> Run:
     """Returns a run whose clients have private leaves, up to its newest checkpoint."""
     model, params, config = load_trained(directory)
     algorithm = algorithm_of(Path(directory), config, model)
-    names = assign_roles(model.kinds, algorithm.roles)
-    shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
-    one = jax.eval_shape(lambda: tree.broadcast(algorithm.init_client_state(shared, private), 1))
-    check_clients([], one)
     round_index, server, stacked = restore(Path(directory), model, algorithm)
+    check_clients([], stacked)
     rows = read_metrics(Path(directory) / "metrics.jsonl")
     done = [row for row in rows if row["round"] <= round_index]
     ranks = config.get("system", {}).get("client_ranks")
@@ -259,9 +261,5 @@ def load_trained(directory: str | Path) -> tuple[Model, Params, dict[str, Any]]:
       InputError: the directory is not a run or has no checkpoint yet; or the run was made in Python
         and its model cannot be rebuilt.
     """
-    directory = Path(directory)
-    config = record.read_config(directory)
-    learned, labels = record.read_params(directory)
-    model = base_model(directory, config, labels)
-    _check_leaves(directory, model, learned)
+    config, model, learned = _recorded(Path(directory))
     return *_with_learned(model, learned), config
