@@ -9,6 +9,7 @@ value. They may attack in three places:
 * their uploads together, with knowledge of the others' (:func:`on_cohorts`).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,19 +30,15 @@ from fedjax_peft.contracts.upload import Stages, Upload
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero
 from fedjax_peft.numerics.random import attack_key, host_rng
+from fedjax_peft.support import checks
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 
 
-def check_number(
-    attack: str, name: str, value: Any, least: float = 0.0, most: float = float("inf")
-) -> None:
-    """Raises InputError for a number out of range; a traced value is not checked."""
-    if is_traced(value):
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        limits = f"from {least:g} up" if most == float("inf") else f"from {least:g} to {most:g}"
-        raise InputError(f"{name} = {show(value)} of {attack} must be a number {limits}.")
+def check_number(attack: str, name: str, value: Any, most: float = math.inf) -> None:
+    """Raises InputError for no number from 0 to ``most``; a traced value is not checked."""
+    if not is_traced(value):
+        checks.check_number(attack, name, value, most=most)
 
 
 def check_labels(attack: str, federation: Federation) -> None:

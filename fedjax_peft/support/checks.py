@@ -30,6 +30,9 @@ def check_number(
     """Raises InputError for a value that is no number from 0 to ``most``, or is 0 if positive."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value <= most or math.isinf(value) or (positive and value == 0):
-        limits = "above 0" if positive else "from 0 up"
-        limits += "" if math.isinf(most) else f", at most {most:g}"
+        limits = "above 0" if positive else "from 0"
+        if not math.isinf(most):
+            limits += f" and at most {most:g}" if positive else f" to {most:g}"
+        elif not positive:
+            limits += " up"
         raise InputError(f"{name} = {show(value)} of {method} must be a number {limits}.")

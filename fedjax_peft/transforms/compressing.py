@@ -15,7 +15,7 @@ from fedjax_peft.contracts.types import Key, PyTree
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.support.display import show
+from fedjax_peft.support.checks import check_number
 from fedjax_peft.support.errors import InputError
 
 FLOAT = 32
@@ -144,15 +144,4 @@ def check_share(function: str, name: str, share: Any) -> None:
             f' Give it as a number. In a config, list it in [sweep] constants = ["transforms.'
             f'{function}.{name}"].'
         )
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        raise InputError(
-            f"{name} = {show(share)} of {function} must be a number above 0 and at most 1."
-        )
-
-
-def check_block(function: str, block: Any, *, optional: bool = False) -> None:
-    """Raises InputError unless a block size is a positive integer, or None if ``optional``."""
-    if block is None and optional:
-        return
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise InputError(f"block = {show(block)} of {function} must be a positive integer.")
+    check_number(function, name, share, most=1.0, positive=True)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
-from fedjax_peft.transforms.compressing import by_block, check_block, compressor, wire_with_scales
+from fedjax_peft.support.checks import check_count
+from fedjax_peft.transforms.compressing import by_block, compressor, wire_with_scales
 
 
 def int8(block: int = 64, *, error_feedback: bool = False) -> Transform:
@@ -27,7 +28,7 @@ def int8(block: int = 64, *, error_feedback: bool = False) -> Transform:
     Raises:
       InputError: ``block`` is not a positive integer.
     """
-    check_block("int8", block)
+    check_count("int8", "block", block)
 
     def code(blocks: Array) -> Array:
         largest = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)

@@ -13,7 +13,8 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
-from fedjax_peft.transforms.compressing import by_block, check_block, compressor, wire_with_scales
+from fedjax_peft.support.checks import check_count
+from fedjax_peft.transforms.compressing import by_block, compressor, wire_with_scales
 
 NF4 = (
     -1.0,
@@ -48,7 +49,7 @@ def nf4(block: int = 64, *, error_feedback: bool = False) -> Transform:
     Raises:
       InputError: ``block`` is not a positive integer.
     """
-    check_block("nf4", block)
+    check_count("nf4", "block", block)
     values = np.array(NF4, np.float32)
     middles = (values[1:] + values[:-1]) / 2
 

@@ -21,8 +21,7 @@ from jax import Array
 from fedjax_peft.contracts import Key, PyTree, Transform, Wire
 from fedjax_peft.numerics.lowrank import matmul
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.checks import check_count
 from fedjax_peft.transforms.compressing import compressor
 
 
@@ -39,8 +38,7 @@ def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
     Raises:
       InputError: ``rank`` is not a positive integer.
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise InputError(f"rank = {show(rank)} of power_sgd must be a positive integer.")
+    check_count("power_sgd", "rank", rank)
 
     def factored(x: Array) -> bool:
         rows, columns = _shape(x)

@@ -19,15 +19,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
-from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.transforms.compressing import (
-    by_block,
-    check_block,
-    compressor,
-    keys_of,
-    wire_with_scales,
-)
+from fedjax_peft.support.checks import check_choice, check_count
+from fedjax_peft.transforms.compressing import by_block, compressor, keys_of, wire_with_scales
 
 
 def quantize(
@@ -52,11 +45,10 @@ def quantize(
     Raises:
       InputError: ``bits``, ``norm`` or ``block`` cannot be used.
     """
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 16:
-        raise InputError(f"bits = {show(bits)} of quantize must be an integer from 2 to 16.")
-    if norm not in ("max", "l2"):
-        raise InputError(f"norm = {show(norm)} of quantize must be 'max' or 'l2'.")
-    check_block("quantize", block, optional=True)
+    check_count("quantize", "bits", bits, 2, 16)
+    check_choice("norm", norm, ("max", "l2"))
+    if block is not None:
+        check_count("quantize", "block", block)
     levels = 2 ** (bits - 1) - 1
 
     def leaf(x: Array, key: Key) -> Array:

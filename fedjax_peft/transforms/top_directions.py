@@ -17,8 +17,7 @@ from jax import Array
 
 from fedjax_peft.contracts import Key, Params, PyTree, Transform
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.checks import check_choice, check_count
 from fedjax_peft.transforms.compressing import compressor, index_bits
 
 By = Literal["norm", "product", "random"]
@@ -40,12 +39,8 @@ def top_directions(rank: int, *, by: By = "norm", error_feedback: bool = True) -
     Raises:
       InputError: ``rank`` or ``by`` cannot be used.
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise InputError(f"rank = {show(rank)} of top_directions must be a positive integer.")
-    if by not in get_args(By):
-        raise InputError(
-            f"There is no by = {show(by)} of top_directions. {nearest(by, get_args(By))}"
-        )
+    check_count("top_directions", "rank", rank)
+    check_choice("by", by, get_args(By))
 
     def chosen(path: str, squares: list[Array], key: Key) -> Array:
         """Returns which directions of a pair are sent, bool ``[r]``."""

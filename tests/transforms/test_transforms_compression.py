@@ -275,15 +275,16 @@ def test_noise_at_the_server_takes_no_error_feedback():
 
 
 @pytest.mark.parametrize("name", compressors())
-@pytest.mark.parametrize("size", [0.0, 1e-37, 1e37], ids=["zeros", "tiny", "huge"])
-def test_zeros_single_entries_and_extreme_sizes_stay_finite(name, size):
-    update = {n: size * x for n, x in change().items()}
-    update |= {"one": jnp.full((1,), size), "none": jnp.zeros((0, 2)), "scalar": jnp.float32(size)}
+def test_zeros_single_entries_and_extreme_sizes_stay_finite(name):
+    update = {"none": jnp.zeros((0, 2))}
+    for kind, size in (("zeros", 0.0), ("tiny", 1e-37), ("huge", 1e37)):
+        leaves = change() | {"one": jnp.ones(1), "scalar": jnp.float32(1)}
+        update |= {f"{kind}.{n}": size * x for n, x in leaves.items()}
     made = encoded(example(name), update)  # in one program it would take longer
     for leaf, x in made.update.items():
         assert x.shape == update[leaf].shape
         assert np.isfinite(x).all()
-        assert size or not np.any(x)
+        assert not leaf.startswith("zeros") or not np.any(x)
     assert np.isfinite(jax.tree.leaves(made.measured)).all()
 
 
@@ -347,14 +348,6 @@ def test_shares_are_rounded_up_and_a_bitmap_replaces_long_indices():
     assert index_bits(1, 1) == 0
 
 
-@pytest.mark.parametrize("name", compressors())
-def test_a_compressor_makes_large_leaves_smaller(name):
-    template = {"m.lora_a": jnp.zeros((256, 8)), "m.lora_b": jnp.zeros((8, 256))}
-    made = wires(example(name), template)
-    sizes = jax.tree.leaves(made, is_leaf=lambda x: isinstance(x, Wire))
-    assert 0 < sum(wire.nbytes for wire in sizes) < 0.5 * 4 * 4096
-
-
 # ------------------------------------------------------------------------------------------ chains
 
 
@@ -389,30 +382,13 @@ def test_no_compressor_follows_power_sgd():
 
 # ------------------------------------------------------------------------------------- whole rounds
 
-TOGETHER = (top_k(0.6), quantize(4))
-
-
-@pytest.mark.parametrize("given", [TOGETHER, (power_sgd(1),)], ids=["together", "power_sgd"])
-@pytest.mark.sample("together")
-def test_lanes_do_not_matter_and_a_run_resumes_bit_for_bit(tmp_path, given):
-    options = {"out": tmp_path / "run", "checkpoint_every": 1}
-    run(given, **options)
-    resumed = run(given, 3, resume=True, **options)
-    one, whole = run(given, 3, lanes=1), run(given, 3)
-    for name, x in whole.params.items():
-        np.testing.assert_array_equal(resumed.params[name], x)
-        assert_close(one.params[name], x, atol=1e-5)
-    for a, b in zip(whole.metrics, resumed.metrics, strict=True):
-        assert a.get("compression_error") == b.get("compression_error")
-
 
 def test_the_errors_of_all_compressors_are_in_the_rows_and_nan_is_dropped():
-    row = run(TOGETHER).metrics[-1]
-    assert all(0 < row[name] < 1 for name in ("compression_error", "compression_error_2"))
-    poisoned = run(TOGETHER, federation=toy.poisoned(FEDERATION, 1))
-    assert poisoned.metrics[-1]["dropped"] == [1]
-    assert 0 < poisoned.metrics[-1]["compression_error"] < 1
-    nobody = run(TOGETHER, 1, federation=toy.poisoned(FEDERATION, *range(5)))
+    together = (top_k(0.6), quantize(4))
+    poisoned = run(together, federation=toy.poisoned(FEDERATION, 1)).metrics[-1]
+    assert poisoned["dropped"] == [1]
+    assert all(0 < poisoned[name] < 1 for name in ("compression_error", "compression_error_2"))
+    nobody = run(together, 1, federation=toy.poisoned(FEDERATION, *range(5)))
     assert nobody.metrics[-1]["compression_error"] is None
 
 
@@ -433,15 +409,15 @@ POSITIVE = "max_norm = .* of clip_norm must be a positive number"
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: quantize(1), "bits = 1 of quantize must be an integer from 2 to 16"),
+        (lambda: quantize(1), "bits = 1 of quantize must be a whole number from 2 to 16"),
         (lambda: quantize(8.0), r"bits = 8\.0 of quantize"),
-        (lambda: quantize(8, norm="l1"), "norm = 'l1' of quantize must be 'max' or 'l2'"),
-        (lambda: int8(0), "block = 0 of int8 must be a positive integer"),
+        (lambda: quantize(8, norm="l1"), "norm = 'l1' is unknown"),
+        (lambda: int8(0), "block = 0 of int8 must be a whole number from 1 up"),
         (lambda: top_k(0.0), r"share = 0\.0 of top_k must be a number above 0 and at most 1"),
         (lambda: random_k(2), "share = 2 of random_k must be a number above 0"),
-        (lambda: top_directions(0), "rank = 0 of top_directions must be a positive integer"),
+        (lambda: top_directions(0), "rank = 0 of top_directions must be a whole number"),
         (lambda: top_directions(1, by="nrm"), "Did you mean 'norm'"),
-        (lambda: power_sgd(1.5), r"rank = 1\.5 of power_sgd must be a positive integer"),
+        (lambda: power_sgd(1.5), r"rank = 1\.5 of power_sgd must be a whole number"),
         (lambda: flasc(0.0), r"up = 0\.0 of flasc must be a number above 0"),
         (lambda: flasc(0.5, 2), "down = 2 of flasc must be a number above 0"),
         *((functools.partial(clip_norm, x), POSITIVE) for x in NOT_NORMS),
