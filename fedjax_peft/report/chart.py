@@ -84,7 +84,7 @@ def chart(runs: Runs, axes: Sequence[str], metric: str | None, *, smooth: int = 
     step = max(1, math.ceil(total / MOST_POINTS))
     for x in axes:
         lines = plots.lines(runs, x, metric, smooth=smooth)
-        lines = {run: _thinned(line, step) for run, line in lines.items()}
+        lines = {run: line.at(_some(len(line.xs), step)) for run, line in lines.items()}
         unit = plots.x_unit(x, lines.values()).size
         scales, drawings[x] = {}, {}
         for kind, size in SIZES.items():
@@ -105,12 +105,9 @@ def chart(runs: Runs, axes: Sequence[str], metric: str | None, *, smooth: int = 
     return Chart(drawings, step, keys, lasts, Markup(text))
 
 
-def _thinned(line: plots.Line, step: int) -> plots.Line:
-    """Returns every ``step``-th point, and the last one."""
-    last = len(line.xs) - 1
-    kept = [i for i in range(last + 1) if i % step == 0 or i == last]
-    by_seed = {seed: [ys[i] for i in kept] for seed, ys in line.by_seed.items()}
-    return plots.Line([line.xs[i] for i in kept], by_seed)
+def _some(count: int, step: int) -> list[int]:
+    """Returns the places of every ``step``-th of ``count`` points, and of the last one."""
+    return [i for i in range(count) if i % step == 0 or i == count - 1]
 
 
 def _distinct(several: Sequence[list[float]]) -> dict[str, Any]:

@@ -75,11 +75,10 @@ def column(
     return Column(title, short, cells, marked, part)
 
 
-def in_unit(
-    choose: Callable[[float], wording.Unit], values: Iterable[float | None]
-) -> tuple[str, Callable[[float], str]]:
+def in_unit(cost: str, values: Iterable[float | None]) -> tuple[str, Callable[[float], str]]:
     """Returns the symbol of the unit of a column, and the function that prints a value in it."""
-    unit = choose(max((value for value in values if value is not None), default=0.0))
+    largest = max((value for value in values if value is not None), default=0.0)
+    unit = wording.unit_of(cost, largest)
     return unit.symbol, lambda value: wording.digits(value / unit.size)
 
 
@@ -126,7 +125,8 @@ def _client_columns(facts: Sequence[Fact], share: bool) -> list[Column]:
     scores = partial(_score_column, facts, share, part="clients")
 
     def deviation(key: str) -> Callable[[Fact], str]:
-        return lambda fact: "" if fact[key] is None else f" ± {_score_text(share)(fact[key])}"
+        text = wording.score_text(share, "")
+        return lambda fact: "" if fact[key] is None else f" ± {text(fact[key])}"
 
     def count(fact: Fact, group: str) -> str:
         clients = fact[f"client_count_{group}"]
@@ -165,11 +165,7 @@ def _score_column(
     """Returns the column of a score, with the unit and ``after`` behind its title."""
     values, notes = [fact[key] for fact in facts], list(map(note, facts))
     heading = f"{title}{' (%)' if share else ''}{after}"
-    return column(heading, values, _score_text(share), notes=notes, **options)
-
-
-def _score_text(share: bool) -> Callable[[float], str]:
-    return wording.percent if share else "{:.4g}".format
+    return column(heading, values, wording.score_text(share, ""), notes=notes, **options)
 
 
 def cost_columns(facts: Sequence[Fact]) -> list[Column]:
@@ -188,10 +184,10 @@ def cost_columns(facts: Sequence[Fact]) -> list[Column]:
         None if size is None or not count else size / count
         for size, count in zip(up, values("client_rounds"), strict=True)
     ]
-    one, one_text = in_unit(wording.byte_unit, upload)
-    total, total_text = in_unit(wording.byte_unit, up + down)
-    clock, clock_text = in_unit(wording.time_unit, simulated)
-    wall_clock, wall_text = in_unit(wording.time_unit, wall)
+    one, one_text = in_unit("bytes", upload)
+    total, total_text = in_unit("bytes", up + down)
+    clock, clock_text = in_unit("simulated_seconds", simulated)
+    wall_clock, wall_text = in_unit("wall_seconds", wall)
     received = [f" / {wording.MISSING if n is None else total_text(n)}" for n in down]
     short = f"Up / down\n{total}"
     return [
@@ -310,9 +306,7 @@ def difference_columns(names: Sequence[str], judged: Judgement | None) -> list[C
 
 def _signed(value: float | None, share: bool) -> str:
     """Returns a difference with its sign; in points for a share."""
-    if value is None:
-        return wording.MISSING
-    return (f"{100 * value:+.1f}" if share else f"{value:+.3g}").replace("-", "−")
+    return wording.MISSING if value is None else wording.signed(value, share)
 
 
 def _interval(one: PairComparison, prefix: str, share: bool) -> str:

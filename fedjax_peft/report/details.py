@@ -5,15 +5,15 @@ comes with its data and with a caption that says what is shown.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedjax_peft.report import drawing
+from fedjax_peft.report import drawing, plots
 from fedjax_peft.report.figure_files import INK, MUTED, bands, line_look, rolling, styles
 from fedjax_peft.report.layers import HEAT_MAPS, heat_map
-from fedjax_peft.report.wording import MISSING, capital, is_share, percent, shorten, word
+from fedjax_peft.report.wording import MISSING, capital, is_share, score_text, shorten, word
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def details(runs: drawing.Runs, *, smooth: int = 1) -> Iterator[drawing.Detail]:
 # Clients.
 
 
-def client_distribution(runs: drawing.Runs, metric: str | None = None) -> drawing.Detail | None:
-    """Returns the distribution of a metric over clients, in the last evaluation of each run.
+def client_distribution(runs: drawing.Runs) -> drawing.Detail | None:
+    """Returns the distribution of the headline over clients, in the last evaluation of each run.
 
     The lines are empirical distribution functions: the share of clients with at most a value. The
     clients of all seeds of a method are pooled. The worst tenth of the clients is shaded.
@@ -56,8 +56,7 @@ def client_distribution(runs: drawing.Runs, metric: str | None = None) -> drawin
     Args:
         runs: Name -> seed -> rows; ``client_tests`` holds the clients' values.
     """
-    every = [rows for by_seed in runs.values() for rows in by_seed.values()]
-    metric = metric or next((headline(rows) for rows in every if rows), "accuracy")
+    every, metric = _every(runs), _headline(_every(runs))
     lower = bool(every) and all(map(headline_is_lower_better, every))
     data = [
         {"name": name, "seed": seed, "client": client, metric: x}
@@ -99,8 +98,7 @@ class ClientScores(NamedTuple):
 
 def client_scores(runs: drawing.Runs) -> ClientScores | None:
     """Returns the scores of the clients in the last evaluation; None without any."""
-    every = [rows for by_seed in runs.values() for rows in by_seed.values()]
-    metric = next((headline(rows) for rows in every if rows), "accuracy")
+    metric = _headline(_every(runs))
     found: dict[int, dict[str, list[float]]] = {}
     for name, by_seed in runs.items():
         for rows in by_seed.values():
@@ -108,13 +106,23 @@ def client_scores(runs: drawing.Runs) -> ClientScores | None:
                 found.setdefault(client, {}).setdefault(name, []).append(x)
     if not found:
         return None
-    text = percent if is_share(metric) else "{:.4g}".format
+    text = score_text(is_share(metric), "")
     cells = [
         (client, [text(float(np.mean(one[name]))) if name in one else MISSING for name in runs])
         for client, one in sorted(found.items())
     ]
     title = f"{capital(word(metric))}{' (%)' if is_share(metric) else ''}"
     return ClientScores(title, cells[:MOST_ROWS], max(0, len(cells) - MOST_ROWS))
+
+
+def _every(runs: drawing.Runs) -> list[drawing.Rows]:
+    """Returns the rows of all runs."""
+    return [rows for by_seed in runs.values() for rows in by_seed.values()]
+
+
+def _headline(runs: Iterable[drawing.Rows]) -> str:
+    """Returns the metric of the first run that has rows."""
+    return next((headline(rows) for rows in runs if rows), "accuracy")
 
 
 def _last_tests(rows: drawing.Rows, metric: str) -> list[tuple[int, float]]:
@@ -168,7 +176,7 @@ def local_models(runs: drawing.Runs, *, smooth: int = 1) -> drawing.Detail | Non
         smooth: Width of the rolling mean, in evaluated rounds.
     """
     first = {name: next(iter(by_seed.values()), []) for name, by_seed in runs.items()}
-    metric = next((headline(rows) for rows in first.values() if rows), "accuracy")
+    metric = _headline(first.values())
     field = f"local_{metric}"
     first = {name: rows for name, rows in first.items() if any(field in row for row in rows)}
     if not first:
@@ -309,18 +317,10 @@ def _draw_spectra(runs: drawing.Runs, shown: Sequence[str], narrow: bool) -> "Fi
     style = styles(runs)
     for ax, field in zip(axes, shown, strict=True):
         text, scale = _SPECTRA[field]
-        for name, by_seed in runs.items():
-            points = {
-                seed: {row["round"]: x for row in rows if (x := number(row, field)) is not None}
-                for seed, rows in by_seed.items()
-            }
-            rounds = sorted(set().union(*points.values()))
-            values = {
-                seed: [scale * found.get(r, math.nan) for r in rounds]
-                for seed, found in points.items()
-            }
-            if rounds:
-                bands(ax, name, rounds, values, number=style[name])
+        for name, line in plots.lines(runs, "round", field).items():
+            if line.xs:
+                values = {seed: [scale * y for y in ys] for seed, ys in line.by_seed.items()}
+                bands(ax, name, line.xs, values, number=style[name])
         drawing.title(ax, text)
     drawing.name_axes(axes, "Communication round", "")
     _legend(fig, axes)

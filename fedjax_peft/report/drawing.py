@@ -107,9 +107,7 @@ def key(style: int | None) -> Any:
     return Line2D([], [], linewidth=1.8, markersize=4, **look)
 
 
-def legend_below(
-    fig: "Figure", handles: Sequence[Any], labels: Sequence[str], *, size: float = 8.5
-) -> Any:
+def legend_below(fig: "Figure", handles: Sequence[Any], labels: Sequence[str]) -> Any:
     """Returns the legend that it adds below all axes, in up to three columns."""
     legend = fig.legend(
         handles,
@@ -121,7 +119,7 @@ def legend_below(
         labelspacing=0.3,
     )
     for label, text in zip(labels, legend.get_texts(), strict=True):
-        text.set(text=label, fontsize=size)
+        text.set(text=label, fontsize=8.5)
     return legend
 
 

@@ -77,7 +77,7 @@ def write_folder(
     def finish(folder: Path) -> None:
         text = card(model, format, record, choices, client)
         replace_file(folder / "README.md", text.encode())
-        replace_file(folder / _CONFIG, config_text(_shareable(record.config)).encode())
+        replace_file(folder / _CONFIG, config_text(_shareable(record.config, set())).encode())
         if choices.merged and format != "merged":
             base = _base(model, choices)
             export(model, params, folder / "merged", format="merged", base_model=base)
@@ -230,7 +230,7 @@ def _communication(facts: Mapping[str, Any]) -> str | None:
     amounts = [facts[name] for name in ("bytes_up", "bytes_down")]
     if None in amounts:
         return None
-    up, down = (wording.amount(x, wording.byte_unit(x)) for x in amounts)
+    up, down = (wording.amount("bytes", x) for x in amounts)
     return f"{up} from all clients to the server, {down} back"
 
 
@@ -272,8 +272,10 @@ def _again(record: RunRecord) -> list[str]:
     if "model" not in record.config:
         return [*lines, f"The run was made in Python; `{_CONFIG}` has its settings.", ""]
     lines += ["```console", f"$ fedjax-peft run {_CONFIG}", "```", ""]
-    if files := sorted({Path(text).name for text in _local(record.config)}):
-        names = ", ".join(f"`{name}`" for name in files)
+    files: set[str] = set()
+    _shareable(record.config, files)
+    if files:
+        names = ", ".join(f"`{name}`" for name in sorted(files))
         lines += [f"It reads files that are not here: put them beside it ({names}).", ""]
     return lines
 
@@ -320,25 +322,21 @@ def _is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", name) is not None
 
 
-def _local(value: Any) -> Iterable[str]:
-    """Yields the absolute paths in a config; of ``/home/me/my.py:function``, the path."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from (*_local(key), *_local(item))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _local(item)
-    elif isinstance(value, str) and Path(value).is_absolute():
-        yield re.sub(r"(\.py):\w+$", r"\1", value)
-
-
-def _shareable(value: Any) -> Any:
+def _shareable(value: Any, files: set[str]) -> Any:
     """Returns a config with the names of files in place of absolute paths, without trackers.
 
     Paths have the names of people, and trackers those of servers.
+
+    Args:
+      files: gets the names; of ``/home/me/my.py:function``, ``my.py``.
     """
     if isinstance(value, Mapping):
-        return {_shareable(k): _shareable(v) for k, v in value.items() if k != "trackers"}
+        kept = {k: v for k, v in value.items() if k != "trackers"}
+        return {_shareable(k, files): _shareable(v, files) for k, v in kept.items()}
     if isinstance(value, list | tuple):
-        return [_shareable(item) for item in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        return [_shareable(item, files) for item in value]
+    if not isinstance(value, str) or not Path(value).is_absolute():
+        return value
+    name = Path(value).name
+    files.add(re.sub(r"(\.py):\w+$", r"\1", name))
+    return name

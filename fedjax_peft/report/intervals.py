@@ -161,7 +161,7 @@ def paired(
     return Difference(mean, n, low, high, boot_low, boot_high, separated, unpaired, sd, tested)
 
 
-def seeds_needed(difference: float, sd: float, *, level: float = LEVEL) -> int | None:
+def seeds_needed(difference: float, sd: float) -> int | None:
     """Returns how many common seeds a paired t test needs to find a difference.
 
     That is the smallest number with which the two-sided test finds the difference, with its sign,
@@ -170,18 +170,17 @@ def seeds_needed(difference: float, sd: float, *, level: float = LEVEL) -> int |
     Args:
       difference: the true mean difference, not 0.
       sd: the standard deviation of the differences over seeds, above 0.
-      level: of the test.
     """
     limit_blas_threads()
     from scipy.special import nctdtr, stdtrit
 
     n = np.arange(2, MOST_SEEDS + 1)
     shift = np.sqrt(n) * min(abs(difference) / sd, _CERTAIN)
-    enough = n[1 - nctdtr(n - 1, shift, stdtrit(n - 1, 1 - level / 2)) >= POWER]
+    enough = n[1 - nctdtr(n - 1, shift, stdtrit(n - 1, 1 - LEVEL / 2)) >= POWER]
     return int(enough[0]) if len(enough) else None
 
 
-def largest_deviation(n: int, *, level: float = LEVEL) -> float:
+def largest_deviation(n: int) -> float:
     """Returns the upper end of a standard deviation's one-sided interval over that of ``n`` values.
 
     The values are assumed to be normal: with three of them, the true deviation is below 4.4 times
@@ -190,7 +189,7 @@ def largest_deviation(n: int, *, level: float = LEVEL) -> float:
     limit_blas_threads()
     from scipy.special import chdtri
 
-    return math.sqrt((n - 1) / float(chdtri(n - 1, 1 - level)))
+    return math.sqrt((n - 1) / float(chdtri(n - 1, 1 - LEVEL)))
 
 
 def p_value(a: Mapping[Any, float], b: Mapping[Any, float]) -> float | None:

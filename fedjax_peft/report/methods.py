@@ -30,7 +30,16 @@ from fedjax_peft.report.judgement import Judgement, obstacle, sampling_variance
 from fedjax_peft.report.records import unique
 from fedjax_peft.report.runs import compare_runs
 from fedjax_peft.report.separation import TESTED, Group, Measurement
-from fedjax_peft.report.wording import MISSING, capital, is_share, listing, plural, word
+from fedjax_peft.report.wording import (
+    MISSING,
+    are,
+    capital,
+    is_share,
+    listing,
+    plural,
+    signed,
+    word,
+)
 from fedjax_peft.simulation.summaries import summary
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError, check_known
@@ -275,19 +284,14 @@ def _lead(what: str, judged: Judgement | None) -> str:
     if ranking.winner:
         best = f"{first.name} has the best {what}, separated from every other: {score}. "
         where = ""
-    texts = [f"{one.name} ({_signed(judged, one.difference.mean)})" for one in separated]
+    unit = " points" if judged.share else ""
+    texts = [
+        f"{one.name} ({signed(one.difference.mean or 0.0, judged.share)}{unit})"
+        for one in separated
+    ]
     rest = [one.name for one in ranking.comparisons if not one.separated]
-    others = f"; {listing(rest)} {_are(rest)} not" if rest else ""
-    return f"{best}{listing(texts)} {_are(texts)} separated from {reference}{where}{others}."
-
-
-def _are(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"
-
-
-def _signed(judged: Judgement, difference: float | None) -> str:
-    size = judged.gap(abs(difference or 0.0))
-    return f"+{size}" if (difference or 0.0) > 0 else f"−{size}"
+    others = f"; {listing(rest)} {are(rest)} not" if rest else ""
+    return f"{best}{listing(texts)} {are(texts)} separated from {reference}{where}{others}."
 
 
 def _spread(judged: Judgement, group: Group) -> str:

@@ -1,5 +1,6 @@
 """The report of one run or several as an HTML page with figures."""
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -217,6 +218,7 @@ def _breakable(key: str) -> Markup:
     return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(key))))
 
 
+@functools.cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedjax_peft", "report"),

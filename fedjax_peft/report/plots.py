@@ -43,6 +43,11 @@ class Line(NamedTuple):
         mean, deviation = mean_band(list(self.by_seed.values()))
         return mean.tolist(), deviation.tolist()
 
+    def at(self, places: Sequence[int]) -> "Line":
+        """Returns the line with the points at these places alone."""
+        by_seed = {seed: [ys[i] for i in places] for seed, ys in self.by_seed.items()}
+        return Line([self.xs[i] for i in places], by_seed)
+
 
 def curves(
     runs: Mapping[str, Rows] | Runs,
@@ -164,7 +169,7 @@ def draw(
     ax.tick_params(axis="x", which="major", length=3)
     unit = _x_axis(ax, x, found.values()).size
     if ax.get_xscale() == "log":
-        found = {name: _positive(line) for name, line in found.items()}
+        found = {n: line.at([i for i, x in enumerate(line.xs) if x]) for n, line in found.items()}
     style, names = styles(found), list(found)
     drawn = {name: line for name, line in found.items() if line.xs}
     order = sorted(drawn, key=lambda name: dash(style[name]))  # densest line first
@@ -185,19 +190,12 @@ def draw(
     return fig
 
 
-def _positive(line: Line) -> Line:
-    """Returns the points that a logarithmic axis can show."""
-    kept = [i for i, x in enumerate(line.xs) if x]
-    by_seed = {seed: [ys[i] for i in kept] for seed, ys in line.by_seed.items()}
-    return Line([line.xs[i] for i in kept], by_seed)
-
-
 def x_unit(x: str, found: Iterable[Line]) -> wording.Unit:
     """Returns the unit of an x axis for these curves; that of rounds has no symbol."""
     if x == "round":
         return wording.Unit(1.0, "", "")
     largest = max((line.xs[-1] for line in found if line.xs), default=0.0)
-    return wording.byte_unit(largest) if x == "bytes" else wording.time_unit(largest)
+    return wording.unit_of(x, largest)
 
 
 _X_AXES = {

@@ -156,7 +156,7 @@ def _after(run: RunRecord, *, on_test: bool) -> str:
     rounds = int(spent("round"))
     words = [f"{rounds} {wording.plural('round', rounds)}"]
     if moved := spent("bytes"):
-        words.append(f"{wording.amount(moved, wording.byte_unit(moved))} of communication")
+        words.append(f"{wording.amount('bytes', moved)} of communication")
     if seconds := spent("simulated_seconds"):
-        words.append(f"{wording.amount(seconds, wording.time_unit(seconds))} of simulated time")
+        words.append(f"{wording.amount('simulated_seconds', seconds)} of simulated time")
     return f"after {wording.listing(words)}"

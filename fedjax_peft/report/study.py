@@ -26,6 +26,7 @@ from fedjax_peft.report.records import (
     unique,
     unstarted,
 )
+from fedjax_peft.report.wording import are, listing
 from fedjax_peft.simulation.earlier import new_key
 from fedjax_peft.simulation.summaries import privacy_together
 from fedjax_peft.support.display import one_line, printable
@@ -74,7 +75,7 @@ def read_study(*paths: str | os.PathLike[str], unfinished: bool = False) -> Stud
                 one = one._replace(name=one_line(home.name))
             runs.append(one)
         if missing := unstarted(path):
-            notes.append(f"{_named(missing)} started no round and {_is(missing)} left out.")
+            notes.append(f"{_named(missing)} started no round and {are(missing)} left out.")
 
     def first(key: str) -> Any:
         return next((sweep[key] for sweep in sweeps.values() if key in sweep), None)
@@ -111,7 +112,7 @@ def make_study(
     notes = privacy_together([(_seed(run.config), run.rows) for run in runs])
     used = [run for run in runs if unfinished or run.finished]
     if left_out := [run.path for run in runs if not (unfinished or run.finished)]:
-        notes.append(f"{_named(left_out)} {_is(left_out)} unfinished and left out.")
+        notes.append(f"{_named(left_out)} {are(left_out)} unfinished and left out.")
     groups: dict[Any, list[RunRecord]] = {}
     for i, run in enumerate(used):
         groups.setdefault(_identity(run, keys, i), []).append(run)
@@ -221,10 +222,5 @@ def _differing(runs: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _named(paths: Sequence[Path], shown: int = 3) -> str:
-    more = f" and {len(paths) - shown} more" if len(paths) > shown else ""
-    return f"{', '.join(printable(str(path)) for path in paths[:shown])}{more}"
-
-
-def _is(paths: Sequence[Path]) -> str:
-    return "is" if len(paths) == 1 else "are"
+def _named(paths: Sequence[Path]) -> str:
+    return listing([printable(str(path)) for path in paths], shown=4)

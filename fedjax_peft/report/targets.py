@@ -9,7 +9,7 @@ from rich.table import Table
 from fedjax_peft.report.columns import Column, column, in_unit
 from fedjax_peft.report.comparison import Rows, terminal_table
 from fedjax_peft.report.records import RunRecord
-from fedjax_peft.report.wording import Unit, byte_unit, is_share, score_text, time_unit
+from fedjax_peft.report.wording import is_share, score_text
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better
 from fedjax_peft.simulation.summaries import rounds_to, series, summary
 from fedjax_peft.support.errors import InputError
@@ -55,14 +55,14 @@ def targets(rows: Rows, target: float | None) -> list[Target]:
         raise InputError(f"The target {target:g} must be a fraction, such as 0.8 for 80 %.")
     elif not 0 < target < math.inf:
         raise InputError(f"The target {target:g} must be above 0.")
-    size, clock = _Cost(groups, "bytes", byte_unit), _Cost(groups, "simulated_seconds", time_unit)
     text, out = score_printer(runs), []
     for share in SHARES:
         part = target * 100 / share if lower else share * target / 100
         rounds = [[rounds_to(run.rows, part) for run in group] for group in groups]
         means = [_mean(row) for row in rounds]
         first = column("Round", means, lambda r: f"{r:.3g}" if r else UNTRAINED)
-        out.append(Target(share, text(part), [first, size.column(rounds), clock.column(rounds)]))
+        costs = [_cost(groups, rounds, x) for x in ("bytes", "simulated_seconds")]
+        out.append(Target(share, text(part), [first, *costs]))
     return out
 
 
@@ -87,26 +87,20 @@ def score_printer(runs: Sequence[RunRecord]) -> Callable[[float], str]:
     return score_text(all(is_share(headline(run.rows)) for run in runs))
 
 
-class _Cost:
-    """The accumulated cost of each run, in the unit of its column."""
+def _cost(
+    groups: Sequence[Sequence[RunRecord]], rounds: Sequence[Sequence[int | None]], x: str
+) -> Column:
+    """Returns the mean cost of each row up to the rounds of its runs, a column headed by its unit.
 
-    def __init__(
-        self, groups: Sequence[Sequence[RunRecord]], x: str, unit: Callable[[float], Unit]
-    ) -> None:
-        self._spent = [[_spent(run, x) for run in group] for group in groups]
-        every = (n for row in self._spent for one in row for n in one.values())
-        self._unit, self._text = in_unit(unit, every)
-
-    def column(self, rounds: Sequence[Sequence[int | None]]) -> Column:
-        """Returns the mean cost of each row up to the rounds of its runs.
-
-        Round 0 is the untrained model: it cost nothing, so the cell stays empty.
-        """
-        means = [
-            _mean([one.get(r or None) for one, r in zip(row, reached, strict=True)])
-            for row, reached in zip(self._spent, rounds, strict=True)
-        ]
-        return column(self._unit, means, self._text)
+    Round 0 is the untrained model: it cost nothing, so the cell stays empty.
+    """
+    spent = [[_spent(run, x) for run in group] for group in groups]
+    unit, text = in_unit(x, (n for row in spent for one in row for n in one.values()))
+    means = [
+        _mean([one.get(r or None) for one, r in zip(row, reached, strict=True)])
+        for row, reached in zip(spent, rounds, strict=True)
+    ]
+    return column(unit, means, text)
 
 
 def _spent(run: RunRecord, x: str) -> Mapping[int | None, float]:

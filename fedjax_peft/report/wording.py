@@ -31,22 +31,21 @@ UNITS = {"bytes": _BYTES, "simulated_seconds": _SECONDS, "wall_seconds": _SECOND
 """Cost -> its units, the smallest first."""
 
 
-def byte_unit(largest: float) -> Unit:
-    """Returns the decimal unit (kB, MB ...) for amounts up to ``largest`` bytes."""
-    return _unit(_BYTES, largest)
+def unit_of(cost: str, largest: float) -> Unit:
+    """Returns the unit (kB, MB ..., or seconds, minutes, hours) for amounts up to ``largest``.
 
-
-def time_unit(largest: float) -> Unit:
-    """Returns the unit (seconds, minutes, hours) for durations up to ``largest`` seconds."""
-    return _unit(_SECONDS, largest / 2)  # below two minutes, print seconds
-
-
-def _unit(units: Sequence[Unit], largest: float) -> Unit:
+    Args:
+        cost: A key of :data:`UNITS`.
+    """
+    if cost != "bytes":
+        largest /= 2  # below two minutes, print seconds
+    units = UNITS[cost]
     return next((unit for unit in reversed(units) if unit.size <= largest), units[0])
 
 
-def amount(value: float, unit: Unit) -> str:
+def amount(cost: str, value: float) -> str:
     """Returns bytes or seconds as a number and its unit."""
+    unit = unit_of(cost, value)
     return f"{digits(value / unit.size)} {unit.symbol}"
 
 
@@ -71,9 +70,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def score_text(share: bool) -> Callable[[float], str]:
-    """Returns the function that prints a score with its unit; a ``share`` is printed in percent."""
-    return (lambda value: f"{100 * value:.1f} %") if share else "{:.4g}".format
+def score_text(share: bool, sign: str = " %") -> Callable[[float], str]:
+    """Returns the function that prints a score; a ``share`` is in percent, with this sign."""
+    return (lambda value: f"{percent(value)}{sign}") if share else "{:.4g}".format
+
+
+def signed(difference: float, share: bool) -> str:
+    """Returns a difference of scores with its sign; that of shares is in points."""
+    return (f"{100 * difference:+.1f}" if share else f"{difference:+.3g}").replace("-", "−")
 
 
 def word(metric: str) -> str:
@@ -109,6 +113,11 @@ def numbered(noun: str, numbers: Collection[int], shown: int = 8) -> str:
 def plural(noun: str, count: int) -> str:
     """Returns a noun as it is written after a number."""
     return noun if count == 1 else f"{noun}s"
+
+
+def are(subjects: Sequence[object]) -> str:
+    """Returns the verb after the names of these subjects."""
+    return "is" if len(subjects) == 1 else "are"
 
 
 def shorten(name: str, length: int = NAME_LENGTH) -> str:

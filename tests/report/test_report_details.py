@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from closeness import approx, assert_close
+from shallow import draw_nothing
 
 from fedjax_peft.report import chart, page
 from fedjax_peft.report import details as details_module
@@ -153,7 +154,8 @@ def test_spectra_have_one_panel_for_each_recorded_measure(runs):
 
 
 @pytest.mark.slow
-def test_the_page_shows_all_figures_and_writes_their_files(runs, tmp_path):
+def test_the_page_shows_all_figures_and_writes_their_files(runs, tmp_path, monkeypatch):
+    draw_nothing(monkeypatch)
     records = [
         RunRecord(name, tmp_path / name, {"name": name}, {}, by_seed[0])
         for name, by_seed in runs.items()

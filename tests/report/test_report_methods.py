@@ -6,6 +6,7 @@ import re
 
 import pytest
 from closeness import approx
+from shallow import draw_nothing
 from toy_sweeps import accuracy, write_sweep
 
 from fedjax_peft.cli.main import main
@@ -27,6 +28,11 @@ def scores(up, *, jitter=(0.0, 0.001, -0.001), rates=(0.1, 0.2)):
         }
         for rate in rates
     }
+
+
+@pytest.fixture(autouse=True)
+def _figures(monkeypatch):
+    draw_nothing(monkeypatch)
 
 
 @pytest.fixture

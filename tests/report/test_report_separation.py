@@ -18,6 +18,7 @@ def group(name, values, variance=None, freedom=math.inf):
 
 @pytest.mark.parametrize(("n", "seeds"), [(20, 2), (100, 2), (100, 3)])
 @pytest.mark.parametrize("weights", [(0.3, 0.6, 0.1), (0, 1, 0), (0, 0, 1)])
+@pytest.mark.sample("weights0-20-2", "weights0-100-3", "weights1-100-2", "weights2-20-2")
 def test_equal_accuracies_on_few_examples_are_separated_in_less_than_5_percent(n, seeds, weights):
     """Four methods that answer 80 % correctly are tested with few seeds on one small test set.
 
