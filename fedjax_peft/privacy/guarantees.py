@@ -1,4 +1,18 @@
-"""The guarantee of a run, whose unit is a client or an example, and the noise for it."""
+"""The guarantee of a run, whose unit is a client or an example, and the noise for it.
+
+The functions share their arguments:
+
+* ``noise_multiplier``: the standard deviation of the noise, on the sum of a round or of a batch,
+  divided by the clip norm.
+* ``delta``: δ, between 0 and 1; ``epsilon``: ε, positive.
+* ``federation``, ``rounds``: the facts about the run, and the number of rounds.
+* ``accountant``: see :data:`fedjax_peft.privacy.accounting.Accountant`.
+* ``neighbours``: of clients; by default those that suit the sampling
+  (:func:`fedjax_peft.privacy.accounting.client_neighbours`).
+
+All raise InputError for a number or a word that is not possible, for clients that are drawn by
+their sizes, which are private, and for neighbours that do not suit the sampling.
+"""
 
 import math
 from functools import partial
@@ -44,16 +58,6 @@ def client_event(
     * ``uniform`` with the neighbours ``replace_one``: amplified by sampling without replacement
       (Wang, Balle and Kasiviswanathan 2019, theorem 27), for the sensitivity 2 C.
     * otherwise: no amplification; composed over the most rounds of one client.
-
-    Args:
-      noise_multiplier: the standard deviation of the noise on the sum, divided by the clip norm.
-      federation: the facts about the run.
-      rounds: the number of rounds.
-      neighbours: by default :func:`client_neighbours`.
-
-    Raises:
-      InputError: clients are drawn by their sizes, which are private, or the neighbours do not suit
-        the sampling.
     """
     dp = _dp_accounting()
     _check(noise_multiplier=noise_multiplier, rounds=rounds)
@@ -76,19 +80,7 @@ def client_epsilon(
     accountant: Accountant = "rdp",
     neighbours: Neighbours | None = None,
 ) -> float:
-    """Returns the ε of a run whose server adds Gaussian noise to clipped sums.
-
-    Args:
-      noise_multiplier: as for :func:`client_event`.
-      delta: δ, between 0 and 1.
-      federation: as for :func:`client_event`.
-      rounds: likewise.
-      accountant: see :data:`Accountant`.
-      neighbours: as for :func:`client_event`.
-
-    Raises:
-      InputError: as for :func:`client_event` and :func:`epsilon`.
-    """
+    """Returns the ε of a run whose server adds Gaussian noise to clipped sums."""
     neighbours = _suitable(federation, neighbours)
     event = client_event(noise_multiplier, federation, rounds, neighbours)
     return epsilon(event, delta, accountant, neighbours)
@@ -103,7 +95,7 @@ def client_guarantee(
     accountant: Accountant = "rdp",
     neighbours: Neighbours | None = None,
 ) -> Guarantee:
-    """Returns the guarantee of a run; the arguments are those of :func:`client_epsilon`."""
+    """Returns the guarantee of a run whose server adds Gaussian noise to clipped sums."""
     found = client_epsilon(
         noise_multiplier, delta, federation, rounds, accountant=accountant, neighbours=neighbours
     )
@@ -119,14 +111,7 @@ def client_noise_multiplier(
     accountant: Accountant = "rdp",
     neighbours: Neighbours | None = None,
 ) -> float:
-    """Returns the smallest noise multiplier with which a run is (ε, δ)-private.
-
-    The arguments are those of :func:`client_epsilon`, with ``epsilon`` in place of the noise
-    multiplier.
-
-    Raises:
-      InputError: as for :func:`client_event` and :func:`noise_multiplier`.
-    """
+    """Returns the smallest noise multiplier with which a run is (ε, δ)-private."""
     neighbours = _suitable(federation, neighbours)
     make = partial(client_event, federation=federation, rounds=rounds, neighbours=neighbours)
     return _calibrated(make, epsilon, delta, accountant, neighbours)
@@ -144,17 +129,6 @@ def example_epsilon(
 
     Neighbours are data sets of which one has an empty example in the place of another's
     (``replace_special``). See :mod:`fedjax_peft.privacy.example` for what is composed.
-
-    Args:
-      noise_multiplier: the standard deviation of the noise on the sum of a batch, divided by the
-        clip norm.
-      delta: δ, between 0 and 1.
-      federation: the facts about the run.
-      rounds: the number of rounds.
-      accountant: see :data:`Accountant`.
-
-    Raises:
-      InputError: as for :func:`epsilon`.
     """
     _check(noise_multiplier=noise_multiplier, delta=delta, rounds=rounds)
     z = noise_multiplier / math.sqrt(federation.gradients_per_step)
@@ -177,12 +151,9 @@ def example_noise_multiplier(
 ) -> float:
     """Returns the smallest noise multiplier with which examples are (ε, δ)-private in a run.
 
-    The arguments are those of :func:`example_epsilon`, with ``epsilon`` in place of the noise
-    multiplier.
-
     Raises:
-      InputError: as for :func:`noise_multiplier`, or a δ that is smaller than the probability that
-        a Poisson-sampled batch is cut.
+      InputError: also for a δ that is smaller than the probability that a Poisson-sampled batch is
+        cut.
     """
     _check(epsilon=epsilon, delta=delta, rounds=rounds)
     found = [0.0]

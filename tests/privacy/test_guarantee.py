@@ -5,6 +5,7 @@ import shutil
 import warnings
 
 import documented_fields
+import linear
 import pytest
 import running
 import toy
@@ -24,7 +25,7 @@ from fedjax_peft.simulation.summaries import privacy_in_words
 pytestmark = pytest.mark.slow
 
 DELTA = 1e-5
-MODEL = toy.model()
+MODEL = linear.model()
 
 
 def fake(noise_multiplier=2.0) -> Privacy:

@@ -5,7 +5,7 @@ import json
 import pytest
 from closeness import approx
 from compiled import compilations
-from one_layer import write_checkpoint
+from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, testing
@@ -84,9 +84,9 @@ share = 0.5
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory):
+def raw(simple_encoder, tmp_path_factory):  # noqa: F811
     root = tmp_path_factory.mktemp("project")
-    write_checkpoint(root / "model")
+    testing.write_tiny_checkpoint(root / "model")
     testing.write_tiny_texts(root / "data", train=24, test=4)
     (root / "own.py").write_text(OWN)
     (root / "config.toml").write_text(CONFIG.format(root=root))

@@ -61,6 +61,7 @@ def test_the_noises_of_all_rounds_have_the_covariance_of_the_inverse_matrix():
 
 
 @pytest.mark.parametrize(("bands", "separation"), [(1, 1), (1, 3), (2, 2), (3, 3), (3, 1), (4, 6)])
+@pytest.mark.sample("1-*", "3-*")
 def test_the_sensitivity_is_the_largest_over_all_ways_to_take_part(bands, separation):
     made = strategy(ROUNDS, bands, separation)
     largest = 0.0

@@ -1,7 +1,6 @@
 """Local noise, and noise that clients share under secure aggregation."""
 
 import functools
-import itertools
 import math
 
 import dp_accounting
@@ -22,7 +21,6 @@ import fedjax_peft as fp
 from fedjax_peft import InputError, aggregators
 from fedjax_peft.contracts import Attack, Stages, Wrapped
 from fedjax_peft.numerics import summation, tree
-from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy.distributed import (
     discrete_gaussian,
     distributed,
@@ -86,6 +84,7 @@ def flat(tree):
 
 
 @pytest.mark.parametrize("base", BASES)
+@pytest.mark.sample("fra")
 def test_local_noise_on_the_mean_is_what_is_claimed(base):
     """Over 1,000 draws, in every leaf of the aggregator's space, within 1 %."""
     sent, template, fixed = uploads()
@@ -130,7 +129,7 @@ def test_the_guarantee_of_local_noise():
 
 
 @pytest.mark.parametrize("deviation", [0.7, 3.3, 150.0])
-@pytest.mark.sample("3.3", "150.0")
+@pytest.mark.sample("3.3")
 def test_discrete_gaussians_have_the_right_probabilities(deviation):
     drawn = np.asarray(
         jax.jit(discrete_gaussian, static_argnums=2)(jax.random.key(1), deviation, (200_000,))
@@ -195,19 +194,11 @@ def test_the_grid_is_that_of_the_paper(bits, n, d, z):
     assert tau * d <= 1e-10
 
 
-def test_few_bits_cost_noise():
-    """The noise is relative to the sensitivity after rounding."""
-    stds = [
-        own.deviation / own.scale for own in (grid(1.0, 1.0, b, 5, 5, 4096) for b in (8, 12, 20))
-    ]
-    assert stds[0] > stds[1] > stds[2]
-    assert_close(stds[2], 1 / math.sqrt(5), rtol=1e-3)
-
-
 # ----------------------------------------------------------------------------- a round of shares
 
 
 @pytest.mark.parametrize("base", BASES)
+@pytest.mark.sample("mean")
 def test_the_sum_of_shares_is_the_clipped_mean_and_noise_of_the_claimed_size(base):
     sent, template, fixed = uploads()
     private = protected(distributed(0.5, 2.0), BASES[base]())
@@ -302,14 +293,6 @@ def test_bytes_are_those_of_what_is_sent(base, privacy, size):
     assert np.isfinite(run.metrics[1]["epsilon"])
 
 
-def test_the_rotation_changes_from_round_to_round():
-    signs = [
-        jax.random.rademacher(jax.random.fold_in(stream(0, "public rotation"), r), (64,))
-        for r in (1, 2, 3)
-    ]
-    assert not any(np.array_equal(a, b) for a, b in itertools.combinations(signs, 2))
-
-
 # ------------------------------------------------------ clients that send nothing but their noise
 
 
@@ -348,7 +331,7 @@ def released(make, lanes, engine, size, without=()):
         (local, 3, "compiled"),
         (distributed, 1, "compiled"),
         pytest.param(distributed, 1, "reference", marks=pytest.mark.exhaustive),
-        (local, 1, "reference"),
+        pytest.param(local, 1, "reference", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_client_without_a_usable_upload_sends_its_noise(make, lanes, engine):
@@ -365,6 +348,7 @@ def test_a_client_without_a_usable_upload_sends_its_noise(make, lanes, engine):
 
 
 @pytest.mark.parametrize("make", [local, distributed])
+@pytest.mark.sample("distributed")
 def test_late_clients_and_those_without_examples_send_noise_in_a_run(make):
     """With one step in time, client 2 (three steps) is late, and client 1 has no examples."""
     options = {"privacy": make(0.5, 1.0), "model": linear.model(), "rounds": 1}
@@ -396,23 +380,6 @@ def test_late_clients_and_those_without_examples_send_noise_in_a_run(make):
 def test_a_sampling_that_does_not_fit_is_refused(make, sampling, words):
     with pytest.raises(InputError, match=words):
         protected(make(), aggregators.mean(), FACTS._replace(sampling=sampling))
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: local(0.0, 1.0), "clip"),
-        (lambda: local(1.0, -1.0), "noise_multiplier"),
-        (lambda: local(1.0, 1.0, delta=1.0), "delta"),
-        (lambda: distributed(1.0, 0.0), "noise_multiplier"),
-        (lambda: distributed(1.0, 1.0, bits=3), "bits = 3"),
-        (lambda: distributed(1.0, 1.0, bits=32), "bits = 32"),
-        (lambda: distributed(1.0, 1.0, dropouts=1.0), "dropouts"),
-    ],
-)
-def test_numbers_that_are_not_possible_are_refused(make, words):
-    with pytest.raises(InputError, match=words):
-        make()
 
 
 def test_too_few_bits_are_refused():

@@ -26,7 +26,7 @@ from protection import (
     showing,
 )
 
-from fedjax_peft import InputError, aggregators
+from fedjax_peft import aggregators
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.privacy import adaptive, laplace, paper_noise
 from fedjax_peft.privacy import lifted as lifting
@@ -109,19 +109,6 @@ def test_one_client_moves_upload_and_share_by_no_more_than_the_noise_multiplier_
         length = np.linalg.norm(np.concatenate([x.ravel() for x in jax.tree.leaves(change)]))
         loss = (length / (z_uploads * clip)) ** 2 + (count / count_noise) ** 2
         assert 0.9 < loss <= (1 + 1e-5) / z**2
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"count_noise": 0.5}, "use up the whole guarantee"),
-        ({"quantile": 1.5}, "quantile"),
-        ({"clip_rate": 0.0}, "clip_rate"),
-    ],
-)
-def test_adaptive_numbers_out_of_range_are_refused(options, reason):
-    with pytest.raises(InputError, match=reason):
-        adaptive(1.0, 1.0, **options)
 
 
 # ----------------------------------------------------------------------------------------- Laplace
@@ -228,8 +215,3 @@ def test_the_noise_of_the_paper_is_on_everything_where_nothing_is_a_product():
     for n, x in template.items():
         noise = got[n] - (x + (uploads[n] - x).mean(axis=0))
         assert_close(noise.std(), 0.3, rtol=0.3)
-
-
-def test_an_unknown_kind_of_noise_is_refused():
-    with pytest.raises(InputError, match="gaussian"):
-        paper_noise(1.0, "gausian")
