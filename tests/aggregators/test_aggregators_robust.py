@@ -308,7 +308,7 @@ hostile_rounds = given(
 
 
 @each
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @hostile_rounds
 def test_hostile_clients_cannot_move_it_far(name, seed, hostile, kind, size):
     hostile = min(hostile, OPTIONS[name].get("hostile", hostile))
@@ -326,7 +326,7 @@ def test_few_steps_to_the_geometric_median_are_enough_for_far_uploads():
 
 
 @each
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @hostile_rounds
 def test_hostile_factors_cannot_make_a_product_that_is_not_finite(name, seed, hostile, kind, size):
     hostile = min(hostile, OPTIONS[name].get("hostile", hostile))

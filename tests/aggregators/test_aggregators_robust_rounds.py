@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import linear
 import numpy as np
 import optax
 import pytest
@@ -13,8 +14,6 @@ from combining import combine
 import fedjax_peft as fp
 from fedjax_peft import aggregators
 from fedjax_peft.algorithms import fedadam, fedavg, fedopt, scaffold
-from fedjax_peft.contracts import Stages
-from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.support.errors import InputError
 
@@ -26,7 +25,6 @@ RULES = {
     "bulyan": functools.partial(aggregators.bulyan, 0),
     "centred_clipping": functools.partial(aggregators.centred_clipping, steps=2),
     "fltrust": aggregators.fltrust,
-    "krum": functools.partial(aggregators.krum, 1),
 }
 
 
@@ -51,11 +49,11 @@ def same(one, other, tolerance=1e-5):
 @pytest.mark.parametrize("space", ["factors", "product"])
 @pytest.mark.parametrize("name", ["bulyan", "centred_clipping", "fltrust"])
 @pytest.mark.sample("centred_clipping-factors", "fltrust-factors")
-def test_engines_and_lanes_agree(name, space):
+def test_engines_agree(name, space):
+    bound = linear.model() if space == "factors" else None
     algorithm = fedavg(SGD, aggregator=RULES[name](space=space))
-    expected = two_rounds(engine(algorithm, engine="reference"))
-    same(two_rounds(engine(algorithm)), expected, 2e-4)
-    same(two_rounds(engine(algorithm, lanes=1)), expected, 2e-4)
+    expected = two_rounds(engine(algorithm, engine="reference", bound=bound))
+    same(two_rounds(engine(algorithm, bound=bound)), expected, 2e-4)
 
 
 def meaning(leaves):
@@ -74,9 +72,6 @@ def test_a_server_optimizer_steps_on_the_robust_change_of_products():
     (one, _), _ = two_rounds(stepped)
     (other, _), _ = two_rounds(plain)
     same(meaning(one.model), meaning(other))
-    mean = engine(fedopt(SGD, server=optax.sgd(1.0), space="product"))
-    (averaged, _), _ = two_rounds(mean)
-    assert np.abs(meaning(averaged.model)["layer"] - meaning(other)["layer"]).max() > 1e-3
 
 
 def test_a_server_optimizer_on_products_needs_a_rule_of_products():
@@ -99,7 +94,7 @@ def test_scaffold_combines_control_variates_robustly_too():
 @pytest.mark.parametrize(
     ("make", "values"),
     [
-        (aggregators.bulyan, (0, 1)),
+        pytest.param(aggregators.bulyan, (0, 1), marks=pytest.mark.exhaustive),
         (aggregators.centred_clipping, (0.5, 2.0)),
         (aggregators.krum, (0, 2)),
         (functools.partial(aggregators.multi_krum, 1), (1, 3)),
@@ -128,23 +123,6 @@ def test_numbers_can_be_run_time_values(make, values):
     for got, value in zip(results, values, strict=True):
         assert_close(got, jax.jit(run, static_argnums=0)(value), atol=1e-6)
     assert np.abs(results[0] - results[1]).max() > 1e-3
-
-
-@pytest.mark.parametrize("name", ["centred_clipping", "fltrust", "krum", "mean"])
-@pytest.mark.sample("mean", "krum", "fltrust")
-def test_a_defence_holds_against_an_attack_where_the_mean_breaks(name):
-    """One of five clients sends 1e6 times the opposite of its change."""
-    aggregator = aggregators.mean(error=False) if name == "mean" else RULES[name]()
-    algorithm = fedavg(SGD, aggregator=aggregator)
-
-    def tamper(upload):
-        sent = jax.tree.map(lambda x, t: t - 1e6 * (x - t), upload.value, upload.template)
-        return upload._replace(value=tree.where(upload.client.number == 4, sent, upload.value))
-
-    (server, _), _ = two_rounds(engine(algorithm, stages=Stages(sent=(tamper,))))
-    start = engine(algorithm).shared
-    moved = max(np.abs(server[n] - x).max() for n, x in start.items())
-    assert (moved > 100) == (name == "mean")
 
 
 def test_privacy_of_clients_refuses_a_rule_that_is_no_sum():

@@ -81,7 +81,7 @@ def test_a_client_that_leaves_loses_its_job_at_that_time():
     assert [(job.client, job.finish) for job in made(1).lost] == [(1, 1.0)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seconds=st.lists(st.floats(0.1, 30.0), min_size=3, max_size=9),
     buffer_size=st.integers(1, 3),
