@@ -79,7 +79,7 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/fra_ffa": ([LORA, ALL], "fra_ffa or switch"),
     "algorithms/hetlora": ([LORA, ALL], "hetlora or rank or prun"),
     "algorithms/hilora": (["tests/algorithms/test_algorithms_hilora.py", ALL], "hilora or slow"),
-    "algorithms/keeping": ([ALL], "keep or kept"),
+    "algorithms/keeping": ([ALL, PERSONAL], "keep or kept"),
     "algorithms/local": ([PERSONAL, ALL], "local or baseline or alone or kept"),
     "algorithms/lora_a2": (["tests/algorithms/test_algorithms_lora_a2.py", ALL], ""),
     "algorithms/moon": ([PERSONAL, PRODUCT, ALL], "moon or contrast"),

@@ -86,10 +86,10 @@ def leaves64(params):
     return {n: np.asarray(x, np.float64) for n, x in params.items()}
 
 
-def local_batches(clients, client, number, *, batch_size, epochs, width=6, seed=0):
+def local_batches(clients, client, number, *, batch_size, epochs, width=6, seed=0, dropout=True):
     """Yields (x, labels, kept) of every local step of a client in a round; kept masks dropout.
 
-    Without dropout in the model, ``kept`` is to be replaced by 0.8, which :func:`gradients` undoes.
+    Without dropout in the model, ``kept`` is 0.8, which :func:`gradients` undoes.
     """
     key = client_key(stream(seed, "clients"), number, client)
     rng = host_rng(seed, "order", number, client)
@@ -100,8 +100,11 @@ def local_batches(clients, client, number, *, batch_size, epochs, width=6, seed=
             rows = order[start : start + batch_size]
             step += 1
             step_key = jax.random.fold_in(key, step)  # 0 is the key of the start
-            kept = np.asarray(jax.random.bernoulli(step_key, 0.8, (batch_size, width)))
-            yield columns["x"][rows].astype(np.float64), columns["labels"][rows], kept[: len(rows)]
+            kept = 0.8
+            if dropout:
+                kept = np.asarray(jax.random.bernoulli(step_key, 0.8, (batch_size, width)))
+                kept = kept[: len(rows)]
+            yield columns["x"][rows].astype(np.float64), columns["labels"][rows], kept
 
 
 def cohort_of(clients, number, per_round, seed=0):
@@ -111,11 +114,13 @@ def cohort_of(clients, number, per_round, seed=0):
     return members, [len(clients.indices[c]) for c in members]
 
 
-def train_client(model, leaves, trained, clients, client, number, *, rate, batch_size, epochs):
-    """Returns a client's leaves after ``epochs`` passes over its examples, and its steps."""
+def train_client(model, leaves, trained, clients, client, number, *, rate, **options):
+    """Returns a client's leaves after its local steps, and their number.
+
+    ``options`` are those of :func:`local_batches`.
+    """
     frozen, adam = leaves64(model.frozen), Adam(rate)
-    width = frozen["layer.kernel"].shape[1]
-    options = {"batch_size": batch_size, "epochs": epochs, "width": width}
+    options = {**options, "width": frozen["layer.kernel"].shape[1]}
     for x, labels, kept in local_batches(clients, client, number, **options):
         adam.count += 1
         by = gradients(frozen, leaves, x, labels, kept)

@@ -17,12 +17,13 @@ from fedjax_peft.engine.plan import Cohort
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
 RATE, BATCH, EPOCHS = 0.02, 4, 2
+LOCAL = {"batch_size": BATCH, "epochs": EPOCHS, "dropout": False}
 ADAM = optax.adam(RATE)
 COHORTS = {1: (0, 2, 3), 2: (0, 1, 2, 3, 4), 3: (1, 2, 4)}
 """Round -> its members: partial, full, partial."""
 A, B, SCALE, KERNEL = "layer.lora_a", "layer.lora_b", "layer.lora_scale", "layer.base.kernel"
 S = 1.5
-MODEL = toy.lora_model()
+MODEL = toy.lora_model(dropout=0)
 
 
 def mean(uploads, weights, name):
@@ -38,6 +39,11 @@ def product(leaves):
 def average(uploads, weights):
     """Returns the exact average of the products."""
     return np.average([product(u) for u in uploads], axis=0, weights=weights)
+
+
+def batches(client, number):
+    """Returns (x, labels, 0.8) of every local step of a client in a round."""
+    return reference.local_batches(FEDERATION, client, number, **LOCAL)
 
 
 class Slow:
@@ -61,20 +67,16 @@ class Slow:
         return {**self.leaves, **self.own[client]}
 
     def train(self, client, number):
-        """Returns all leaves of a client after its local steps with Adam."""
+        """Returns all leaves of a client after its local steps."""
         model = toy.model().replace(frozen={"layer.kernel": self.kernel})
-        settings = {"rate": RATE, "batch_size": BATCH, "epochs": EPOCHS}
         start, names = self.start(client, number), self.names(number)
-        if self.rate is not None:
-            options = {"batch_size": BATCH, "epochs": EPOCHS}
-            batches = reference.local_batches(FEDERATION, client, number, **options)
-            for x, labels, kept in batches:
-                by = reference.gradients(model.frozen, start, x, labels, kept)
-                start = {**start, **{n: start[n] - self.rate * by[n] for n in names}}
-            return start
-        return reference.train_client(model, start, names, FEDERATION, client, number, **settings)[
-            0
-        ]
+        if self.rate is None:
+            inputs = (model, start, names, FEDERATION, client, number)
+            return reference.train_client(*inputs, rate=RATE, **LOCAL)[0]
+        for x, labels, kept in batches(client, number):
+            by = reference.gradients(model.frozen, start, x, labels, kept)
+            start = {**start, **{n: start[n] - self.rate * by[n] for n in names}}
+        return start
 
     def upload(self, leaves, number):
         """Returns what a client with these leaves sends."""

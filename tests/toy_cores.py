@@ -19,7 +19,7 @@ def _model(kinds, shapes, factors):
       shapes: leaf -> shape.
       factors: function of the leaves: (L, R), whose product is added to the kernel.
     """
-    plain, rng = toy.lora_model(), np.random.default_rng(3)
+    plain, rng = toy.lora_model(dropout=0), np.random.default_rng(3)
     leaves = {n: jnp.float32(rng.normal(0, 0.5, shape)) for n, shape in shapes.items()}
     trainable = {**leaves, **{n: plain.trainable[n] for n in toy.HEAD}}
 
@@ -65,7 +65,7 @@ def ravan_model():
 
 def slora_model():
     """Returns the model with SLoRA's layer; its values are not zero."""
-    plain, rng = toy.lora_model(), np.random.default_rng(3)
+    plain, rng = toy.lora_model(dropout=0), np.random.default_rng(3)
     index, values, kernel = "layer.sparse_index", "layer.sparse_values", "layer.base.kernel"
     places = np.sort(rng.choice(toy.FEATURES * toy.WIDTH, 7, replace=False))
     given = {index: jnp.int32(places), values: jnp.float32(rng.normal(0, 0.5, 7))}

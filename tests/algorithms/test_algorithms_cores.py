@@ -42,8 +42,8 @@ class SlowSB(Slow):
         return {"layer.sb_r": p["layer.sb_a"].T @ g @ p["layer.sb_b"].T}
 
     def train(self, client, number):
-        p, options = self.start(client, number), {"batch_size": 4, "epochs": slow_lora.EPOCHS}
-        for batch in reference.local_batches(slow_lora.FEDERATION, client, number, **options):
+        p = self.start(client, number)
+        for batch in slow_lora.batches(client, number):
             g, head = reference.by_kernel(self.kernel + self.change(p), p, *batch)
             by = {**head, **self.by_adapter(p, g, number)}
             p = {**p, **{n: p[n] - RATE * by[n] for n in by}}

@@ -14,7 +14,7 @@ import slow_lora
 import toy
 from closeness import assert_close
 from flax import nnx
-from shallow import shallow_encoder  # noqa: F401
+from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import fedalt
@@ -23,6 +23,8 @@ from fedjax_peft.peft.base import attach_module, merge
 from fedjax_peft.peft.io.export import export
 from fedjax_peft.peft.mixed_lora import MixedLoRALinear, mixed_lora
 from fedjax_peft.support.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("simple_encoder")
 
 MODEL = toy.mixture_model()
 RATE = 0.3
@@ -79,9 +81,7 @@ class SlowFedALT:
             before = [dict(leaves) for leaves in self.own]
             for c in cohort:
                 rest = self.rest(before, c)
-                options = {"batch_size": slow_lora.BATCH, "epochs": slow_lora.EPOCHS}
-                batches = reference.local_batches(slow_lora.FEDERATION, c, number, **options)
-                for x, labels, _ in batches:
+                for x, labels, _ in slow_lora.batches(c, number):
                     by = gradients(kernel, self.own[c], rest, x, labels)
                     self.own[c] = {n: v - RATE * by[n] for n, v in self.own[c].items()}
             if head == "shared":

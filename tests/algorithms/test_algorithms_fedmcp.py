@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft import heads, peft, random_model, simulate
-from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
+from fedjax_peft.algorithms import fedmatch, fedmcp
 from fedjax_peft.contracts import ClientContext, Outputs
 from fedjax_peft.data.combine import combine
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.engine.plan import Cohort, batches
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.measures.representation import (
@@ -33,7 +32,7 @@ from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.base import attach
 from fedjax_peft.simulation.records import Evaluation
 from fedjax_peft.tasks import classification
-from fedjax_peft.testing import TINY_BERT, tiny_dataset
+from fedjax_peft.testing import tiny_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -283,15 +282,14 @@ def compare(result, kept, expected):
     [
         ("default", 3, 2, "uniform"),
         ("strong", 1, 3, "uniform"),
-        ("strong", 3, 2, "size"),
-        ("cosine", 3, 3, "uniform"),
+        ("cosine", 3, 2, "size"),
         ("debiased", 1, 2, "uniform"),
         ("dual", 1, 2, "uniform"),
         ("no contrast", 3, 3, "uniform"),
         ("fedmatch", 3, 2, "uniform"),
     ],
 )
-@pytest.mark.sample("default-*", "strong-3-2-size", "cosine-*", "debiased-*", "dual-*", "fedmatch*")
+@pytest.mark.sample("default-*", "cosine-*", "debiased-*", "dual-*", "fedmatch*")
 def test_rounds_are_the_paper_s_loop(case, lanes, per_round, weights):
     result = two_rounds(algorithm_of(case, weights), lanes=lanes, per_round=per_round)
     compare(result, result.client_state, paper(CASES[case], per_round, weights))
@@ -307,21 +305,6 @@ def test_kept_moments_continue_in_the_paper_s_loop():
     for client, one in enumerate(adams):
         for name, moment in one.m.items():
             assert_close(adam.mu[name][client], moment, rtol=0, atol=1e-5)
-
-
-def test_a_clients_state_does_not_depend_on_other_clients():
-    rig, rows = engine(algorithm_of("cosine")), FEDERATION.indices
-
-    def run(*clients):
-        work = [batches(rows[c], BATCH) for c in clients]
-        return rig.run(Cohort(clients, [float(len(rows[c])) for c in clients], work))
-
-    everyone, alone = run(0, 1, 2), run(1)
-    for name in OWN:
-        kept = everyone.client_state[name]
-        assert_close(kept[1], alone.client_state[name][1], rtol=0, atol=1e-6)
-        np.testing.assert_array_equal(alone.client_state[name][0], MODEL.trainable[name])
-        assert np.abs(kept[0] - kept[1]).max() > 1e-3, "each has its own"
 
 
 # ----------------------------------------------------------------------------------- one step
@@ -352,27 +335,6 @@ def one_step(algorithm, bound=MODEL, *, trace_only=False):
     return {**uploaded, **kept}, metrics
 
 
-def moved(leaves, names):
-    return {n: np.asarray(leaves[n]) - np.asarray(MODEL.trainable[n]) for n in names}
-
-
-def test_the_leaves_that_each_loss_changes():
-    steps = {g: one_step(fedmcp(optax.sgd(1.0), mu=0, gamma=g))[0] for g in (0.2, 0.6)}
-    first = [n for n in OWN if not n.startswith("second")]
-    for names, weight in ((first, lambda g: 1 - g), (HEADS[2:], lambda g: g)):
-        some, other = (moved(steps[g], names) for g in (0.2, 0.6))
-        for name in names:
-            assert_close(some[name] / weight(0.2), other[name] / weight(0.6), rtol=1e-4, atol=1e-6)
-            assert np.abs(some[name]).max() > 1e-3
-    # The contrast moves both adapters, and no classifier.
-    without, with_ = steps[0.2], one_step(fedmcp(optax.sgd(1.0), mu=1, gamma=0.2))[0]
-    for name in KINDS:
-        if name in HEADS:
-            assert_close(with_[name], without[name], rtol=0, atol=1e-6)
-        else:
-            assert np.abs(with_[name] - without[name]).max() > 1e-5, name
-
-
 def test_the_first_step_without_dropout_is_finite():
     # There the global representations are the average's: a similarity of 1, with no gradient.
     bound = model(dropout=False)
@@ -386,25 +348,6 @@ def test_the_first_step_without_dropout_is_finite():
         for name in GLOBAL:  # the pushed term is stopped and the other has no slope
             assert np.isfinite(leaves[name]).all()
             assert_close(leaves[name], plain[name], rtol=0, atol=1e-5)
-
-
-def test_with_the_private_adapter_off_it_is_fedavg_over_the_global_one():
-    off = {n: jnp.zeros_like(x) for n, x in MODEL.trainable.items() if "private_adapter.up" in n}
-    bound = MODEL.replace(trainable={**MODEL.trainable, **off})
-    still = optax.multi_transform(
-        {"train": optax.adam(0.02), "rest": optax.set_to_zero()},
-        lambda leaves: {n: "rest" if n in PRIVATE else "train" for n in leaves},
-    )
-    result = two_rounds(fedmcp(still, mu=0, gamma=0), bound=bound)
-    kinds = {n: "fixed" if n in PRIVATE else kind for n, kind in KINDS.items()}
-    plain = fedavg(optax.adam(0.02), head="private", weights="uniform")
-    expected = two_rounds(plain, bound=bound.replace(kinds=kinds))
-    for name in GLOBAL:
-        assert_close(result.server[name], expected.server[name], rtol=0, atol=1e-6)
-    for name in HEADS:
-        assert_close(result.client_state[name], expected.client_state[name], atol=1e-6)
-    for name in PRIVATE:
-        np.testing.assert_array_equal(result.client_state[name][0], bound.trainable[name])
 
 
 def test_unneeded_passes_are_not_computed():
@@ -429,23 +372,17 @@ def test_unneeded_passes_are_not_computed():
 # --------------------------------------------------------------------------------- end to end
 
 
-def test_tasks_of_unequal_classes_on_a_real_encoder():
-    head = heads.two_classifiers(3)
-    config = {**TINY_BERT, "num_hidden_layers": 1}
-    bound = attach(random_model(config, head=head), peft.dual(size=2))
-    data = {n: tiny_dataset(20, classes=c, seed=c) for n, c in (("two", 2), ("three", 3))}
-    federation = combine(data)
-    evaluation = Evaluation(client_test=federation, every=2)
-    options = {"rounds": 2, "batch_size": 8, "evaluation": evaluation}
-    run = simulate(bound, fedmcp(optax.adam(1e-3)), federation, **options)
-    last = run.metrics[-1]
-    sent = {n: x for n, x in bound.trainable.items() if ".global_adapter." in n}
-    assert last["bytes_up"] == 2 * tree.nbytes(sent)
+def test_a_run_sends_the_global_adapter_and_measures_both_classifiers():
+    evaluation = Evaluation(client_test=FEDERATION, every=2)
+    options = {"rounds": 2, "batch_size": BATCH, "evaluation": evaluation}
+    run = simulate(MODEL, fedmcp(optax.adam(1e-3)), FEDERATION, **options)
+    last, sent = run.metrics[-1], {n: MODEL.trainable[n] for n in GLOBAL}
+    assert last["bytes_up"] == 3 * tree.nbytes(sent)
     assert 0 < last["train_cka_global_private"] < 1
     assert 0.5 < last["train_cka_global_average"] < 1  # they differ by dropout at least
     assert 0 <= last["client_accuracy_mean"] <= 1
     assert last["train_loss_global"] not in (0, last["train_loss"]), "of the second classifier"
-    assert set(run.client_state) == {n for n in bound.trainable if n not in sent}
+    assert set(run.client_state) == set(OWN)
 
 
 # ------------------------------------------------------------------- representations and similarity
@@ -544,16 +481,17 @@ def test_known_values_of_independent_gaussians():
     @jax.jit
     def measured(pairs):
         everybody = jnp.ones(pairs.shape[2], bool)
-        each = [[f(x, y, everybody) for f in (cka, cka_debiased, cosine)] for x, y in pairs]
-        return jnp.array(each)
+        return jax.vmap(lambda x, y: [f(x, y, everybody) for f in (cka, cka_debiased, cosine)])(
+            pairs[:, 0], pairs[:, 1]
+        )
 
     values = {
         n: np.asarray(measured(rng.normal(size=(3, 2, n, 768)).astype(np.float32)))
         for n in (4, 16, 64)
     }
-    biased = [x[:, 0].mean() for x in values.values()]
+    biased = [x[0].mean() for x in values.values()]
     assert biased == roughly([0.997, 0.980, 0.922], abs=2e-3), "means of three draws"
-    assert np.abs(values[64][:, 1:]).max() < 0.03
+    assert np.abs(values[64][1:]).max() < 0.03
 
 
 # ------------------------------------------------------------------------ classes that are not ours
@@ -598,37 +536,31 @@ HEADS_OF = {
     "token_classification": lambda: heads.token_classification(("O", "B-X")),
     "span_classification": heads.span_classification,
 }
+TEXTS = {n: tiny_dataset(8, classes=3).columns[n] for n in ("input_ids", "attention_mask")}
 
 
-def outputs_for(bound, batch):
+def outputs_for(bound, batch=TEXTS):
     return jax.jit(bound.apply, static_argnums=4)(bound.frozen, bound.trainable, batch, None, False)
 
 
 @pytest.mark.parametrize(
     ("family", "head"), [*(("gpt2", head) for head in HEADS_OF), ("rnn", "causal_lm")]
 )
+@pytest.mark.sample("gpt2-c*", "rnn-*")
 def test_causal_models_pool_the_last_token_instead_of_the_first(family, head):
     bound = random_model(CAUSAL[family], head=HEADS_OF[head]())
-    data = tiny_dataset(8, classes=3)
-    batch = {n: data.columns[n] for n in ("input_ids", "attention_mask")}
-    outputs = outputs_for(bound, batch)
-    hidden, real = np.asarray(outputs.hidden), np.asarray(batch["attention_mask"])
+    outputs = outputs_for(bound)
+    hidden, real = np.asarray(outputs.hidden), np.asarray(TEXTS["attention_mask"])
     np.testing.assert_array_equal(hidden[:, 0], np.repeat(hidden[:1, 0], 8, axis=0))
-    got = pool(outputs, batch, "cls")
+    got = pool(outputs, TEXTS, "cls")
     expected = [h[np.flatnonzero(m)[-1]] for h, m in zip(hidden, real, strict=True)]
     np.testing.assert_array_equal(got, expected)
     assert len({tuple(x) for x in np.asarray(got).tolist()}) == 8, "texts differ"
-    without = {"input_ids": batch["input_ids"]}
     if family == "rnn":  # without a mask all positions count
+        without = {"input_ids": TEXTS["input_ids"]}
         outputs = outputs_for(bound, without)
         np.testing.assert_array_equal(pool(outputs, without, "cls"), hidden[:, -1])
-
-
-def test_prompts_do_not_shift_the_last_token():
-    plain = random_model(CAUSAL["gpt2"], head=heads.classification(3))
-    bound = attach(plain, peft.prompt_tuning(4))
-    data = tiny_dataset(8, classes=3)
-    batch = {n: data.columns[n] for n in ("input_ids", "attention_mask")}
-    outputs = outputs_for(bound, batch)
-    assert outputs.hidden.shape[1] == batch["input_ids"].shape[1]
-    np.testing.assert_array_equal(outputs.last, batch["attention_mask"].sum(axis=1) - 1)
+    elif head == "classification":  # prompts do not shift the last token
+        outputs = outputs_for(attach(bound, peft.prompt_tuning(4)))
+        assert outputs.hidden.shape == hidden.shape
+        np.testing.assert_array_equal(outputs.last, real.sum(axis=1) - 1)

@@ -15,6 +15,7 @@ import slow_lora
 import toy
 from closeness import ROUNDOFF, approx, assert_close, assert_small, roughly
 from options import run_options
+from shallow import simple_encoder  # noqa: F401
 from slow_lora import (
     ADAM,
     BATCH,
@@ -304,7 +305,7 @@ def pruned(leaves, client, penalty, rate=0.3):
         return np.linalg.norm(x[A][:, 1]) * np.linalg.norm(x[B][1])
 
     start = tail(leaves)
-    options = {"batch_size": BATCH, "epochs": 1}
+    options = {**slow_lora.LOCAL, "epochs": 1}
     for x, labels, kept in reference.local_batches(FEDERATION, client, 1, **options):
         by = reference.gradients(frozen, leaves, x, labels, kept)
         long_a, long_b = np.linalg.norm(leaves[A][:, 1]), np.linalg.norm(leaves[B][1])
@@ -355,9 +356,9 @@ def logits(model, params):
 
 
 @pytest.fixture(scope="module")
-def trained_alone():
+def trained_alone(simple_encoder):  # noqa: F811
     """Returns a BERT with LoRA whose B is not 0, and its clients' leaves after a round alone."""
-    model = attach(tiny_model(4, num_hidden_layers=1), lora(4, alpha=6))
+    model = attach(tiny_model(4), lora(4, alpha=6))
     rng = np.random.default_rng(0)
     start = {
         n: jnp.asarray(rng.normal(0, 0.1, x.shape), jnp.float32) if n.endswith("lora_b") else x

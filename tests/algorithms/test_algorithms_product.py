@@ -3,8 +3,6 @@
 The reference is a loop in NumPy float64 over dense products, which shares no code with the library.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,17 +17,12 @@ import fedjax_peft as fp
 from fedjax_peft.aggregators import flexlora, fra, ilora, mean
 from fedjax_peft.algorithms import (
     centralised,
-    ditto,
     fedadam,
     fedavg,
     fedavgm,
     fedopt,
-    fedprox,
     fedyogi,
     fra_ffa,
-    moon,
-    pfedme,
-    scaffold,
 )
 from fedjax_peft.config import config
 from fedjax_peft.simulation.checks import check_method
@@ -38,25 +31,10 @@ from fedjax_peft.support.errors import InputError
 pytestmark = pytest.mark.slow
 
 SGD = optax.sgd(0.3)
-SCAFFOLD = functools.partial(scaffold, SGD, learning_rate=0.3)
-
-ACCEPTED = {
-    "fedavg": lambda a: fedavg(SGD, aggregator=a),
-    "fedprox": lambda a: fedprox(SGD, aggregator=a),
-    "moon": lambda a: moon(SGD, aggregator=a),
-    "pfedme": lambda a: pfedme(SGD, aggregator=a),
-    "ditto alone": lambda a: ditto(SGD, lam=0.0, aggregator=a),
-    "fedavgm on products": lambda a: fedavgm(SGD, aggregator=a, space="product"),
-}
 
 
 def check(algorithm, model=None):
     check_method(model or toy.model(), algorithm, 4, None, ())
-
-
-@pytest.mark.parametrize("name", ACCEPTED)
-def test_other_algorithms_accept_new_factors(name):
-    check(ACCEPTED[name](fra()))
 
 
 def test_the_error_names_the_alternative_before_any_file_is_written(tmp_path):
@@ -188,8 +166,12 @@ def test_product_rounds_equal_the_slow_reference(name):
 
 
 def test_split_and_rank_are_those_of_the_aggregator():
-    algorithm = fedavgm(SGD, momentum=0.7, aggregator=flexlora(), space="product")
-    model, _ = run(algorithm, 2)
+    tables = small(
+        algorithm={"name": "fedavgm", "space": "product", "momentum": 0.7},
+        aggregator={"name": "flexlora"},
+        optimizer={"name": "sgd", "learning_rate": 0.3},
+    )
+    model, _ = run(config.build_algorithm(config.resolve(tables)), 2)
     expected = slow(momentum(1.0, 0.7), 2, split="B")
     for n in toy.SHARED:
         assert_close(model[n], expected[n], rtol=0, atol=2e-5)
@@ -199,18 +181,6 @@ def test_split_and_rank_are_those_of_the_aggregator():
     assert_close(model[A][:, 0], expected[A][:, 0], rtol=0, atol=2e-5)
     assert_close(model[B], expected[B], rtol=0, atol=2e-5)
     assert np.abs(model[A][:, 1]).max() > 0.1, "the other direction can learn"
-
-
-def test_sgd_with_step_1_on_products_is_fra():
-    ours, theirs = (
-        run(fedopt(SGD, server=optax.sgd(1.0), space="product")),
-        run(fedavg(SGD, aggregator=fra())),
-    )
-    for n in toy.SHARED:
-        assert_close(ours[0][n], theirs[0][n], rtol=0, atol=1e-5)
-    assert set(ours[1].aggregation) == set(theirs[1].aggregation)
-    for n, x in theirs[1].aggregation.items():
-        assert_close(ours[1].aggregation[n], x, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +193,7 @@ def test_sgd_with_step_1_on_products_is_fra():
     ],
     ids=["fedavgm", "fedadam", "fedyogi", "optax.adam"],
 )
-@pytest.mark.sample("fedavgm", "optax.adam")
+@pytest.mark.sample("fedavgm")
 def test_unchanged_uploads_do_not_change_the_server(algorithm):
     model, _ = run(algorithm, 8)
     start = jax.device_get(toy.model().trainable)
@@ -236,15 +206,6 @@ def test_unchanged_uploads_do_not_change_the_server(algorithm):
 def test_a_model_without_lora_is_refused():
     with pytest.raises(InputError, match="needs LoRA factors"):
         fedavgm(SGD, space="product").server.init({"head.kernel": jnp.ones((2, 2))})
-
-
-def test_it_can_be_configured():
-    algorithm = {"name": "fedavgm", "space": "product", "momentum": 0.7}
-    aggregator, optimizer = {"name": "fra", "split": "B"}, {"name": "sgd", "learning_rate": 0.3}
-    tables = small(algorithm=algorithm, aggregator=aggregator, optimizer=optimizer)
-    model, _ = run(config.build_algorithm(config.resolve(tables)), 2)
-    expected = slow(momentum(1.0, 0.7), 2, split="B")
-    assert_close(model[A], expected[A], rtol=0, atol=2e-5)
 
 
 def test_the_baseline_that_keeps_its_optimizer_is_not_concerned():

@@ -29,7 +29,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample("fedadam", "fedavgm")  # test_simulation_resume.py has other states
+@pytest.mark.sample("fedavgm")  # test_simulation_resume.py has other states
 def test_a_run_resumes_to_the_same_bits(name, tmp_path):
     model = toy.sum_model() if name == "hilora" else toy.lora_model()
     options = {"clients_per_round": 3, "batch_size": 4, "lanes": 1, "checkpoint_every": 2}
