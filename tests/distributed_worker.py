@@ -33,7 +33,7 @@ def simulate(scenario, process, processes):
             time.sleep(1)  # a signal that is handled arrives in another thread
 
     run = fp.simulate(
-        toy.model(),
+        toy.model(dropout=0),
         fp.algorithms.fedavg(optax.adam(0.02), head="private"),
         toy.clients([7, 4, 12, 9, 16, 5]),
         test=toy.dataset(26, seed=7),

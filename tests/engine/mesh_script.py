@@ -17,7 +17,6 @@ import optax
 import test_engine_client_store as stores
 import toy
 from options import run_options, session_options
-from toy_transforms import feedback
 
 import fedjax_peft as fp
 from fedjax_peft import Dataset, InputError, simulate, tasks
@@ -48,17 +47,23 @@ def farthest(one, other):
 
 
 def trained(session, rounds=2):
+    return reported(session, rounds)[0]
+
+
+def reported(session, rounds=2):
+    """Returns the state after some rounds, and what was measured in the last one."""
     state = session.init(3)
     for _ in range(rounds):
-        state, _ = session.step(state)
-    return state
+        state, info = session.step(state)
+    return state, (info.norms[:6], info.aggregation)
 
 
-def results(session, state, **options):
-    """Returns what a user can read: parameters, the clients' state, scores."""
+def results(session, state, measured, **options):
+    """Returns what a user can read: parameters, the clients' state, measurements, scores."""
     rows = session.trimmed(state)
     scores = session.evaluate(state, TEST, **options)
-    return jax.device_get((rows.server, rows.client_state, rows.transform_state, scores))
+    found = (rows.server, rows.client_state, rows.transform_state, measured, scores)
+    return jax.device_get(found)
 
 
 def compiled(session):
@@ -66,7 +71,7 @@ def compiled(session):
     return program._compiled
 
 
-FEEDBACK = fp.transforms.top_k(0.5, error_feedback=True)
+FEEDBACK = [fp.transforms.clip_norm(0.2), fp.transforms.top_k(0.5, error_feedback=True)]
 FRA = fp.algorithms.fedavg(optax.sgd(0.05), aggregator=fp.aggregators.fra())
 ALGORITHMS = {  # the algorithm, options of the session, options of the evaluation
     "ditto": (DITTO, {}, {"clients": [0, 16]}),
@@ -79,7 +84,7 @@ def toy_run_alone(name):
     """Returns the results of one device, and how far the model has moved."""
     algorithm, options, tested = ALGORITHMS[name]
     alone = fp.session(MODEL, algorithm, FEDERATION, **session_options(**ONE, **OPTIONS, **options))
-    expected = results(alone, trained(alone), **tested)
+    expected = results(alone, *reported(alone), **tested)
     return expected, farthest(expected[0], alone.init(3).server)
 
 
@@ -89,12 +94,12 @@ def toy_run(run):
     algorithm, options, tested = ALGORITHMS[name]
     options = {**OPTIONS, **options, **mesh(int(parts), form)}
     session = fp.session(MODEL, algorithm, FEDERATION, **session_options(**options))
-    state = trained(session)
+    state, measured = reported(session)
     text = compiled(session).as_text()
     kept = (state.client_state, state.transform_state and state.transform_state.memory)
     leaves, kernel = jax.tree.leaves(kept), session.setup.frozen["layer.kernel"]
     return {
-        "far": farthest(expected, results(session, state, **tested)),
+        "far": farthest(expected, results(session, state, measured, **tested)),
         "moved": moved,
         "whole": [x.shape for x in leaves if f"f32[{','.join(map(str, x.shape))}]" in text],
         "rows": [x.addressable_shards[0].data.shape[0] for x in leaves],
@@ -121,8 +126,8 @@ def refused(_):
 
 def stored(_):
     """The cohort's rows and those of an evaluation are split evenly over four devices."""
-    model, options = toy.lora_model(), {"devices": 4, "lanes": 4, "clients_per_round": 3}
-    found = (stores.rounds("fedrep", place, model, **options) for place in ("device", "host"))
+    model, options = stores.model(), {"devices": 4, "lanes": 4, "clients_per_round": 3}
+    found = (stores.rounds("both", place, model, **options) for place in ("device", "host"))
     return {"far": farthest(*found)}
 
 
@@ -161,8 +166,8 @@ def resumed(_):
     """Stops a run on one mesh, and goes on with it on another one and on a single device."""
 
     def run(rounds, **options):
-        given = run_options(test_clients=2, eval_every=4, **OPTIONS, **options)
-        return simulate(MODEL, DITTO, FEDERATION, test=TEST, rounds=rounds, **given)
+        given = run_options(**OPTIONS, **options)
+        return simulate(MODEL, DITTO, FEDERATION, rounds=rounds, **given)
 
     alone = run(3, **ONE)
     with tempfile.TemporaryDirectory() as folder:
@@ -188,23 +193,9 @@ def columns(_):
     }
 
 
-def transforms(_):
-    """The metrics and the memory of upload transforms, on one device and on four."""
-    chain = [fp.transforms.clip_norm(0.2), feedback()]
-    options = {"rounds": 2, "lanes": 4, "batch_size": 4, "transforms": chain}
-    model, algorithm = toy.model(), fp.algorithms.fedavg(optax.sgd(0.1))
-    one, four = (
-        simulate(model, algorithm, FEDERATION, **run_options(devices=n, **options)) for n in (1, 4)
-    )
-    names = ("clip_share", "clip_median_norm", "feedback_length")
-    measured = [[[row[name] for name in names] for row in run.metrics[1:]] for run in (one, four)]
-    spread = {len(x.sharding.device_set) for x in four.server.values()}
-    return {"far": farthest((one.params, measured[0]), (four.params, measured[1])),
-            "devices": sorted(spread)}  # fmt: skip
-
-
 BATCHES = {"clients_per_round": 8, "batch_size": 4, "lanes": 8, "length_buckets": 0}
 STEP = fp.algorithms.fedavg(optax.sgd(0.5))
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 @functools.cache
@@ -214,7 +205,7 @@ def transformer(name):
     So it has the loss and the gradients that these have of their own.
     """
     if name == "bert":
-        model, data = tiny_model(hidden_dropout_prob=0.1), tiny_dataset(64)
+        model, data = tiny_model(**WITHOUT_DROPOUT), tiny_dataset(64)
     else:
         config = {**TINY_LLAMA, "num_hidden_layers": 3}
         model = fp.random_model(config, head=causal_lm(), scan_layers=True, quantize="nf4")
@@ -224,26 +215,19 @@ def transformer(name):
     return fp.attach(model, fp.peft.lora(2)), STEP, iid(data, clients=8, seed=0)
 
 
-def outcome(session, name):
-    """Returns the server's model after a round, and with BERT its scores."""
-    state = trained(session, 1)
-    scores = session.evaluate(state, tiny_dataset(10, seed=1)) if name == "bert" else ()
-    return jax.device_get((state.server, scores))
-
-
 @functools.cache
 def transformer_alone(name):
-    """Returns the outcome on one device, and how far the model has moved."""
+    """Returns the server's model after a round on one device, and how far it has moved."""
     alone = fp.session(*transformer(name), **session_options(**ONE, **BATCHES))
-    expected = outcome(alone, name)
-    return expected, farthest(alone.init(3).server, expected[0])
+    expected = jax.device_get(trained(alone, 1).server)
+    return expected, farthest(alone.init(3).server, expected)
 
 
 def transformer_run(run):
     name, form = run.split("-")
     expected, moved = transformer_alone(name)
     session = fp.session(*transformer(name), **session_options(**mesh(4, form), **BATCHES))
-    far = farthest(expected, outcome(session, name))
+    far = farthest(expected, jax.device_get(trained(session, 1).server))
     text = compiled(session).as_text()
     step = [line for line in text.splitlines() if "while/body" in line]
     frozen = session.setup.frozen.values()
@@ -263,10 +247,7 @@ def transformer_run(run):
 PARTS = {
     **dict.fromkeys(ALGORITHMS, toy_run),
     **dict.fromkeys(("bert", "decoder"), transformer_run),
-    **{
-        part.__name__: part
-        for part in (refused, stored, ranks, memory, resumed, columns, transforms)
-    },
+    **{part.__name__: part for part in (refused, stored, ranks, memory, resumed, columns)},
 }
 
 if __name__ == "__main__":

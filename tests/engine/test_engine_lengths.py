@@ -12,6 +12,7 @@ import toy
 from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
+from shallow import simple_encoder  # noqa: F401
 
 from fedjax_peft import Clients, Dataset, attach, lora
 from fedjax_peft.algorithms import fedavg
@@ -19,7 +20,7 @@ from fedjax_peft.engine.lengths import Lengths, token_columns
 from fedjax_peft.tasks import Task
 from fedjax_peft.testing import tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.lengths]
+pytestmark = [pytest.mark.slow, pytest.mark.lengths, pytest.mark.usefixtures("simple_encoder")]
 
 FULL = 64
 
@@ -127,7 +128,7 @@ ALGORITHM = fedavg(optax.sgd(0.1))
 @functools.cache
 def with_dropout():
     """Returns a model with dropout of its own and of LoRA."""
-    return attach(tiny_model(3, num_hidden_layers=1), lora(rank=2, dropout=0.1))
+    return attach(tiny_model(3, hidden_dropout_prob=0.1), lora(rank=2, dropout=0.1))
 
 
 @functools.cache
@@ -141,7 +142,7 @@ def run(length_buckets, *, model=with_dropout, lanes=1, task=None, **options):
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.sample("3")
 def test_results_are_those_of_full_padding_dropout_included(lanes):
-    full, short = run(0), run(4, lanes=lanes)
+    full, short = run(0), run(2, lanes=lanes)
     for name, value in full.params.items():
         assert_close(short.params[name], value, atol=1e-5)
     for a, b in zip(full.metrics, short.metrics, strict=True):
@@ -173,7 +174,7 @@ def test_predictions_are_scored_in_the_order_of_the_data():
         score=score,
     )
     clients = federation()
-    result = run(4, task=task, eval_every=2, model=toy.text_model)
+    result = run(2, task=task, eval_every=2, model=toy.text_model)
     assert len(seen) == 2 * (1 + len(SIZES))
     for predictions, data in seen:
         np.testing.assert_array_equal(predictions["label"], data.columns["labels"])

@@ -76,12 +76,10 @@ def test_every_mesh_gives_the_results_of_one_device(report, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["stored", "transforms", "resumed", "ranks"])
+@pytest.mark.parametrize("part", ["stored", "resumed", "ranks"])
 def test_other_parts_give_the_results_of_one_device(report, part):
-    """Clients in host memory, what transforms measure and remember, other meshes on a resume."""
+    """Clients in host memory, other meshes on a resume, directions that no client has."""
     assert_small(report(part)["far"], 1e-5)
-    if part == "transforms":
-        assert report(part)["devices"] == [4]
     if part == "resumed":
         assert report(part)["rounds"] == [0, 1, 2, 3]
 

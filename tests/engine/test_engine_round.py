@@ -15,11 +15,7 @@ from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.contracts import Roles
 from fedjax_peft.engine.plan import Cohort, batches
-from fedjax_peft.engine.round import build_round
-from fedjax_peft.engine.setup import Setup
-from fedjax_peft.engine.state import State
 from fedjax_peft.numerics.random import client_key, stream
-from fedjax_peft.tasks import classification
 
 SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
 FEDERATION = toy.clients(SIZES)
@@ -62,9 +58,8 @@ def differences(result, policy, server, own):
     [
         ("private head", 1),
         ("private head", 3),
-        ("private head", 8),
         ("shared", 3),
-        ("local", 3),
+        pytest.param("local", 3, marks=pytest.mark.exhaustive),
     ],
 )
 def test_rounds_equal_the_slow_reference(policy, lanes):
@@ -232,22 +227,3 @@ def test_a_round_without_a_finite_upload_changes_no_state():
             start = np.broadcast_to(rig.client_state[name], result.client_state[name].shape)
             np.testing.assert_array_equal(result.client_state[name], start)
         assert result.aggregation["aggregation_error"] == 0
-
-
-def test_memory_does_not_grow_with_the_cohort():
-    federation, bound = toy.clients([6] * 100), toy.model(dropout=0, width=512)
-    algorithm, task = fedavg(optax.sgd(0.1)), classification()
-    needed = []
-    for per_round in (10, 100):
-        rig = toy.Engine(algorithm, federation, per_round=per_round, lanes=4, bound=bound)
-        plan = rig.plan(rig.schedule.cohort(1))
-        fixed = {"layer.lora_scale": bound.trainable["layer.lora_scale"]}
-        columns = {n: jnp.asarray(x) for n, x in federation.data.columns.items()}
-        setup = Setup(algorithm, bound.apply, task, {}, {}, 100)
-        function = jax.jit(build_round(setup), donate_argnums=(4,))
-        state = State(*rig.start()).on_device()
-        inputs = (bound.frozen, fixed, {}, columns, state, plan, stream(0, "clients"), 1)
-        analysis = function.lower(*inputs).compile().memory_analysis()
-        needed.append(analysis.temp_size_in_bytes)
-    assert needed[0] > 4 * 4 * 512 * toy.CLASSES, "at least the lanes' heads are in it"
-    assert needed[1] <= 1.01 * needed[0]

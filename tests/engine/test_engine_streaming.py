@@ -50,12 +50,13 @@ def clients(tmp_path=None):
     return fp.Clients(fp.Dataset(columns, made.data.label_names), made.indices)
 
 
-DITTO = fp.algorithms.ditto(optax.sgd(0.1))
+DITTO, MODEL = fp.algorithms.ditto(optax.sgd(0.1)), toy.model(dropout=0)
 
 
 def run(data, examples, *, algorithm=DITTO, **options):
     settings = {"rounds": 4, "clients_per_round": 3, "batch_size": 4, "eval_every": 2}
     settings |= {"test": toy.dataset(16, seed=7), "test_clients": 4, "examples": examples}
+    settings |= {"model": MODEL, "lanes": 1}
     return running.run(algorithm, clients=data, **settings | options)
 
 
