@@ -228,17 +228,6 @@ def test_the_rank_of_an_svd_start_is_explained(tmp_path):
     assert text.startswith("LoRA of rank 4, trained with rank 2: the trained factors started from")
 
 
-def test_frozen_weights_that_a_run_in_bfloat16_has_moved_are_read_in_full(project):
-    given = ["algorithm.name=flora", "model.dtype=bfloat16", "rounds=1", "local_steps=1"]
-    out = run(project, "flora", *given)
-    model, params, _ = load_trained(out)
-    held = model.compute_frozen()
-    moved = {n for n, x in held.items() if x.ndim == 2 and x.dtype == jnp.float32}
-    assert moved == {n for n in held if n.endswith(("query.base.kernel", "value.base.kernel"))}
-    assert any(np.any(held[n] != held[n].astype(jnp.bfloat16)) for n in moved)
-    assert np.isfinite(logits(model, params)).all()
-
-
 # ------------------------------------------------------------------- the model of which client
 
 

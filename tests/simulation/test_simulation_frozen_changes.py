@@ -12,6 +12,7 @@ from shallow import SHALLOW
 
 from fedjax_peft import Clients, attach, load_model, lora, random_model
 from fedjax_peft.algorithms import fedavg, fedex, flora
+from fedjax_peft.config.loading import load_trained
 from fedjax_peft.models.heads import classification
 from fedjax_peft.numerics.precision import effective
 from fedjax_peft.simulation.record import read_params
@@ -99,3 +100,10 @@ def test_a_merged_export_has_the_kernels_of_the_clients(run, tmp_path):
     a, b = (result.params[f"{path}.lora_{n}"] for n in "ab")
     expected = result.trained.frozen[f"{path}.base.kernel"] + a @ b
     assert_close(loaded.frozen[f"{path}.kernel"], expected, rtol=0, atol=1e-7)
+
+
+def test_the_kernels_of_a_run_on_disk_are_read_in_full(run):
+    held = load_trained(run("flora").out)[0].compute_frozen()
+    moved = {name for name, x in held.items() if x.ndim == 2 and x.dtype == jnp.float32}
+    assert moved == {n for n in held if n.endswith(("query.base.kernel", "value.base.kernel"))}
+    assert any(np.any(held[n] != held[n].astype(jnp.bfloat16)) for n in moved)
