@@ -122,16 +122,6 @@ def test_packed_rows_refuse_a_prompt_and_a_cache(extra, named):
         forward(tiny("prompt" if extra == "prompt" else "none"), batch)
 
 
-def test_positions_that_are_given_are_used():
-    ids, mask = texts((4,))
-    batch = {"input_ids": ids, "attention_mask": mask}
-    same = batch | {"position_ids": np.arange(4, dtype=np.int32)[None]}
-    moved = batch | {"position_ids": np.arange(4, dtype=np.int32)[None] + 1}
-    a, b, c = (np.asarray(forward(tiny("prompt"), x).logits) for x in (batch, same, moved))
-    np.testing.assert_array_equal(a, b)
-    assert np.abs(a - c).max() > 1e-3
-
-
 def test_a_cache_beyond_the_positions_of_the_model_is_refused():
     ids, mask = texts((4,))
     batch = {"input_ids": ids, "attention_mask": mask, "cache": empty(1, 25)}

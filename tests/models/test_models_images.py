@@ -57,12 +57,6 @@ def test_grey_images_are_the_same_in_all_channels():
     assert prepare(jnp.asarray(grey), channels=1, size=(40, 40)).shape == (3, 1, 40, 40)
 
 
-def test_scaling():
-    pixels = jnp.asarray([[[[0, 51, 255]]]], jnp.uint8)
-    got = prepare(pixels, channels=1, size=(1, 3))
-    assert_close(got.ravel(), [-1, -0.6, 1], rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize(("config", "channels"), [(VIT, 1), (CNN, 3)], ids=["vit", "cnn"])
 def test_models_take_stored_images_of_any_size(config, channels):
     model = random_model(config, head=classification(3))

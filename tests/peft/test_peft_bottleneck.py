@@ -17,7 +17,7 @@ from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
-from fedjax_peft.peft import bottleneck, houlsby, lora, opendelta, pfeiffer
+from fedjax_peft.peft import bottleneck, houlsby, opendelta, pfeiffer
 from fedjax_peft.peft.base import attach, attach_module
 from fedjax_peft.peft.bottleneck import bottleneck_size, reduction_factor
 
@@ -236,12 +236,3 @@ def test_own_module_is_adapted_and_trained(method, adapters):
 
     for name, x in jax.jit(jax.grad(loss))(model.trainable).items():
         assert np.abs(x).max() > 0, name
-
-
-def test_beside_lora():
-    # Different submodules: both can be attached to one module.
-    module = attach_module(tiny().module(), lora(2, targets=["query"]))
-    attach_module(module, houlsby(4))
-    layer = module.bert.encoder.layer[0]
-    assert hasattr(layer.attention.self.query, "lora_a")
-    assert hasattr(layer.output.residual, "adapter")
