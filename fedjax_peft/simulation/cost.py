@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -137,10 +137,6 @@ class Costs:
         """Returns the seconds of a job, from the beginning of its download to its upload's end."""
         up, down = self.up(client), self.fetch(client, first=first)
         return self.time.round_seconds(steps, up, down, self.slowness[client])
-
-    def record(self, row: Mapping[str, Any]) -> None:
-        """Records a round that was charged before, such as one before a resume."""
-        self.ledger.record(row)
 
 
 class Forecast(NamedTuple):

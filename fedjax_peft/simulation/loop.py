@@ -97,13 +97,6 @@ class Loop:
             restored = self.clients.resume(state, indices, saved[0])
         return self.session.placed(restored)._replace(round_index=saved[0])
 
-    def begin(self, state: State) -> State:
-        """Returns the state before the first round, with its clients in the run directory.
-
-        It is the given state if there is no run directory, or if its clients are on the device.
-        """
-        return self.clients.begin(state)
-
     def start(self, state: State, seconds: float, origin: Row) -> str | None:
         """Evaluates and records the initial model; returns why the run ends, None if it goes on.
 
@@ -125,7 +118,7 @@ class Loop:
             row["federation"] = self.wrapped_for._asdict()
         row["time"] = {"eval_s": seconds_since(began)}
         stopped = _asked(self.record.add(row))
-        self.costs.record(row)
+        self.costs.ledger.record(row)
         if stopped:
             self.record.amend({**row, "stopped": stopped})
         self._pause(state, due=bool(stopped or origin))
@@ -137,7 +130,7 @@ class Loop:
         If it goes on, its rows are then those of a run that was never interrupted.
         """
         for row in self.record.rows:
-            self.costs.record(row)
+            self.costs.ledger.record(row)
         if self.record.rows[-1]["round"] >= self.rounds:
             return None
         rows = self._scheduled(self.record.rows)

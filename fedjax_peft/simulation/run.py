@@ -228,18 +228,14 @@ class Run:
     def _params_of(self, client: int | None) -> Params:
         """Returns the trainable leaves of a client's model, or of the global one."""
         if client is None:
-            advice = f"Choose a client's model: client=0 to client={self._clients - 1}."
+            clients = client_count(self.client_state)
+            advice = f"Choose a client's model: client=0 to client={clients - 1}."
             check_global(self.model, self.algorithm, advice)
             return self.params
         check_clients([client], self.client_state)
         if note := untrained_note([client], seen_clients(self.metrics)):
             warnings.warn(note[0].upper() + note[1:], stacklevel=3)
         return self.client_params(client)
-
-    @property
-    def _clients(self) -> int:
-        """The number of clients that keep a state."""
-        return client_count(self.client_state)
 
     def __repr__(self) -> str:
         judged = headline(self.metrics)

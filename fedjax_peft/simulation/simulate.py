@@ -342,7 +342,7 @@ def _train(loop: Loop, state: State, given: SimpleNamespace) -> State:
         "starting", saved.round_index if saved else 0, **_details(loop, state, saved, given)
     )
     if saved is None:
-        state = loop.begin(state)
+        state = loop.clients.begin(state)  # in the run directory, if they are in a store
         if origin is not None:
             state = carried(session, state, origin)
         begins = {} if origin is None else origin_row(origin)

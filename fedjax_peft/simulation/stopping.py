@@ -52,7 +52,8 @@ def early_stop(
                 return None  # the metrics of training begin with round 1
             known = {key for row in rows for key in row if number(row, key) is not None} - {"round"}
             raise InputError(f"No row of this run has the metric {name!r}. {nearest(name, known)}")
-        sign = -1.0 if _is_lower(rows, name, better) else 1.0
+        lower = field_is_lower_better(rows, name) if better == "auto" else better == "lower"
+        sign = -1.0 if lower else 1.0
         found = [(row["round"], number(row, name)) for row in rows if name in row]
         # A value that is not finite is None, and counts as no improvement.
         scores = [(r, float("-inf") if v is None else sign * v) for r, v in found]
@@ -120,7 +121,3 @@ def _default_metric(rows: Sequence[Row]) -> str:
     known = {key for row in rows for key in row}
     names = (f"test_{name}", f"client_{name}_mean")
     return next((n for n in names if n in known), names[0])
-
-
-def _is_lower(rows: Sequence[Row], name: str, better: str) -> bool:
-    return field_is_lower_better(rows, name) if better == "auto" else better == "lower"

@@ -91,7 +91,7 @@ def test_a_python_loop_over_local_steps_gives_the_same_loss():
     ],
     ids=["fedavg", "fednova", "fedper", "ditto", "apfl", "ranks"],
 )
-@pytest.mark.sample("fednova", "ditto")
+@pytest.mark.sample("fednova", "fedper")
 def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, options):
     """The aggregate of one upload is the upload, for these aggregators up to rounding."""
     options |= {"batch_size": 4, "clients_per_round": 4}

@@ -28,12 +28,9 @@ def wandb(
     """
 
     def take(row: Row, run: TrackedRun, /) -> None:
-        remote = run.opened(lambda: _start(run, project, entity, mode), _finish)
+        remote = run.opened(lambda: _start(run, project, entity, mode), lambda made: made.finish())
         if row["round"] >= remote.step:  # W&B has the earlier rounds of a resumed run
             remote.log(scalars(row), step=row["round"])
-
-    def _finish(remote: Any) -> None:
-        remote.finish()
 
     return take
 
