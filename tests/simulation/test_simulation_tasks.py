@@ -293,6 +293,9 @@ def oracle(data):
 
 
 @pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.sample(
+    *("sst2", "mnli", "wnut17", "squad", "stack_overflow", "alpaca", "gsm8k", "aya", "emnist")
+)  # of each task, with each form of its examples
 def test_who_knows_the_labels_scores_one(root, name):
     tokenizer = load_tokenizer(root / "model")
     data = load_dataset(name, tokenizer=tokenizer, source="tiny")["test"]
