@@ -127,7 +127,7 @@ def test_truncated_and_foreign_files(tmp_path):
         read_h5(tmp_path)
     assert read_h5(tmp_path / "nothing") is None
     write(tmp_path / "other_train.h5", {})
-    with pytest.raises(InputError, match=r"several files .* 'train': other_train\.h5, train\.h5"):
+    with pytest.raises(InputError, match=r"several files .*: other_train\.h5, train\.h5"):
         read_h5(tmp_path)
 
 
@@ -154,15 +154,15 @@ def test_files_that_are_not_of_this_form(tmp_path):
     path = tmp_path / "train.h5"
     with h5py.File(path, "w") as file:
         file["data"] = [1]
-    with pytest.raises(InputError, match="no group 'examples', only: data"):
+    with pytest.raises(InputError, match=r"no group 'examples' .* only: data"):
         read_h5(tmp_path)
     with h5py.File(path, "w") as file:
         file["examples"] = [1]
-    with pytest.raises(InputError, match="is an array, not a group of clients"):
+    with pytest.raises(InputError, match="no group 'examples'"):
         read_h5(tmp_path)
     with h5py.File(path, "w") as file:
         file["examples/one"] = [1]
-    with pytest.raises(InputError, match="'one' is an array, not a group of fields"):
+    with pytest.raises(InputError, match="no group 'one'"):
         read_h5(tmp_path)
     write(path, {"one": {"tokens": texts()}})
     with pytest.raises(InputError, match="has no examples"):
@@ -180,11 +180,11 @@ def test_no_file_reads_another_one(tmp_path):
         read_h5(path.parent)
     with h5py.File(path, "w") as file:
         file.create_group("examples")["one"] = h5py.ExternalLink(str(secret), "/examples/private")
-    with pytest.raises(InputError, match="a link to another place"):
+    with pytest.raises(InputError, match=r"no (group 'one'|dataset 'tokens') of its own"):
         read_h5(path.parent)
     with h5py.File(path, "w") as file:
         file["examples/one/tokens"] = h5py.SoftLink("/examples/one")
-    with pytest.raises(InputError, match="a link to another place"):
+    with pytest.raises(InputError, match=r"no (group 'one'|dataset 'tokens') of its own"):
         read_h5(path.parent)
     (tmp_path / "raw").write_bytes(bytes(8))
     with h5py.File(path, "w") as file:

@@ -80,8 +80,8 @@ def test_a_file_beside_its_packed_form_is_read_once(tmp_path):
     [
         ("images-idx3", b"", ["train-images-idx3-ubyte", "does not start like an IDX file"]),
         ("images-idx3", idx(images(5, 4, 4), magic=1), ["does not start like an IDX file of 3"]),
-        ("images-idx3", idx(images(5, 4, 4))[:-1], ["5x4x4 bytes, which are 80, but has 79"]),
-        ("images-idx3", idx(images(5, 4, 4)) + b"a", ["which are 80, but has 81"]),
+        ("images-idx3", idx(images(5, 4, 4))[:-1], ["5x4x4 bytes, but has 79"]),
+        ("images-idx3", idx(images(5, 4, 4)) + b"a", ["5x4x4 bytes, but has 81"]),
         (
             "images-idx3",
             bytes([0, 0, 8, 3]) + b"\xff" * 12,

@@ -4,7 +4,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +92,23 @@ def find(folder: Path, *patterns: str, deep: bool = True) -> Path | None:
     glob = folder.rglob if deep else folder.glob
     for pattern in patterns:
         paths = {*glob(pattern), *glob(f"{pattern}.gz")}
-        found = sorted(path for path in paths if path.is_file())
-        if len(found) > 1:
-            names = ", ".join(str(path.relative_to(folder)) for path in found)
-            raise InputError(f"{folder} has several files for one split: {names}. Keep one.")
-        if found:
-            return found[0]
+        found = only(folder, (path for path in paths if path.is_file()))
+        if found is not None:
+            return found
     return None
+
+
+def only(folder: Path, paths: Iterable[Path], what: str = "files for one split") -> Path | None:
+    """Returns the one path in a folder, None if there is none.
+
+    Raises:
+      InputError: several paths.
+    """
+    found = sorted(paths)
+    if len(found) > 1:
+        names = ", ".join(str(path.relative_to(folder)) for path in found)
+        raise InputError(f"{folder} has several {what}: {names}. Keep one.")
+    return found[0] if found else None
 
 
 def read_splits(

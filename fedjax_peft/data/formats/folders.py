@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedjax_peft.data.formats.files import lines
+from fedjax_peft.data.formats.files import lines, only
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
@@ -15,15 +15,13 @@ def read_text_folders(folder: Path) -> dict[str, Table] | None:
     """
     tables = {}
     for split in ("train", "test"):
-        found = sorted(path for path in folder.glob(f"*{split}") if path.is_dir())
-        if len(found) > 1:
-            names = ", ".join(path.name for path in found)
-            raise InputError(f"{folder} has several folders for one split: {names}. Keep one.")
-        if found:
-            files = sorted(p for p in found[0].glob("*/*") if p.is_file() and p.name[0] != ".")
+        own = [path for path in folder.glob(f"*{split}") if path.is_dir()]
+        found = only(folder, own, "folders for one split")
+        if found is not None:
+            files = sorted(p for p in found.glob("*/*") if p.is_file() and p.name[0] != ".")
             texts = [path.read_bytes().decode("latin-1") for path in files]
             labels = [path.parent.name for path in files]
-            tables[split] = Table(str(found[0]), {"text": texts, "label": labels})
+            tables[split] = Table(str(found), {"text": texts, "label": labels})
     return tables or None
 
 

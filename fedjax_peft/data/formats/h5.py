@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_peft.data.formats.files import find
 from fedjax_peft.data.formats.leaf import CONTENTS, User, user_table
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
@@ -25,8 +26,6 @@ _ENDINGS = {"train": ("train",), "validation": ("held_out", "validation"), "test
 """Split -> how the names of its file end: ``fed_emnist_train.h5``, ``train.h5``."""
 _PACKED = 1100
 """The largest ratio of an array to its packed bytes in the file; gzip reaches 1032."""
-_ALL = "examples"
-"""The group of all clients."""
 
 
 def read_h5(
@@ -48,7 +47,12 @@ def read_h5(
       InputError: h5py is not installed; a file is damaged, is not of this form, or points to other
         files; or there are too few clients.
     """
-    paths = {split: path for split in _ENDINGS if (path := _find(folder, split))}
+    paths = {}
+    for split, endings in _ENDINGS.items():
+        names = [f"*{ending}.{kind}" for ending in endings for kind in ("h5", "hdf5")]
+        path = find(folder, *names, deep=False)
+        if path is not None:
+            paths[split] = path
     if not paths:
         return None
     chosen = None
@@ -56,18 +60,6 @@ def read_h5(
         chosen = _drawn(paths, users, user_examples or 1, seed)
         paths.pop("validation", None)  # its clients are others
     return {split: _table(path, chosen) for split, path in paths.items()}
-
-
-def _find(folder: Path, split: str) -> Path | None:
-    """Returns the file of a split, None if there is none."""
-    for ending in _ENDINGS[split]:
-        paths = sorted(p for e in ("h5", "hdf5") for p in folder.glob(f"*{ending}.{e}"))
-        if len(paths) > 1:
-            names = ", ".join(path.name for path in paths)
-            raise InputError(f"{folder} has several files for the split {split!r}: {names}.")
-        if paths:
-            return paths[0]
-    return None
 
 
 def _drawn(paths: dict[str, Path], users: int, least: int, seed: int) -> list[str]:
@@ -96,58 +88,39 @@ def _table(path: Path, chosen: list[str] | None) -> Table:
 
 def _user(path: Path, clients: Any, name: str) -> User:
     place = f"{path}: the client {name!r}"
-    field, contents = _contents(path, clients, name)
-    values = _values(place, field, contents)
-    if values.dtype.kind in "SO":
-        values = np.array([_text(place, field, value) for value in values.tolist()], object)
-    labels = None
+    field, array = _contents(path, clients, name)
+    contents, labels = _values(place, field, array), None
     if "label" in clients[name]:
-        found = _values(place, "label", _dataset(place, clients[name], "label"))
-        if found.shape != (len(values),) or found.dtype.kind not in "iu":
+        found = np.asarray(_values(place, "label", _array(place, clients[name], "label")))
+        if found.shape != (len(contents),) or found.dtype.kind not in "iu":
             raise InputError(
                 f"{place} has labels of shape {list(found.shape)} and type {found.dtype} for"
-                f" {len(values)} examples: a whole number for each is needed."
+                f" {len(contents)} examples: a whole number for each is needed."
             )
         labels = found.tolist()
-    is_text = values.dtype.kind == "O"
-    return User(name, place, field, values.tolist() if is_text else values, labels)
-
-
-def _text(place: str, field: str, value: Any) -> str:
-    try:
-        return value.decode("utf-8") if isinstance(value, bytes) else str(value)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{place} has in {field!r} a text that is not UTF-8: {error}.") from None
+    return User(name, place, field, contents, labels)
 
 
 def _contents(path: Path, clients: Any, name: str) -> tuple[str, Any]:
     """Returns the name and the array of a client's contents."""
-    import h5py
-
     place = f"{path}: the client {name!r}"
-    _check_link(place, clients, name)
-    record = clients[name]
-    if not isinstance(record, h5py.Group):
-        raise InputError(f"{place} is an array, not a group of fields.")
+    record = _member(str(path), clients, name, "Group")
     field = next((field for field in CONTENTS if field in record), None)
     if field is None:
         raise InputError(
             f"{place} has the fields {', '.join(record) or 'none'}, and none of"
             f" {', '.join(CONTENTS)}."
         )
-    return field, _dataset(place, record, field)
+    return field, _array(place, record, field)
 
 
-def _dataset(place: str, record: Any, field: str) -> Any:
+def _array(place: str, record: Any, field: str) -> Any:
     """Returns an array on disk that lies in this file alone and fits into memory."""
-    import h5py
-
-    _check_link(place, record, field)
-    array = record[field]
-    if not isinstance(array, h5py.Dataset) or not array.shape:
-        raise InputError(f"{place} has no list {field!r}.")
+    array = _member(place, record, field, "Dataset")
     if array.external or array.is_virtual:
         raise InputError(f"{place} has its {field!r} in another file, which is not read.")
+    if not array.shape:
+        raise InputError(f"{place} has no list {field!r}.")
     stored = min(array.id.get_storage_size(), Path(record.file.filename).stat().st_size)
     if array.nbytes > _PACKED * stored:
         raise InputError(
@@ -158,23 +131,34 @@ def _dataset(place: str, record: Any, field: str) -> Any:
     return array
 
 
-def _values(place: str, field: str, array: Any) -> np.ndarray:
-    """Returns an array of numbers or of texts as bytes."""
+def _values(place: str, field: str, array: Any) -> list[str] | np.ndarray:
+    """Returns an array of numbers, or the texts of a list."""
     values = array[()]
-    if values.dtype.kind not in "iufSO" or (values.dtype.kind in "SO" and values.ndim != 1):
+    if values.dtype.kind in "iuf":
+        return values
+    if values.dtype.kind not in "SO" or values.ndim != 1:
         raise InputError(
             f"{place} has in {field!r} an array of type {array.dtype} and shape"
             f" {list(array.shape)}: neither numbers nor a list of texts."
         )
-    return values
+    try:
+        return [x.decode() if isinstance(x, bytes) else str(x) for x in values.tolist()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place} has in {field!r} a text that is not UTF-8: {error}.") from None
 
 
-def _check_link(place: str, group: Any, name: str) -> None:
-    """Raises InputError for a link that leaves the file or its place in it."""
+def _member(place: str, group: Any, name: str, kind: str) -> Any:
+    """Returns a ``Group`` or ``Dataset`` in a group, if it lies there and no link leads to it."""
     import h5py
 
-    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise InputError(f"{place}: {name!r} is a link to another place, which is not followed.")
+    there = isinstance(group.get(name, getlink=True), h5py.HardLink)
+    if not there or not isinstance(group[name], getattr(h5py, kind)):
+        raise InputError(
+            f"{place} has no {kind.lower()} {name!r} of its own (links are not followed), only:"
+            f" {', '.join(group) or 'nothing'}. TFF's files have the examples of a client in"
+            " examples/<client>/<field>."
+        )
+    return group[name]
 
 
 @contextmanager
@@ -188,16 +172,9 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from None
     try:
         with h5py.File(path, "r") as file:
-            if not isinstance(file.get(_ALL, getlink=True), h5py.HardLink):
-                raise InputError(
-                    f"{path} has no group {_ALL!r}, only: {', '.join(file) or 'nothing'}. TFF's"
-                    " files have the examples of a client in examples/<client>."
-                )
-            if not isinstance(file[_ALL], h5py.Group):
-                raise InputError(f"{path}: {_ALL!r} is an array, not a group of clients.")
-            yield file[_ALL]
+            yield _member(str(path), file, "examples", "Group")
+    except InputError:
+        raise
     except (OSError, KeyError, RuntimeError, ValueError, TypeError, UnicodeError) as error:
-        if isinstance(error, InputError):
-            raise
         reason = str(error).strip() or type(error).__name__
         raise InputError(f"{path} cannot be read as an HDF5 file: {reason}.") from error

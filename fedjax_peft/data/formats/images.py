@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft.data.formats.files import read_bytes
+from fedjax_peft.data.formats.files import only, read_bytes
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
@@ -81,10 +81,8 @@ def _read_idx(folder: Path) -> dict[str, Table]:
             " in a folder."
         )
     # If a file and its packed form exist, one of them is used.
-    return {
-        split: _idx_pair(folder, match[0])
-        for split, match in {_IDX_SPLITS[match["split"]]: match for match in matches}.items()
-    }
+    names = {_IDX_SPLITS[match["split"]]: match[0] for match in matches}
+    return {split: _idx_pair(folder, name) for split, name in names.items()}
 
 
 def _idx_pair(folder: Path, name: str) -> Table:
@@ -103,30 +101,27 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
         raise InputError(f"{path} does not start like an IDX file of {dimensions} dimensions.")
     shape = np.frombuffer(data[4:start], ">u4").tolist()
     values = np.frombuffer(data, np.uint8, offset=start)
-    expected = math.prod(shape)
-    if len(values) != expected:
-        raise InputError(
-            f"{path} says that it is {'x'.join(map(str, shape))} bytes, which are {expected}, but"
-            f" has {len(values)}: it is cut short or damaged."
-        )
+    if len(values) != math.prod(shape):
+        size = "x".join(map(str, shape))
+        raise InputError(f"{path} claims {size} bytes, but has {len(values)}: it is damaged.")
     return values.reshape(shape)
 
 
 # CIFAR's binary version: records of one or two labels and 3x32x32 pixels.
 
-_CIFAR10 = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
-_CIFAR100 = {"train": ["train.bin"], "test": ["test.bin"]}
+_CIFAR = (
+    ([f"data_batch_{i}.bin" for i in range(1, 6)], "test_batch.bin", "batches.meta.txt", [10]),
+    (["train.bin"], "test.bin", "fine_label_names.txt", [20, 100]),
+)
+"""Training files, test file, file of class names, and the classes of each label of a record."""
 
 
 def _read_cifar(folder: Path) -> dict[str, Table]:
-    if (folder / "data_batch_1.bin").exists():
-        names = _class_names(folder / "batches.meta.txt", 10)
-        return {split: _cifar(folder, files, [10], names) for split, files in _CIFAR10.items()}
-    if (folder / "train.bin").exists():
-        names = _class_names(folder / "fine_label_names.txt", 100)
-        return {
-            split: _cifar(folder, files, [20, 100], names) for split, files in _CIFAR100.items()
-        }
+    for train, test, names, classes in _CIFAR:
+        if (folder / train[0]).exists():
+            known = _class_names(folder / names, classes[-1])
+            files = {"train": train, "test": [test]}
+            return {split: _cifar(folder, own, classes, known) for split, own in files.items()}
     return {}
 
 
@@ -171,18 +166,12 @@ def _cifar_records(path: Path, classes: list[int]) -> np.ndarray:
     return records
 
 
-_PICKLED = (
-    "cifar-10-batches-py",
-    "cifar-100-python",
-    "cifar-10-python.tar.gz",
-    "cifar-100-python.tar.gz",
-    "data_batch_1",
-)
+_PICKLED = re.compile(r"cifar-100?-(batches-py|python.*)|data_batch_1")
 
 
 def _refuse_pickles(folder: Path) -> None:
-    found = folder if folder.name in _PICKLED else None
-    found = next((folder / name for name in _PICKLED if (folder / name).exists()), found)
+    paths = [folder, *(sorted(folder.iterdir()) if folder.is_dir() else [])]
+    found = next((path for path in paths if _PICKLED.fullmatch(path.name)), None)
     if found is not None:
         raise InputError(
             f"{found} is the python version of CIFAR, a pickle, which could run any code and is"
@@ -198,12 +187,10 @@ _SPLITS = ("train", "val", "validation", "test")
 
 
 def _read_npz(folder: Path) -> dict[str, Table]:
-    paths = sorted(folder.glob("*.npz"))
-    if not paths:
+    path = only(folder, folder.glob("*.npz"), "npz files")
+    if path is None:
         return {}
-    if len(paths) > 1:
-        raise InputError(f"{folder} has several npz files ({paths[0].name}, ...). Keep one.")
-    arrays = _npz(paths[0])
+    arrays = _npz(path)
     pairs = {
         split: (arrays[x.format(split)], arrays[y.format(split)])
         for split in _SPLITS
@@ -212,10 +199,10 @@ def _read_npz(folder: Path) -> dict[str, Table]:
     }
     if "train" not in pairs:
         raise InputError(
-            f"{paths[0]} needs arrays named x_train and y_train, or train_images and train_labels"
+            f"{path} needs arrays named x_train and y_train, or train_images and train_labels"
             f" (and of test); it has: {', '.join(arrays) or 'none'}."
         )
-    return {split: _npz_table(f"{paths[0]} ({split})", *pair) for split, pair in pairs.items()}
+    return {split: _npz_table(f"{path} ({split})", *pair) for split, pair in pairs.items()}
 
 
 def _npz(path: Path) -> Mapping[str, np.ndarray]:
@@ -294,20 +281,14 @@ def decode(value: Any, origin: str = "The image") -> np.ndarray:
     """
     if isinstance(value, np.ndarray):
         return _array(value, origin)
-    if isinstance(value, Mapping):
-        value = value.get("bytes") or _file(value.get("path"), origin)
     try:
+        if isinstance(value, Mapping):
+            value = value.get("bytes") or Path(value["path"]).read_bytes()
         return _pixels(value)
     except Exception as error:  # a decoder may raise anything for damaged bytes
         raise InputError(
             f"{origin} could not be decoded: {type(error).__name__}: {error}"
         ) from error
-
-
-def _file(path: Any, origin: str) -> bytes:
-    if not isinstance(path, str):
-        raise InputError(f"{origin} has neither bytes nor a path.")
-    return read_bytes(Path(path))
 
 
 def _array(image: np.ndarray, origin: str) -> np.ndarray:

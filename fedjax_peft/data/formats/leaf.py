@@ -1,13 +1,14 @@
 """Examples by user: LEAF's JSON files (Caldas et al. 2018), and TFF's data sets as JSON.
 
 LEAF's files are ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y":
-[...]}}}``, several for a split. A data set of TensorFlow Federated is ``{client: {"tokens": [...],
-"label": [...]}}``, in place of ``tokens`` also ``snippets``, ``text``, ``pixels`` or ``image``.
+[...]}}}``, several for a split; only ``user_data`` is read. A data set of TensorFlow Federated is
+``{client: {"tokens": [...], "label": [...]}}``, in place of ``tokens`` also ``snippets``, ``text``,
+``pixels`` or ``image``.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,21 +52,19 @@ def read_users(folder: Path) -> dict[str, Table] | None:
       InputError: a file is damaged or contradicts itself (with the user and the field).
     """
     names = {split: (f"{split}.json", f"{split}/*.json") for split in ("train", "val", "test")}
+    names["all"] = ("all_data*.json", "all_data/*.json", "all.json")
     files = {split: paths for split, own in names.items() if (paths := _find(folder, own))}
     if not files:
-        files = {"all": paths} if (paths := _find(folder, _UNSPLIT)) else {}
-    if not files:
         return None
+    if len(files) > 1:
+        files.pop("all", None)
     head = read_bytes(next(iter(files.values()))[0], _HEAD)
     if not (_LEAF.match(head) or _TFF.match(head)):
         return None
     return {split: _table(paths) for split, paths in files.items()}
 
 
-_UNSPLIT = ("all_data*.json", "all_data/*.json", "all.json")
-
-
-def _find(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+def _find(folder: Path, patterns: Sequence[str]) -> list[Path]:
     """Returns the files of a split, of the first pattern that has any."""
     for base in (folder, folder / "data"):
         for pattern in patterns:
@@ -145,37 +144,30 @@ def _described(found: tuple[Iterable[str], tuple[int, ...] | None]) -> str:
 
 
 def _users(path: Path) -> Iterator[User]:
+    """Yields the users of a file, in its order."""
     content = read_json(path)
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is {type(content).__name__}, not users and their examples.")
-    yield from _leaf_users(path, content) if "user_data" in content else _tff_users(path, content)
-
-
-# LEAF.
-
-
-def _leaf_users(path: Path, content: dict[str, Any]) -> Iterator[User]:
-    users, sizes = _list(content, "users", f"{path}"), _list(content, "num_samples", f"{path}")
-    data = content["user_data"]
-    if not isinstance(data, dict):
-        raise InputError(f"{path} has in 'user_data' no examples by user.")
-    if len(users) != len(sizes):
-        raise InputError(f"{path} has {len(users)} users, but num_samples of {len(sizes)}.")
-    for name, size in zip(users, sizes, strict=True):
+    users = content.get("user_data", content) if isinstance(content, dict) else None
+    if not isinstance(users, dict):
+        raise InputError(f"{path} has no examples by user.")
+    is_leaf = "user_data" in content
+    for name, record in users.items():
         place = f"{path}: the user {name!r}"
-        if not isinstance(name, str) or name not in data:
-            raise InputError(f"{place} of 'users' is not in 'user_data'.")
-        x, y = _list(data[name], "x", place), _list(data[name], "y", place)
-        _check_lengths(place, "x", x, "y", y)
-        contents, labels = _leaf_examples(place, x, y)
-        # Reddit's files have the numbers of examples before the split.
-        if size != len(y) and not (y and isinstance(y[0], dict)):
-            raise InputError(f"{place} has {len(y)} examples, but num_samples says {size}.")
-        yield User(name, place, "x", contents, labels)
-    # Users with too few examples to split are not listed; their lists are empty.
-    for name in data.keys() - set(users):
-        if _list(data[name], "x", f"{path}: the user {name!r}"):
-            raise InputError(f"{path}: the user {name!r} has examples, but is not in 'users'.")
+        fields = record if isinstance(record, dict) else {}
+        field, label = "x", "y"
+        if not is_leaf:
+            field = next((field for field in CONTENTS if field in fields), CONTENTS[0])
+            label = "label"
+        contents, labels = _list(fields, field, place), None
+        if is_leaf or label in fields:
+            labels = _list(fields, label, place)
+            if len(contents) != len(labels):
+                raise InputError(
+                    f"{place} has {len(contents)} values in {field!r}, but {len(labels)} in"
+                    f" {label!r}."
+                )
+        if is_leaf:
+            contents, labels = _leaf_examples(place, contents, labels)
+        yield User(name, place, field, contents, labels)
 
 
 def _leaf_examples(place: str, x: list[Any], y: list[Any]) -> tuple[list[Any], list[Any] | None]:
@@ -192,30 +184,10 @@ def _continued(pair: tuple[Any, Any]) -> Any:
     return x + y if isinstance(x, str) else [*x, y if isinstance(y, str) else y[-1]]
 
 
-# TFF.
-
-
-def _tff_users(path: Path, content: dict[str, Any]) -> Iterator[User]:
-    for name, record in content.items():
-        place = f"{path}: the client {name!r}"
-        fields = record if isinstance(record, dict) else {}
-        field = next((field for field in CONTENTS if field in fields), CONTENTS[0])
-        contents = _list(record, field, place)
-        labels = _list(record, "label", place) if "label" in record else None
-        if labels is not None:
-            _check_lengths(place, field, contents, "label", labels)
-        yield User(name, place, field, contents, labels)
-
-
-def _list(record: Any, field: str, place: str) -> list[Any]:
-    if not isinstance(record, dict) or not isinstance(record.get(field), list):
+def _list(fields: dict[str, Any], field: str, place: str) -> list[Any]:
+    if not isinstance(fields.get(field), list):
         raise InputError(f"{place} has no list {field!r}.")
-    return record[field]
-
-
-def _check_lengths(place: str, a: str, x: list[Any], b: str, y: list[Any]) -> None:
-    if len(x) != len(y):
-        raise InputError(f"{place} has {len(x)} values in {a!r}, but {len(y)} in {b!r}.")
+    return fields[field]
 
 
 # Examples.
