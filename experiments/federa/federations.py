@@ -13,6 +13,7 @@ from fedjax_peft.data.cluster import kmeans
 from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.encoders.tags import tag_set, type_set
 from fedjax_peft.data.iob import sentences
+from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_tables
 
 __all__ = ["Corpus", "TaggedSentence", "distances", "read", "tagged_sentences"]
@@ -71,7 +72,7 @@ def read(name: str, data: str | None = None) -> Corpus:
     Raises:
       InputError: the data set is not at hand.
     """
-    entry, tables = load_tables(name, source=source_of(name, data))
+    entry, tables = load_tables(name, Reading(source=source_of(name, data)))
     by = (entry.settings.partition or {}).get("by")
     if by == "cluster":
         texts = encoder_of(entry.find_task()).texts(tables["train"])
@@ -125,7 +126,7 @@ def tagged_sentences(name: str, data: str | None = None, most: int = 8) -> list[
     Raises:
       InputError: the data set is not at hand.
     """
-    _, tables = load_tables(name, source=source_of(name, data))
+    _, tables = load_tables(name, Reading(source=source_of(name, data)))
     table = tables["train"]
     words, tags = sentences(table)
     sources = table.columns.get("source", [""] * len(words))

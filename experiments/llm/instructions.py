@@ -25,6 +25,7 @@ import numpy as np
 
 import fedjax_peft as fp
 from fedjax_peft.data.instructions import as_instructions
+from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_tables
 from fedjax_peft.data.table import Table, label_names
 
@@ -88,7 +89,7 @@ def prepared(table: Table, answer: Callable[[str], str]) -> Table:
 
 def rows_of(name: str, source: str, split: str, tokenizer: object, length: int) -> list[dict]:
     """Returns the rows of a task that have at most ``length`` tokens, in random order."""
-    entry, tables = load_tables(name, source=source, validation_share=0.1)
+    entry, tables = load_tables(name, Reading(source=source, validation_share=0.1))
     request = REQUESTS.get(name, Request(name))
     labels = entry.label_names or label_names(tables["train"])
     names = list(dict.fromkeys(map(request.answer, labels)))

@@ -22,6 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import fedjax_peft as fp
+from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_tables
 
 TEXTS = {
@@ -48,7 +49,7 @@ SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 def texts_of(name: str, source: str, most: int) -> list[str]:
     """Returns the different training texts of a data set, at most ``most`` characters in all."""
-    _, tables = load_tables(name, source=source)
+    _, tables = load_tables(name, Reading(source=source))
     columns = tables["train"].columns
     texts = list(dict.fromkeys(t for column in TEXTS[name] for t in columns[column]))
     random.Random(0).shuffle(texts)

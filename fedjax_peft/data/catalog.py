@@ -70,7 +70,7 @@ class Source(NamedTuple):
         """Returns the task."""
         from fedjax_peft import tasks  # imports JAX
 
-        return tasks.find(self.task)() if isinstance(self.task, str) else self.task
+        return tasks.as_task(self.task)
 
 
 def _glue(

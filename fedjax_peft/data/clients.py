@@ -52,8 +52,7 @@ def load_clients(
     first = next(iter(tables.values()), None)
     if first is None:
         raise InputError("There are no data sets to make clients of.")
-    found = tasks.find(task)() if isinstance(task, str) else task
-    found = found or tasks.for_columns(first.columns.keys(), first.origin)
+    found = tasks.as_task(task or tasks.for_columns(first.columns.keys(), first.origin))
     encoder, entry = encoder_of(found), OWN._replace(task=found)
     tables = {name: prepare(table, entry) for name, table in tables.items()}
     for table in tables.values():  # one by one, so that a message names the client

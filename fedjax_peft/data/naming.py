@@ -1,12 +1,11 @@
 """Our column names, and class names instead of numbers, in the tables of every source."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from fedjax_peft.data.catalog import Source
 from fedjax_peft.data.encode import encoder_of
-from fedjax_peft.data.table import Table
+from fedjax_peft.data.table import Table, named
 from fedjax_peft.support.errors import InputError, nearest
 
 
@@ -54,15 +53,5 @@ def prepare(table: Table, entry: Source) -> Table:
     columns = {name: list(values[:]) for name, values in table.columns.items()}
     column = encoder.label_column
     if entry.label_names is not None and column in columns:
-        columns[column] = [_named(value, entry.label_names) for value in columns[column]]
+        columns[column] = [named(value, entry.label_names) for value in columns[column]]
     return encoder.prepare(replace(table, columns=columns))
-
-
-def _named(value: Any, names: Sequence[str]) -> Any:
-    """Returns the name of a class that may be given by its number, as text in a csv file."""
-    if isinstance(value, list):
-        return [_named(x, names) for x in value]
-    number = str(value)
-    short = number.isascii() and number.isdecimal() and len(number) < 10
-    known = short and int(number) < len(names)
-    return names[int(number)] if known else value

@@ -2,9 +2,9 @@
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fedjax_peft.data.catalog import DATASETS, OWN, Source
 from fedjax_peft.data.encode import encoder_of
@@ -14,18 +14,33 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.support import assets
 from fedjax_peft.support.errors import InputError, nearest
 
+if TYPE_CHECKING:
+    from fedjax_peft.tasks.base import Task
+
 _KNOWN = ("auto", "hub", "tiny")
 _VALIDATION = ("validation", "valid", "val", "dev")
+_NO_TEST = "To test on a share of the training rows, set test_share = 0.2."
+Found = TypeVar("Found", Table, list[Path])
 
 
 class Reading(NamedTuple):
-    """How files are read; see :func:`fedjax_peft.load_dataset`."""
+    """How the rows of a data set are read; see :func:`fedjax_peft.load_dataset`."""
 
+    source: str = "auto"
     seed: int = 0
+    columns: Mapping[str, str] | None = None
+    csv: Mapping[str, str | bool] | None = None
     test_share: float | None = None
+    validation_share: float | None = None
+    task: "Task | str | None" = None
     users: int | None = None
     user_examples: int | None = None
-    csv: tabular.Csv = tabular.PLAIN
+
+
+USUAL = Reading()
+
+
+USUAL = Reading()
 
 
 def entry_of(name: str, source: str) -> Source:
@@ -57,23 +72,23 @@ def entry_of(name: str, source: str) -> Source:
     return OWN
 
 
-def read_tables(name: str, entry: Source, source: str, how: Reading) -> dict[str, Table]:
+def read_tables(name: str, entry: Source, how: Reading) -> dict[str, Table]:
     """Returns the raw tables: ``train``, ``test`` and perhaps ``validation``; or ``all``.
 
     Raises:
       InputError: the data cannot be reached, or a file cannot be read.
     """
-    if source == "tiny":
+    if how.source == "tiny":
         return tiny_tables(DATASETS[name], how.seed)  # rows for its own task, also with another one
     if name not in DATASETS:
         path = Path(name)
         if path.is_dir():
             return _read_folder(path, entry, how)
-        return {"all": tabular.read_file(path, alone=True, form=how.csv)}
+        return {"all": tabular.read_file(path, alone=True, form=tabular.csv_form(how.csv))}
     folder = None
-    if source not in _KNOWN:
-        folder = Path(source)
-    elif source == "auto":
+    if how.source not in _KNOWN:
+        folder = Path(how.source)
+    elif how.source == "auto":
         folder = next((folder for folder in _folders(name) if folder.is_dir()), None)
         if folder is None and entry.asset is not None:
             folder = assets.fetch(entry.asset)
@@ -96,41 +111,41 @@ def _folders(name: str) -> list[Path]:
 
 
 def _read_folder(folder: Path, entry: Source, how: Reading) -> dict[str, Table]:
-    tests = tuple(dict.fromkeys((entry.test or "test", *_VALIDATION, "test")))
     for reader in entry.formats:
         known = inspect.signature(reader).parameters
         tables = reader(folder, **{key: x for key, x in how._asdict().items() if key in known})
         if tables is not None:
-            return _chosen(folder, tables, tests, how.test_share)
-    # A data set without a test split is split here, also if its one file is called "train".
-    split_here = entry.test is None or how.test_share is not None
-    paths = tabular.find_splits(
-        folder,
-        {"train": ("train",), "test": tests},
-        optional={"validation": _VALIDATION},
-        whole=("all", "train") if split_here else ("all",),
-    )
-    return {part: tabular.read_file(path, form=how.csv) for part, path in paths.items()}
+            return _chosen(folder, tables, entry, how.test_share)
+    form = tabular.csv_form(how.csv)
+    files = _chosen(folder, tabular.find_files(folder), entry, how.test_share)
+    wholes = {split: tabular.first_part(folder, split, own) for split, own in files.items()}
+    return {split: tabular.read_file(path, form=form) for split, path in wholes.items()}
 
 
 def _chosen(
-    folder: Path, tables: Mapping[str, Table], tests: Sequence[str], share: float | None
-) -> dict[str, Table]:
-    """Returns the splits that are used, out of all splits that a reader has found."""
-    if "all" in tables:
-        return {"all": tables["all"]}
-    test = next((name for name in tests if name in tables), None)
-    if "train" in tables and test is None and share is not None:
-        return {"all": tables["train"]}
-    if "train" not in tables or test is None:
-        missing = "test" if "train" in tables else "train"
-        hint = f" {tabular.NO_TEST}" if missing == "test" else ""
+    folder: Path, found: Mapping[str, Found], entry: Source, share: float | None
+) -> dict[str, Found]:
+    """Returns the splits that are used, out of all tables or files that a folder has by name.
+
+    They are ``train``, ``test`` and perhaps ``validation``; or ``all``, which is split later.
+    """
+    tests = dict.fromkeys((entry.test or "test", *_VALIDATION, "test"))
+    test = next((name for name in tests if name in found), None)
+    # A data set without a test split is split here, also if its one file is called "train".
+    whole = ("all", "train") if entry.test is None or share is not None else ("all",)
+    only = next((name for name in whole if name in found), None)
+    if test is None and only is not None:
+        return {"all": found[only]}
+    if "train" not in found or test is None:
+        missing, hint = ("test", f" {_NO_TEST}") if "train" in found else ("train", "")
         raise InputError(
-            f"{folder} has no file for the split {missing!r}, only for: {', '.join(tables)}.{hint}"
+            f"{folder} has no file for the split {missing!r}, only for:"
+            f" {', '.join(found) or 'none of these'}."
+            f" A table is a file such as {missing}.jsonl ({', '.join(tabular.ENDINGS)}).{hint}"
         )
-    validation = next((x for x in _VALIDATION if x in tables and x != test), None)
-    more = {} if validation is None else {"validation": tables[validation]}
-    return {"train": tables["train"], "test": tables[test], **more}
+    validation = next((x for x in _VALIDATION if x in found and x != test), None)
+    more = {} if validation is None else {"validation": found[validation]}
+    return {"train": found["train"], "test": found[test], **more}
 
 
 def _read_hub(name: str, entry: Source) -> dict[str, Table]:

@@ -19,11 +19,11 @@ from fedjax_peft.data.arrays import Encoding, refuse
 from fedjax_peft.data.catalog import DATASETS, Source
 from fedjax_peft.data.combine import combine
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encode import encoder_of, with_options
+from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
 from fedjax_peft.data.naming import prepare, rename_columns
-from fedjax_peft.data.reading import Reading, entry_of, folder_of_parts, read_tables
+from fedjax_peft.data.reading import USUAL, Reading, entry_of, folder_of_parts, read_tables
 from fedjax_peft.data.subsets import draw_rows, equal_shares, keep_users
 from fedjax_peft.data.table import MissingColumn, Table
 from fedjax_peft.data.vocabulary import word_tokenizer
@@ -150,32 +150,31 @@ def load_dataset(
     name, source = os.fspath(name), os.fspath(source)
     entry = entry_of(name, source)
     sizes = {"train": train_examples, "validation": validation_examples, "test": test_examples}
-    _check_numbers(
-        {f"{part}_examples": size for part, size in sizes.items()}
-        | {"max_length": max_length, "doc_stride": doc_stride, "clusters": clusters}
-        | {"users": users, "user_examples": user_examples, "vocabulary": vocabulary}
-    )
+    numbers = {f"{part}_examples": size for part, size in sizes.items()}
+    numbers |= {"max_length": max_length, "doc_stride": doc_stride, "clusters": clusters}
+    numbers |= {"users": users, "user_examples": user_examples, "vocabulary": vocabulary}
+    for option, value in numbers.items():
+        if value is not None and not isinstance(value, (int, np.integer)):
+            raise InputError(f"{option} = {value!r} must be a whole number.")
     if not isinstance(instructions, bool):
         raise InputError(f"instructions = {instructions!r} must be true or false.")
     requests = _requests(name, task) if instructions else None
+    own_task = None if instructions else task
+    shares = (test_share, validation_share)
+    reading = Reading(source, seed, columns, csv, *shares, own_task, users, user_examples)
+    options = {"doc_stride": doc_stride, "order": order, "template": template}
     length = _usual_length(entry, source, instructions) if max_length is None else max_length
     how = Encoding(tokenizer, length, seed, requests)
-    reading: dict[str, Any] = {"columns": columns, "csv": csv, "test_share": test_share}
-    reading |= {"users": users, "user_examples": user_examples}
-    reading |= {"task": None if instructions else task, "validation_share": validation_share}
     if entry.parts:
-        rule = split or "6:2:2"
         if validation_share is not None:
-            raise _has_validation(name, validation_share, f"its split {rule!r}")
-        refuse(name, doc_stride=doc_stride, clusters=clusters, order=order, vocabulary=vocabulary)
-        refuse(name, **reading)
-        if requests is None:
-            refuse(name, template=template)
-        elif template is not None:
-            how = how._replace(requests=with_options(requests, template=template))
-        return _silo(name, source, sizes, rule, how)
+            raise _has_validation(name, validation_share, f"its split {split or '6:2:2'!r}")
+        refuse(name, clusters=clusters, vocabulary=vocabulary)
+        refuse(name, **reading._replace(source=None, seed=None)._asdict())
+        made, _ = arrays.split_options(name, requests or entry.find_task(), options)
+        how = how._replace(requests=made if instructions else None)
+        return _silo(name, source, sizes, split or "6:2:2", how)
     refuse(name, split=split)
-    entry, tables = load_tables(name, source=source, seed=seed, **reading)
+    entry, tables = load_tables(name, reading)
     if validation_examples is not None and "validation" not in tables:
         raise InputError(
             f"validation_examples = {validation_examples} is given, but {name!r} has no validation"
@@ -187,26 +186,18 @@ def load_dataset(
         encoder.check(table, names)
     rows = {part: draw_rows(table, sizes[part], part, seed) for part, table in tables.items()}
     splits = arrays.take_rows(name, entry.find_task(), tables, names, rows, how)
-    options = {"doc_stride": doc_stride, "order": order, "template": template}
-    task, options = arrays.split_options(name, requests or entry.find_task(), options)
+    made, options = arrays.split_options(name, requests or entry.find_task(), options)
     words: tuple[str, ...] = ()
     if vocabulary is not None:
-        words = arrays.make_vocabulary(name, task, splits["train"], vocabulary, tokenizer)
+        words = arrays.make_vocabulary(name, made, splits["train"], vocabulary, tokenizer)
         how = how._replace(tokenizer=word_tokenizer(words))
     result = {}
     for part, some in splits.items():
-        table, data = arrays.encode_rows(name, task, some, names, how, options)
+        table, data = arrays.encode_rows(name, made, some, names, how, options)
         if clusters is not None and part == "train":
-            data = arrays.add_clusters(data, table, task, clusters, seed)
+            data = arrays.add_clusters(data, table, made, clusters, seed)
         result[part] = replace(data, vocabulary=words)
     return result
-
-
-def _check_numbers(numbers: Mapping[str, Any]) -> None:
-    """Raises InputError for an option that must be a whole number and is not."""
-    for option, value in numbers.items():
-        if value is not None and not isinstance(value, (int, np.integer)):
-            raise InputError(f"{option} = {value!r} must be a whole number.")
 
 
 def _usual_length(entry: Source, source: str, instructions: bool) -> int:
@@ -219,14 +210,14 @@ def _usual_length(entry: Source, source: str, instructions: bool) -> int:
 
 def _requests(name: str, task: Task | str | None) -> Task:
     """Returns the task of rows that become instructions."""
-    task = tasks.find(task)() if isinstance(task, str) else task
     usual = tasks.instruction_tuning()
-    if task is not None and task.name != usual.name:
+    made = usual if task is None else tasks.as_task(task)
+    if made.name != usual.name:
         raise InputError(
             f"instructions = true turns {name!r} into data for {usual.name}, and the task is"
-            f" {task.name!r}."
+            f" {made.name!r}."
         )
-    return usual if task is None else task
+    return made
 
 
 def _has_validation(name: str, share: float, origin: str) -> InputError:
@@ -247,7 +238,7 @@ def _silo(
     result: dict[str, dict[str, Dataset]] = {}
     for part in DATASETS[name].parts:
         place = str(folder / part) if folder else source
-        entry, tables = load_tables(part, source=place, seed=how.seed)
+        entry, tables = load_tables(part, Reading(place, how.seed))
         task, names = entry.find_task(), entry.label_names or ()
         divided = silo.divide(part, tables, rule, how.seed)
         kept = {split: range(len(table))[: sizes.get(split)] for split, table in divided.items()}
@@ -258,41 +249,26 @@ def _silo(
     return {split: combine(parts).data for split, parts in result.items()}
 
 
-def load_tables(
-    name: str,
-    *,
-    source: str = "auto",
-    seed: int = 0,
-    columns: Mapping[str, str] | None = None,
-    csv: Mapping[str, str | bool] | None = None,
-    test_share: float | None = None,
-    validation_share: float | None = None,
-    task: Task | str | None = None,
-    users: int | None = None,
-    user_examples: int | None = None,
-) -> tuple[Source, dict[str, Table]]:
+def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Table]]:
     """Returns a data set's entry and its raw rows by split, under our column names.
 
-    The splits are ``train``, perhaps ``validation``, and ``test``. Without ``task``, the task of a
-    file or directory of your own follows from its columns.
-    Arguments and errors are those of :func:`load_dataset`.
+    The splits are ``train``, perhaps ``validation``, and ``test``. Without ``how.task``, the task
+    of a file or directory of your own follows from its columns.
+    Errors are those of :func:`load_dataset`.
     """
-    name, source = os.fspath(name), os.fspath(source)
-    for option, share, usual in (
-        ("test_share", test_share, 0.2),
-        ("validation_share", validation_share, 0.1),
-    ):
+    name, source = os.fspath(name), os.fspath(how.source)
+    for option, usual in (("test_share", 0.2), ("validation_share", 0.1)):
+        share = getattr(how, option)
         if share is not None and not 0 < share < 1:
             raise InputError(f"{option} = {share} must be between 0 and 1, such as {usual}.")
     entry = entry_of(name, source)
-    if task is not None:
-        entry = entry._replace(task=tasks.find(task)() if isinstance(task, str) else task)
-    if users is None:
-        refuse(name, user_examples=user_examples)
-    how = Reading(seed, test_share, users, user_examples, tabular.csv_form(csv))
-    tables = read_tables(name, entry, source, how)
-    tables = {part: rename_columns(table, entry, columns) for part, table in tables.items()}
-    if task is None and name not in DATASETS:
+    if how.task is not None:
+        entry = entry._replace(task=tasks.as_task(how.task))
+    if how.users is None:
+        refuse(name, user_examples=how.user_examples)
+    tables = read_tables(name, entry, how._replace(source=source))
+    tables = {part: rename_columns(table, entry, how.columns) for part, table in tables.items()}
+    if how.task is None and name not in DATASETS:
         first = next(iter(tables.values()))
         entry = entry._replace(task=tasks.for_columns(first.columns.keys(), first.origin))
     encoder = encoder_of(entry.find_task())
@@ -301,24 +277,24 @@ def load_tables(
             raise InputError(f"{table.origin} has no rows.")
     encoder.check_splits(tables, entry.columns)
     if "all" in tables and entry.share is not None:
-        tables["all"] = equal_shares(tables["all"], entry.share, seed)
+        tables["all"] = equal_shares(tables["all"], entry.share, how.seed)
     tables = {part: prepare(table, entry) for part, table in tables.items()}
     if "all" in tables:
-        tables = hold_out_test(tables["all"], seed, test_share)
-    elif test_share is not None:
+        tables = hold_out_test(tables["all"], how.seed, how.test_share)
+    elif how.test_share is not None:
         raise InputError(
-            f"test_share = {test_share} is for data without a test split, but {name!r} has one:"
+            f"test_share = {how.test_share} is for data without a test split, but {name!r} has one:"
             f" {tables['test'].origin}. Leave test_share out."
         )
-    if users is not None:
-        tables = keep_users(tables, users, user_examples or 1, seed)
-    if validation_share is not None:
+    if how.users is not None:
+        tables = keep_users(tables, how.users, how.user_examples or 1, how.seed)
+    if how.validation_share is not None:
         if "validation" in tables:
-            raise _has_validation(name, validation_share, tables["validation"].origin)
+            raise _has_validation(name, how.validation_share, tables["validation"].origin)
         # Of all rows, so that a class with validation rows only is known too.
         names = entry.label_names or encoder.class_names(tables["train"])
         entry = entry._replace(label_names=tuple(names) or None)
-        tables |= hold_out_validation(tables["train"], encoder, seed, validation_share)
+        tables |= hold_out_validation(tables["train"], encoder, how.seed, how.validation_share)
     return entry, {part: tables[part] for part in _PARTS if part in tables}
 
 

@@ -137,6 +137,19 @@ def _column(table: Table, name: str) -> Sequence[Any]:
     return table.columns[name]
 
 
+def named(value: Any, names: Sequence[str]) -> Any:
+    """Returns the name of a class that may be given by its number, also as text in a csv file.
+
+    Lists are named one by one. Any other value, such as -1 ("unlabelled"), stays.
+    """
+    if isinstance(value, list):
+        return [named(x, names) for x in value]
+    number = str(value)
+    short = number.isascii() and number.isdecimal() and len(number) < 10
+    known = short and int(number) < len(names)
+    return names[int(number)] if known else value
+
+
 def brief(value: Any) -> str:
     """Returns the ``repr`` of a value, of at most 60 characters."""
     text = repr(value)

@@ -49,6 +49,11 @@ def find(name: str) -> Callable[..., Task]:
     return _FUNCTIONS[name]
 
 
+def as_task(task: Task | str) -> Task:
+    """Returns a task that is given as it is, or by its name."""
+    return find(task)() if isinstance(task, str) else task
+
+
 def for_data(data: Any, metric: str | None = None) -> Task:
     """Returns the task of a data set (:class:`fedjax_peft.data.Dataset`).
 

@@ -5,6 +5,7 @@ import pytest
 
 from fedjax_peft import tasks
 from fedjax_peft.data.catalog import DATASETS
+from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_tables
 from fedjax_peft.support import assets
 from fedjax_peft.support.errors import InputError
@@ -131,7 +132,7 @@ def test_rows_of_the_hub(monkeypatch, name):
         return table
 
     monkeypatch.setattr(datasets, "load_dataset", from_hub)
-    _, tables = load_tables(name, source="hub")
+    _, tables = load_tables(name, Reading(source="hub"))
     revision = {} if entry.revision is None else {"revision": "refs/convert/parquet"}
     splits = [split for split in ("train", entry.test, entry.validation) if split is not None]
     assert calls == [(entry.hub, entry.config, split, revision) for split in splits]
@@ -149,7 +150,7 @@ def test_errors_for_unreachable_data_name_the_download(monkeypatch, name):
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
     with pytest.raises(InputError) as caught:
-        load_tables(name, source="hub")
+        load_tables(name, Reading(source="hub"))
     message = str(caught.value)
     assert DATASETS[name].download in message
     assert str(assets.cache_dir() / "data" / name) in message

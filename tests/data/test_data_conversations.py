@@ -6,6 +6,7 @@ import pytest
 
 from fedjax_peft.data.conversations import with_messages
 from fedjax_peft.data.formats.client_lists import read_client_lists
+from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_tables
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
@@ -98,7 +99,7 @@ def test_own_files_are_recognised_by_their_columns(tmp_path, form):
 def test_own_column_names(tmp_path):
     write(tmp_path / "own.jsonl", [{"q": "2+2?", "a": "4"}] * 5)
     names = {"prompt": "q", "completion": "a"}
-    _, tables = load_tables(tmp_path / "own.jsonl", columns=names, test_share=0.4)
+    _, tables = load_tables(tmp_path / "own.jsonl", Reading(columns=names, test_share=0.4))
     assert tables["test"].columns["messages"] == [TALK] * 2
 
 
@@ -142,7 +143,7 @@ def test_lists_of_clients(tmp_path):
     rows = {"ann": [{"instruction": "2+2?", "response": "4"}] * 10, "bob": []}
     rows["cid"] = [{"instruction": "Hi", "response": "Ho"}] * 5
     (tmp_path / "aya.json").write_text(json.dumps(rows))
-    _, tables = load_tables("fed_aya", source=str(tmp_path))
+    _, tables = load_tables("fed_aya", Reading(source=str(tmp_path)))
     assert tables["train"].columns["messages"][0] == TALK
     assert set(tables["test"].columns["client"]) == {"ann", "cid"}
     (tmp_path / "aya.json").write_text(json.dumps({"ann": ["x"]}))

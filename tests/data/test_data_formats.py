@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.support.errors import InputError
 
@@ -25,7 +26,7 @@ def put(folder, **files):
 
 
 def tables(name, folder, **options):
-    return load_tables(name, source=str(folder), **options)[1]
+    return load_tables(name, Reading(source=str(folder), **options))[1]
 
 
 def columns(table):

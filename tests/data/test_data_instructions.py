@@ -11,6 +11,7 @@ import fedjax_peft as fp
 from fedjax_peft.data import templates
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.instructions import FORMS, as_instructions
+from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
@@ -151,7 +152,7 @@ def test_glue_silo_as_instructions():
 
 
 def test_tables_of_the_entry_do_not_change():
-    _, tables = load_tables("sst2", source="tiny")
+    _, tables = load_tables("sst2", Reading(source="tiny"))
     assert {"text", "label"} <= tables["train"].columns.keys()
 
 

@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from fedjax_peft.data.catalog import DATASETS
+from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.testing import write_tiny_checkpoint
 
@@ -52,7 +53,7 @@ def test_stand_ins_have_the_form_of_their_data_set(tokenizer, name):
 @pytest.mark.parametrize("name", ["mnli", "wnut17", "squad", "shakespeare", "emnist"])
 def test_rows_follow_from_the_seed(name):
     def rows(seed, part="train"):
-        table = load_tables(name, source="tiny", seed=seed)[1][part]
+        table = load_tables(name, Reading(source="tiny", seed=seed))[1][part]
         return {column: np.array(values).tolist() for column, values in table.columns.items()}
 
     assert rows(0) == rows(0)
@@ -60,8 +61,12 @@ def test_rows_follow_from_the_seed(name):
     assert rows(0) != rows(0, "test")
 
 
+def tiny(name, seed=0):
+    return load_tables(name, Reading("tiny", seed))[1]
+
+
 def test_every_kind_can_be_learned():
-    tables = {name: load_tables(name, source="tiny")[1] for name in ("rte", "wnut17", "squad")}
+    tables = {name: tiny(name) for name in ("rte", "wnut17", "squad")}
     seen = {}
     for table in tables["rte"].values():  # the first word tells the class
         for text, label in zip(table.columns["text"], table.columns["label"], strict=True):
@@ -85,13 +90,11 @@ def test_words_and_pictures_do_not_change_with_the_seed():
     follows = {}
     pictures = {}
     for seed in range(2):
-        for text in load_tables("shakespeare", source="tiny", seed=seed)[1]["train"].columns[
-            "text"
-        ]:
+        for text in tiny("shakespeare", seed)["train"].columns["text"]:
             words = text.split()
             for a, b in pairwise(words):
                 assert follows.setdefault(a, b) == b
-        columns = load_tables("cifar10", source="tiny", seed=seed)[1]["train"].columns
+        columns = tiny("cifar10", seed)["train"].columns
         for image, label in zip(columns["image"], columns["label"], strict=True):
             bright = (image >= 128).tobytes()
             assert pictures.setdefault(label, bright) == bright

@@ -13,6 +13,7 @@ from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.encoders.spans import SPANS
 from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.data.held_out import hold_out_validation
+from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
@@ -35,14 +36,14 @@ def rows_of(table):
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_every_data_set_has_a_validation_split(name):
-    _, plain = load_tables(name, source="tiny")
+    _, plain = load_tables(name, Reading(source="tiny"))
     if name in OFFICIAL:
         assert list(plain) == ["train", "validation", "test"]
         with pytest.raises(InputError, match=r"'wnut17' has one: .* Leave validation_share out"):
-            load_tables(name, source="tiny", validation_share=0.1)
+            load_tables(name, Reading(source="tiny", validation_share=0.1))
         return
     assert list(plain) == ["train", "test"]
-    entry, split = load_tables(name, source="tiny", validation_share=0.1)
+    entry, split = load_tables(name, Reading(source="tiny", validation_share=0.1))
     assert list(split) == ["train", "validation", "test"]
     n = len(plain["train"])
     assert len(split["validation"]) == round(n / 10)
@@ -139,8 +140,8 @@ def test_small_clients_give_a_row_here_and_there():
 
 def test_a_share_of_the_drawn_users():
     options = {"source": "tiny", "users": 10, "user_examples": 4}
-    _, whole = load_tables("shakespeare", **options)
-    _, found = load_tables("shakespeare", **options, validation_share=0.25)
+    _, whole = load_tables("shakespeare", Reading(**options))
+    _, found = load_tables("shakespeare", Reading(**options, validation_share=0.25))
     assert {*found["validation"].columns["client"]} == {*whole["train"].columns["client"]}
     assert sorted(rows_of(found["train"]) + rows_of(found["validation"])) == sorted(
         rows_of(whole["train"])
@@ -152,7 +153,7 @@ def test_a_share_follows_the_test_rows(tmp_path):
     (tmp_path / "all.jsonl").write_text(
         "".join(f'{{"text": "t{i}", "label": {i % 2}, "client": "one"}}\n' for i in range(20))
     )
-    _, found = load_tables(str(tmp_path), test_share=0.25, validation_share=0.2)
+    _, found = load_tables(str(tmp_path), Reading(test_share=0.25, validation_share=0.2))
     numbers = {part: [int(t[1:]) for t in x.columns["text"]] for part, x in found.items()}
     assert numbers == {
         "train": [*range(12)],
@@ -168,7 +169,7 @@ def test_tags_with_validation_rows_only_are_known(tmp_path):
     (tmp_path / "test.jsonl").write_text(lines[0])
     held = []
     for seed in range(6):
-        entry, found = load_tables(str(tmp_path), seed=seed, validation_share=0.4)
+        entry, found = load_tables(str(tmp_path), Reading(seed=seed, validation_share=0.4))
         assert entry.label_names == ("O", "B-X", "I-X", "B-Y", "I-Y")
         held.append(["O", "B-Y"] in found["validation"].columns["tags"])
     assert len({*held}) == 2
@@ -190,7 +191,7 @@ def test_examples_are_drawn_from_the_split(tokenizer):
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1])
 def test_a_share_is_between_0_and_1(share):
     with pytest.raises(InputError, match=r"validation_share = .* between 0 and 1, such as 0.1"):
-        load_tables("sst2", source="tiny", validation_share=share)
+        load_tables("sst2", Reading(source="tiny", validation_share=share))
 
 
 def test_a_share_without_rows_is_refused():

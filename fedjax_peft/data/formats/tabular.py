@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_peft.data.formats.files import lines, read_bytes, refuse_twins, stem
-from fedjax_peft.data.table import Table
+from fedjax_peft.data.formats.files import lines, only, read_bytes, refuse_twins, stem
+from fedjax_peft.data.table import Table, named
 from fedjax_peft.support import toml
 from fedjax_peft.support.assets import cache_dir
 from fedjax_peft.support.display import show
@@ -27,59 +26,32 @@ from fedjax_peft.support.libraries import log_level, printed_once
 _KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 ENDINGS = (*_KINDS, ".json.gz", ".jsonl.gz", ".csv.gz")
 """Endings of the files that can be read."""
-NO_TEST = "To test on a share of the training rows, set test_share = 0.2."
 _LABELS = ("label", "tags", "ner_tags")
 """Columns whose names of classes are those of the data set."""
 
 
-def find_splits(
-    folder: Path,
-    splits: Mapping[str, Sequence[str]],
-    *,
-    optional: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    whole: Sequence[str] = ("all",),
-) -> dict[str, Path]:
-    """Returns the file of each split, or of ``all`` rows; of a split in parts, the first part.
-
-    Args:
-      splits: split -> names its file may have, the first that is there counts.
-      optional: the same of splits that may be missing. A file of another split is not used.
-      whole: names of a file that has to be split. A file of a split goes before it.
-
-    Raises:
-      InputError: no file for a split, several, or not all of its parts.
-    """
+def find_files(folder: Path) -> dict[str, list[Path]]:
+    """Returns the tables of a folder: name up to the first dot -> files of this name, sorted."""
     files: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         if kind(path) is not None:
             files.setdefault(stem(path), []).append(path)
-    if not any(name in files for name in splits["test"]):
-        splits = {"all": whole} if any(name in files for name in whole) else splits
-    found: dict[str, Path] = {}
-    for split, names in {**splits, **optional}.items():
-        name = next((name for name in names if name in files), None)
-        if name is None and split in optional:
-            continue
-        if name is None:
-            there = ", ".join(sorted(files)) or "none of these"
-            hint = f" {NO_TEST}" if split == "test" and "train" in found else ""
-            raise InputError(
-                f"{folder} has no file for the split {split!r}: it needs"
-                f" {' or '.join(names)} with the ending {', '.join(ENDINGS)}. It has:"
-                f" {there}.{hint}"
-            )
-        parts = _parts(files[name][0])
-        if not {*files[name]} <= {*parts}:
-            raise InputError(
-                f"{folder} has several files for one split:"
-                f" {', '.join(path.name for path in files[name])}. Keep one."
-            )
-        missing = next((path for path in parts if path not in files[name]), None)
-        if missing is not None:
-            raise InputError(f"{missing} is missing: the split {split!r} has {len(parts)} parts.")
-        if parts[0] not in found.values():
-            found[split] = parts[0]
-    return found
+    return files
+
+
+def first_part(folder: Path, split: str, files: Sequence[Path]) -> Path:
+    """Returns the file of a split, or the first of its parts.
+
+    Raises:
+      InputError: several files that are not the parts of one, or not all of the parts.
+    """
+    parts = _parts(files[0])
+    if not {*files} <= {*parts}:
+        only(folder, files)  # raises
+    missing = next((path for path in parts if path not in files), None)
+    if missing is not None:
+        raise InputError(f"{missing} is missing: the split {split!r} has {len(parts)} parts.")
+    return parts[0]
 
 
 def _parts(path: Path) -> list[Path]:
@@ -142,7 +114,7 @@ def read_file(path: Path, *, alone: bool = False, form: Csv = PLAIN) -> Table:
     """Returns the rows of one file and of its further parts, with the file's column names.
 
     Args:
-      path: as :func:`find_splits` gives it.
+      path: as :func:`first_part` gives it.
       alone: leaves out the further parts.
 
     Raises:
@@ -227,15 +199,8 @@ def from_datasets(rows: Any, origin: str) -> Table:
         columns[name] = rows.select_columns([name])[name]
         if names is not None:
             label_names = tuple(names) if name in _LABELS else label_names
-            columns[name] = [_named(value, names) for value in columns[name][:]]
+            columns[name] = [named(value, names) for value in columns[name][:]]
     return Table(origin, columns, label_names)
-
-
-def _named(value: Any, names: Sequence[str]) -> Any:
-    """Returns the names of class numbers; -1 ("unlabelled") stays a number."""
-    if isinstance(value, list):
-        return [_named(x, names) for x in value]
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
 
 def cause(error: BaseException) -> str:
