@@ -73,9 +73,7 @@ class Source(NamedTuple):
         return tasks.as_task(self.task)
 
 
-def _glue(
-    config: str, description: str, labels: str, columns: Mapping[str, str], files: str
-) -> Source:
+def _glue(config: str, description: str, labels: str, columns: Mapping[str, str]) -> Source:
     """Returns an entry of GLUE; MNLI's test split is the one from the genres of its training."""
     return Source(
         f"GLUE {description} validation (test here)",
@@ -86,54 +84,40 @@ def _glue(
         test="validation_matched" if config == "mnli" else "validation",
         formats=(read_glue,),
         download=(
-            f"the folder of this task from gluebenchmark.com/tasks ({files}), or the parquet files"
+            "the folder of this task from gluebenchmark.com/tasks (its train.tsv and dev.tsv, or"
+            " dev_matched.tsv; for MRPC also Microsoft's two txt files), or the parquet files"
             f" of {config} from huggingface.co/datasets/nyu-mll/glue, named after their splits"
         ),
         settings=_GLUE_SETTINGS.get(config, Settings()),
     )
 
 
-_TSV = "train.tsv and dev.tsv"
-_TWO_SENTENCES = {"sentence1": "text", "sentence2": "text_pair"}
+_PAIR = {"sentence1": "text", "sentence2": "text_pair"}
 _GLUE = {
-    "mrpc": (
-        "MRPC, is it a paraphrase: 3,668 train, 408",
-        "not_equivalent equivalent",
-        _TWO_SENTENCES,
-        f"{_TSV}, or msr_paraphrase_train.txt and msr_paraphrase_test.txt",
-    ),
-    "rte": (
-        "RTE, does it follow: 2,490 train, 277",
-        "entailment not_entailment",
-        _TWO_SENTENCES,
-        _TSV,
-    ),
+    "mrpc": ("MRPC, is it a paraphrase: 3,668 train, 408", "not_equivalent equivalent", _PAIR),
+    "rte": ("RTE, does it follow: 2,490 train, 277", "entailment not_entailment", _PAIR),
     "sst2": (
         "SST-2, mood of a film review: 67,349 train, 872",
         "negative positive",
         {"sentence": "text"},
-        _TSV,
     ),
     "qnli": (
         "QNLI, is it the answer: 104,743 train, 5,463",
         "entailment not_entailment",
         {"question": "text", "sentence": "text_pair"},
-        _TSV,
     ),
     "qqp": (
         "QQP, the same question: 363,846 train, 40,430",
         "not_duplicate duplicate",
         {"question1": "text", "question2": "text_pair"},
-        _TSV,
     ),
     "mnli": (
         "MNLI, does it follow: 392,702 train, 9,815 matched",
         "entailment neutral contradiction",
-        {"premise": "text", "hypothesis": "text_pair", **_TWO_SENTENCES},
-        "train.tsv and dev_matched.tsv",
+        {"premise": "text", "hypothesis": "text_pair", **_PAIR},
     ),
 }
-"""Task -> description, classes, columns, files."""
+"""Task -> description, classes, columns."""
 _GLUE_SETTINGS = {
     "sst2": papers.fra([[0.9, 0.1], [0.1, 0.9]]),
     "mnli": papers.fra([[0.7, 0.3], [0.2, 0.8], [0.2, 0.8]]),

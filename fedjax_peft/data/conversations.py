@@ -4,11 +4,11 @@ A message is ``{"role": "system" | "user" | "assistant", "content": text}``. A c
 perhaps a system message first; then user and assistant take turns.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from fedjax_peft.data.table import Table, brief
+from fedjax_peft.data.table import Table, brief, require
 from fedjax_peft.data.trees import COLUMNS as OF_TREES
 from fedjax_peft.data.trees import is_tree, with_conversations
 from fedjax_peft.support.errors import InputError, nearest
@@ -31,39 +31,21 @@ _KEYS = (("role", "content"), ("from", "value"))
 """Names of the two fields of a message: those of OpenAI and Hugging Face, and ShareGPT's."""
 
 
-class _Form(NamedTuple):
-    """A form of rows."""
-
-    needed: tuple[tuple[str, ...], ...]
-    """One tuple for each column: its possible names, the first that is there counts."""
-    optional: tuple[tuple[str, ...], ...]
-    """Likewise, of columns that may be missing or have empty values."""
-    message: Callable[..., Conversation]
-    """(values of the needed columns, values of the optional columns) -> the conversation."""
-
-
 def two_turns(prompt: str, completion: str) -> Conversation:
     """Returns the conversation of a request and its answer."""
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
 
 
-def _single(prompt: str, completion: str, system: str) -> Conversation:
-    first = [{"role": "system", "content": system}] if system else []
-    return [*first, *two_turns(prompt, completion)]
-
-
-def _instruction(instruction: str, output: str, given: str) -> Conversation:
-    return two_turns(f"{instruction}\n\n{given}" if given.strip() else instruction, output)
-
-
-_FORMS = (
-    _Form((("prompt",), ("completion", "response")), (("system",),), _single),
-    _Form((("instruction",), ("output", "response")), (("input", "context"),), _instruction),
-)
+_FORMS = {
+    "prompt": (("completion", "response"), ("system",)),
+    "instruction": (("output", "response"), ("input", "context")),
+}
+"""Column of the request -> names of the column of the answer, and names of a further column that
+may be missing or have empty values. The first name that is there counts."""
 _LISTS = ("messages", "conversations", "conversation")
 """Columns of lists of messages."""
-_OF_FORMS = [name for form in _FORMS for names in (*form.needed, *form.optional) for name in names]
-COLUMNS = tuple(dict.fromkeys([*_LISTS, *_OF_FORMS, *OF_TREES]))
+_FURTHER = [name for names in _FORMS.values() for some in names for name in some]
+COLUMNS = tuple(dict.fromkeys([*_LISTS, *_FORMS, *_FURTHER, *OF_TREES]))
 """The columns that any of the forms reads."""
 
 
@@ -74,10 +56,10 @@ def form_of(columns: Collection[str]) -> tuple[str, ...] | None:
     for name in _LISTS:
         if name in columns:
             return (name,)
-    for form in _FORMS:
-        found = [next((n for n in names if n in columns), None) for names in form.needed]
-        if None not in found:
-            return tuple(name for name in found if name is not None)
+    for request, (answers, _) in _FORMS.items():
+        answer = next((name for name in answers if name in columns), None)
+        if request in columns and answer is not None:
+            return request, answer
     return None
 
 
@@ -106,45 +88,40 @@ def with_messages(table: Table) -> Table:
         )
     if found[0] in _LISTS:
         rows = table.numbered(table.columns[found[0]])
-        conversations = [_checked(table, row, value) for row, value in rows]
-        used = {*found}
+        conversations, used = [_checked(table.place(row), value) for row, value in rows], {*found}
     else:
-        conversations, used = _from_columns(table, found)
+        conversations, used = _from_columns(table, *found)
     columns = {name: x for name, x in table.columns.items() if name not in used}
     return replace(table, columns={"messages": conversations, **columns})
 
 
-def _from_columns(table: Table, found: tuple[str, ...]) -> tuple[list[Conversation], set[str]]:
+def _from_columns(table: Table, request: str, answer: str) -> tuple[list[Conversation], set[str]]:
     """Returns the conversations of a table of texts, and the names of its columns."""
-    form = next(form for form in _FORMS if found[0] in form.needed[0])
-    more = [next((n for n in names if n in table.columns), None) for names in form.optional]
-    empty = [""] * len(table)
-    columns = [table.columns[name] for name in found]
-    columns += [empty if name is None else table.columns[name] for name in more]
+    further = next((name for name in _FORMS[request][1] if name in table.columns), None)
+    columns = {name: require(table, name, str, "a text") for name in (request, answer)}
+    if further is not None:
+        given = ["" if text is None else text for text in table.columns[further]]
+        filled = replace(table, columns={further: given})
+        columns[further] = require(filled, further, str, "a text")
     conversations = []
-    for row, *values in table.numbered(*columns):
-        texts = [
-            _text(table, row, name, "" if value is None and name in more else value)
-            for name, value in zip((*found, *more), values, strict=True)
-        ]
-        conversations.append(form.message(*texts))
-    return conversations, {*found, *(name for name in more if name is not None)}
+    for prompt, completion, *more in zip(*columns.values(), strict=True):
+        extra = more[0] if more else ""
+        if request == "instruction":
+            text = f"{prompt}\n\n{extra}" if extra.strip() else prompt
+            conversations.append(two_turns(text, completion))
+        else:
+            first = [{"role": "system", "content": extra}] if extra else []
+            conversations.append([*first, *two_turns(prompt, completion)])
+    return conversations, {*columns}
 
 
-def _text(table: Table, row: int, name: str | None, value: Any) -> str:
-    if not isinstance(value, str):
-        raise table.error(row, f"has {brief(value)} in place of a text in the column {name!r}.")
-    return value
-
-
-def _checked(table: Table, row: int, value: Any) -> Conversation:
+def _checked(where: str, value: Any) -> Conversation:
     """Returns the conversation of a row, up to its last answer."""
-    where = table.place(row)
     if not isinstance(value, Sequence) or isinstance(value, str) or not len(value):
         raise InputError(f"{where} has {brief(value)} in place of a list of messages.")
-    messages = [_message(f"{where}: message {i}", item) for i, item in enumerate(value, 1)]
-    before = None
-    for number, message in enumerate(messages, 1):
+    messages, before = [], None
+    for number, item in enumerate(value, 1):
+        message = _message(f"{where}: message {number}", item)
         role, allowed = message["role"], _NEXT[before]
         if role not in allowed:
             place = "first" if before is None else f"after one of the role {before!r}"
@@ -152,6 +129,7 @@ def _checked(table: Table, row: int, value: Any) -> Conversation:
                 f"{where}: message {number} has the role {role!r} and comes {place}; the role there"
                 f" must be {' or '.join(map(repr, allowed))}."
             )
+        messages.append(message)
         before = role
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()

@@ -169,7 +169,7 @@ def load_dataset(
         if validation_share is not None:
             raise _has_validation(name, validation_share, f"its split {split or '6:2:2'!r}")
         refuse(name, clusters=clusters, vocabulary=vocabulary)
-        refuse(name, **reading._replace(source=None, seed=None)._asdict())
+        refuse(name, **reading._asdict() | {"source": None, "seed": None})
         made, _ = arrays.split_options(name, requests or entry.find_task(), options)
         how = how._replace(requests=made if instructions else None)
         return _silo(name, source, sizes, split or "6:2:2", how)

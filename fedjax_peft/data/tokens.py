@@ -50,20 +50,31 @@ def model_columns(
       ``input_ids`` int32, ``attention_mask`` bool and, if the tokenizer's models have them,
       ``token_type_ids`` int32, each ``[n, max_length]``.
     """
-    shape = (len(encodings), max_length)
     check_room(len(encodings), max_length, "examples")
-    columns = {
-        "input_ids": np.full(shape, padding_token(tokenizer), np.int32),
-        "attention_mask": np.zeros(shape, np.bool_),
-    }
+    padding = padding_token(tokenizer)
+    ids, mask = padded([encoding.ids for encoding in encodings], max_length, padding)
+    columns = {"input_ids": ids, "attention_mask": mask}
     if "token_type_ids" in tokenizer.model_input_names:
-        columns["token_type_ids"] = np.zeros(shape, np.int32)
-    for row, encoding in enumerate(encodings):
-        columns["input_ids"][row, : len(encoding)] = encoding.ids
-        columns["attention_mask"][row, : len(encoding)] = True
-        if "token_type_ids" in columns:
-            columns["token_type_ids"][row, : len(encoding)] = encoding.type_ids
+        types = [encoding.type_ids for encoding in encodings]
+        columns["token_type_ids"], _ = padded(types, max_length, 0)
     return columns
+
+
+def padded(
+    rows: Sequence[Sequence[int] | np.ndarray], length: int, padding: int, *, left: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tokens int32 and whether they are real, bool, both ``[rows, length]``.
+
+    Args:
+      rows: the tokens of each row, at most ``length``.
+      left: whether rows are padded on the left; by default on the right.
+    """
+    sizes = np.array([len(row) for row in rows], np.int32)[:, None]
+    places = np.arange(length)
+    real = places >= length - sizes if left else places < sizes
+    ids = np.full(real.shape, padding, np.int32)
+    ids[real] = np.concatenate([np.empty(0, np.int32), *rows])
+    return ids, real
 
 
 def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

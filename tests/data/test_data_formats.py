@@ -366,7 +366,7 @@ def test_squad(tmp_path):
             json.dumps(squad("1", "2", "1")),
             r"Row 3 of .*train-v1\.1\.json has the id '1', .* row 1",
         ),
-        (json.dumps({"data": [{}]}), r"Question or line 1 of .* has no field 'paragraphs'"),
+        (json.dumps({"data": [{}]}), r"train-v1\.1\.json has no field 'paragraphs'"),
         (json.dumps([1]), r"train-v1\.1\.json is malformed"),
         ("{", r"train-v1\.1\.json is not a JSON file"),
         ("[" * 100_000, r"train-v1\.1\.json is not a JSON file"),
@@ -438,12 +438,12 @@ def test_mrqa(tmp_path):
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ('{"context": "x"}', r"line 3 of .*SQuAD\.jsonl has no field 'qas'"),
+        ('{"context": "x"}', r"^Line 3 of .*SQuAD\.jsonl has no field 'qas'"),
         ("{", r"^Line 3 of .*SQuAD\.jsonl is not JSON"),
         ("[" * 100_000, r"^Line 3 of .*SQuAD\.jsonl is not JSON"),
         (
             mrqa("SQuAD", 1).splitlines()[1].replace("[8, 10]", "[11, 13]"),
-            r"line 3 of .*SQuAD\.jsonl .*characters 11 to 13 are not in the context",
+            r"^Row 2 of .*characters 11 to 13 are not in the context",
         ),
     ],
     ids=["field", "cut", "deep", "span"],

@@ -67,16 +67,6 @@ def test_dirichlet_covers_without_empty_clients(problem, alpha, mode, seed):
 
 
 @quick
-@given(problems(), st.floats(1e-3, 10))
-def test_fednlp_sizes_put_the_remainder_last(problem, alpha):
-    labels, k = problem
-    clients = partition.dirichlet(labels, k, alpha, fednlp_exact=True)
-    assert_partition(clients, len(labels))
-    size = len(labels) // k
-    assert clients.sizes.tolist() == [size] * (k - 1) + [size + len(labels) % k]
-
-
-@quick
 @given(st.data())
 def test_label_share_rounds_to_one_example(data):
     classes, k = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
@@ -218,10 +208,6 @@ def test_iid_needs_no_labels():
         (lambda y: partition.dirichlet(y, 2, float("inf")), "alpha"),
         (lambda y: partition.dirichlet(y, 2, 1.0, min_size=-1), "min_size"),
         (lambda y: partition.dirichlet(y, 2, 1.0, mode="class"), "no Dirichlet mode 'class'"),
-        (
-            lambda y: partition.dirichlet(y, 2, 1.0, mode="class_wise", fednlp_exact=True),
-            "fednlp_exact",
-        ),
         (lambda y: partition.dirichlet(y - 1, 2, 1.0), "labels from 0 up"),
         (lambda y: partition.dirichlet(y[:0], 1, 1.0), "needs examples"),
         (lambda y: partition.dirichlet(y * 1.0, 2, 1.0), "type float64"),

@@ -162,7 +162,7 @@ def test_rows_of_a_unit_stay_together_and_count_once(name):
 def test_impossible_arguments_are_refused_in_one_sentence_or_two(name):
     """By InputError, whose message is not empty, and before any warning."""
     _, *parameters = inspect.signature(function_of(name)).parameters.values()
-    unknown = {p.name for p in parameters} - WRONG.keys() - {"seed", "fednlp_exact"}
+    unknown = {p.name for p in parameters} - WRONG.keys() - {"seed"}
     assert not unknown, f"add values of {unknown} that are refused to WRONG"
     for parameter in parameters:
         for value in WRONG.get(parameter.name, []):

@@ -10,7 +10,7 @@ from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, recognising, texts_in
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import cached, check_tokenizer, clean, fingerprint
-from fedjax_peft.data.tokens import beginning, padding_token, whole
+from fedjax_peft.data.tokens import beginning, padded, padding_token, whole
 from fedjax_peft.support.errors import InputError
 
 Style = Literal["text", "letters"]
@@ -122,15 +122,12 @@ def _encode(
     first = beginning(tokenizer)
     contexts = whole(tokenizer, [pair[0] for pair in pairs])
     both = whole(tokenizer, [pair[0] + pair[1] for pair in pairs])
-    ids = np.full((len(pairs), max_length), padding_token(tokenizer), np.int32)
-    mask, loss_mask = (np.zeros(ids.shape, bool) for _ in range(2))
-    for row, (context, text) in enumerate(zip(contexts, both, strict=True)):
-        tokens = [*first, *text.ids]
-        chosen = len(tokens) - len(first) - min(len(context), len(text) - 1)
-        tokens = tokens[-max_length:]
-        n = len(tokens)
-        ids[row, :n], mask[row, :n] = tokens, True
-        loss_mask[row, max(n - chosen, 0) : n] = True
+    rows = [[*first, *text.ids][-max_length:] for text in both]
+    ids, mask = padded(rows, max_length, padding_token(tokenizer))
+    # The tokens of the choice, at least one.
+    sizes = [max(len(y) - len(x), 1) for x, y in zip(contexts, both, strict=True)]
+    starts = mask.sum(axis=1) - np.array(sizes, np.int64)
+    loss_mask = mask & (np.arange(max_length) >= starts[:, None])
     return {"input_ids": ids, "attention_mask": mask, "loss_mask": loss_mask}
 
 

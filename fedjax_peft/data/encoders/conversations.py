@@ -13,7 +13,7 @@ from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
-from fedjax_peft.data.tokens import check_room, padding_token, whole
+from fedjax_peft.data.tokens import check_room, padded, padding_token, whole
 
 
 def encode_conversations(
@@ -117,11 +117,8 @@ def left_padded(
       max_length: the most tokens of a prompt, which loses its beginning; None: no limit.
     """
     prompts = [ids if max_length is None else ids[-max_length:] for ids in prompts]
-    lengths = np.array([len(ids) for ids in prompts], np.int32)
-    width = max(int(lengths.max(initial=1)), 1)
-    mask = np.arange(width) >= width - lengths[:, None]
-    ids = np.full(mask.shape, padding, np.int32)
-    ids[mask] = np.fromiter((token for one in prompts for token in one), np.int32)
+    longest = max([1, *map(len, prompts)])
+    ids, mask = padded(prompts, longest, padding, left=True)
     return {"prompt_ids": ids, "prompt_mask": mask}
 
 
@@ -164,27 +161,28 @@ def _encode(
       texts: n conversations as text.
       conversations: the same as messages, if the tokenizer marks their answers; else None.
     """
-    shape = (len(texts), max_length)
     check_room(len(texts), max_length, "conversations", each=6)
-    ids = np.full(shape, padding_token(tokenizer), np.int32)
-    mask, loss = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-    cut, prompts = np.zeros(len(texts), np.int32), []
+    tokens, targets, prompts, cut = [], [], [], []
     for rows in batches([one.text for one in texts]):
         some = texts[rows]
         if conversations is None:
-            tokens = whole(tokenizer, [one.text for one in some])
-            targets = [_targets(t, one.spans) for t, one in zip(tokens, some, strict=True)]
-            found = [(t.ids, target) for t, target in zip(tokens, targets, strict=True)]
+            encodings = whole(tokenizer, [one.text for one in some])
+            pairs = zip(encodings, some, strict=True)
+            found = [(encoding.ids, _targets(encoding, one.spans)) for encoding, one in pairs]
         else:
             found = _marked(tokenizer, conversations[rows])
-        for row, (one, target) in enumerate(found, rows.start):
-            kept = min(len(one), max_length)
-            ids[row, :kept], loss[row, :kept] = one[:kept], target[:kept]
-            mask[row, :kept], cut[row] = True, len(one) - kept
+        for text, target in found:
+            tokens.append(np.array(text[:max_length], np.int32))
+            targets.append(target[:max_length])
+            cut.append(max(len(text) - max_length, 0))
         prompts += [x.ids[-max_length:] for x in whole(tokenizer, [one.prompt for one in some])]
+    padding = padding_token(tokenizer)
+    ids, mask = padded(tokens, max_length, padding)
+    loss = padded(targets, max_length, 0)[0].astype(np.bool_)
     loss[:, :1] = False  # nothing comes before the first token
-    columns = {"input_ids": ids, "attention_mask": mask, "loss_mask": loss, "cut_tokens": cut}
-    return columns | left_padded(prompts, padding_token(tokenizer), max_length)
+    columns = {"input_ids": ids, "attention_mask": mask, "loss_mask": loss}
+    columns["cut_tokens"] = np.array(cut, np.int32)
+    return columns | left_padded(prompts, padding, max_length)
 
 
 def _targets(encoding: Any, spans: Sequence[tuple[int, int]]) -> np.ndarray:

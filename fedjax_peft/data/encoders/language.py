@@ -10,7 +10,7 @@ from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, texts_in, texts_of
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
-from fedjax_peft.data.tokens import padding_token, whole
+from fedjax_peft.data.tokens import padded, padding_token, whole
 from fedjax_peft.support.errors import InputError
 
 
@@ -56,9 +56,7 @@ def _encode(tokenizer: Any, texts: list[str], max_length: int) -> dict[str, np.n
             some = np.split(tokens, range(max_length, len(tokens), max_length))
             blocks += some
             unit += [number] * len(some)
-    mask = np.arange(max_length) < np.array([len(block) for block in blocks], np.int32)[:, None]
-    ids = np.full(mask.shape, padding_token(tokenizer), np.int32)
-    ids[mask] = np.concatenate([np.empty(0, np.int32), *blocks])
+    ids, mask = padded(blocks, max_length, padding_token(tokenizer))
     return {"input_ids": ids, "attention_mask": mask, "unit": np.array(unit, np.int32)}
 
 

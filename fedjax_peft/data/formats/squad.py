@@ -1,7 +1,7 @@
 """Questions on texts: SQuAD's JSON, MRQA's JSON lines, and tables with either structure."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
 _FILES = {"train": ("train-v*.json",), "validation": ("dev-v*.json",)}
-_COLUMNS = ("id", "question", "context", "answers", "answer_starts")
+_COLUMNS = ("id", "question", "context", "answers")
 
 
 def read_squad(folder: Path) -> dict[str, Table] | None:
@@ -20,17 +20,15 @@ def read_squad(folder: Path) -> dict[str, Table] | None:
 
 
 def _squad_file(path: Path) -> Table:
-    rows: list[tuple[Any, ...]] = []
     try:
-        for article in read_json(path)["data"]:
-            for paragraph in article["paragraphs"]:
-                for qa in paragraph["qas"]:
-                    answers = qa["answers"]
-                    texts = [answer["text"] for answer in answers]
-                    starts = [answer["answer_start"] for answer in answers]
-                    rows.append((qa["id"], qa["question"], paragraph["context"], texts, starts))
+        rows = [
+            (qa["id"], qa["question"], paragraph["context"], qa["answers"])
+            for article in read_json(path)["data"]
+            for paragraph in article["paragraphs"]
+            for qa in paragraph["qas"]
+        ]
     except (KeyError, TypeError) as error:
-        raise InputError(_misses(str(path), len(rows) + 1, error)) from error
+        raise InputError(_misses(str(path), error)) from error
     return Table.of_rows(path, _COLUMNS, rows)
 
 
@@ -50,14 +48,11 @@ def read_mrqa(folder: Path) -> dict[str, Table] | None:
         try:
             source = header["header"]["dataset"]
             for number, text in rows:  # noqa: B007  used in the message
-                context = text["context"]
                 for qa in text["qas"]:
-                    answers = _columns(_spans(qa["detected_answers"], None, context))
-                    found.append((qa["qid"], qa["question"], context, *answers, source))
-        except InputError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(_misses(str(path), number, error)) from error
+                    answers = qa["detected_answers"]
+                    found.append((qa["qid"], qa["question"], text["context"], answers, source))
+        except (KeyError, TypeError) as error:
+            raise InputError(_misses(f"Line {number} of {path}", error)) from error
     return {"all": Table.of_rows(folder, (*_COLUMNS, "source"), found)} if found else None
 
 
@@ -71,9 +66,9 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             raise InputError(f"Line {number} of {path} is not JSON: {error}.") from error
 
 
-def _misses(origin: str, row: int, error: Exception) -> str:
+def _misses(place: str, error: Exception) -> str:
     what = f"has no field {error}" if isinstance(error, KeyError) else f"is malformed: {error}"
-    return f"Question or line {row} of {origin} {what}. It is not in the format of its name."
+    return f"{place} {what}. It is not in the format of its name."
 
 
 def canonical(table: Table) -> Table:
@@ -98,12 +93,13 @@ def canonical(table: Table) -> Table:
     found = []
     for row, *given in table.numbered(columns.pop(name), starts, contexts):
         try:
-            found.append(_columns(_spans(*given)))
+            found.append(_spans(*given))
         except (KeyError, TypeError, ValueError) as error:
             needs = f"not texts and the characters of the context at which they start ({error})"
             answers = f"{str(given[0])[:60]!r}"
             raise table.error(row, f"has {answers} for its answers: {needs}.") from error
-    columns["answers"], columns["answer_starts"] = map(list, zip(*found, strict=True))
+    columns["answers"] = [[text for text, _ in spans] for spans in found]
+    columns["answer_starts"] = [[start for _, start in spans] for spans in found]
     columns.setdefault("id", [str(row) for row in range(1, len(table) + 1)])
     seen: dict[str, int] = {}
     for row, key in table.numbered(columns["id"]):
@@ -124,7 +120,7 @@ def _spans(value: Any, start: Any, context: str) -> list[tuple[str, int]]:
     if isinstance(value, dict):  # answers as columns
         value = [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
     if not any(isinstance(answer, dict) for answer in value):
-        return [_span(*pair) for pair in zip(value, start, strict=True)]
+        return [_span(*pair) for pair in zip(value, start or (), strict=True)]
     found = []
     for answer in value:
         if "char_spans" in answer:  # MRQA: every occurrence, last character included
@@ -146,7 +142,3 @@ def _span(text: Any, start: Any) -> tuple[str, int]:
     if isinstance(start, float) and not start.is_integer():
         raise ValueError(f"{start} is not a whole number")
     return text, int(start)
-
-
-def _columns(found: Sequence[tuple[str, int]]) -> tuple[list[str], list[int]]:
-    return [text for text, _ in found], [start for _, start in found]

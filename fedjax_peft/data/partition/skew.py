@@ -18,7 +18,6 @@ def dirichlet(
     *,
     by: str | None = None,
     mode: Literal["client_prior", "class_wise"] = "client_prior",
-    fednlp_exact: bool = False,
     min_size: int = 1,
     seed: int = 0,
 ) -> Clients[DataT]:
@@ -47,8 +46,6 @@ def dirichlet(
         ``"cluster"``; None: the labels.
       mode: ``client_prior`` (every client draws its label shares; equal sizes) or ``class_wise``
         (every label draws its client shares; unequal sizes), see above.
-      fednlp_exact: sizes as in FedNLP: all clients have ``examples // clients`` and the last one
-        also the remainder. Only for ``client_prior``.
       min_size: least number of examples of a client.
       seed: of the random stream.
 
@@ -59,13 +56,11 @@ def dirichlet(
     classes, names = pool.distinct(by)
     check_clients(len(pool), clients, min_size)
     _check_alpha(alpha)
-    if fednlp_exact and mode != "client_prior":
-        raise InputError(f"fednlp_exact is about the mode 'client_prior', not {mode!r}.")
     rng = host_rng(seed, "partition")
     check_known("Dirichlet mode", mode, ["client_prior", "class_wise"])
     if mode == "client_prior":
         class_sizes = np.bincount(classes, minlength=len(names))
-        counts = _client_prior(class_sizes, _sizes(len(pool), clients, fednlp_exact), alpha, rng)
+        counts = _client_prior(class_sizes, _sizes(len(pool), clients), alpha, rng)
         owner = deal(classes, counts, rng)
     else:
         owner = _class_wise(classes, clients, alpha, min_size, rng)
@@ -195,13 +190,10 @@ def _share_table(shares: Sequence[Sequence[float]], classes: int) -> np.ndarray:
     return table / table.sum(axis=1, keepdims=True)
 
 
-def _sizes(n: int, clients: int, remainder_last: bool) -> np.ndarray:
-    """Returns equal client sizes, int64 ``[clients]``, that sum to n."""
+def _sizes(n: int, clients: int) -> np.ndarray:
+    """Returns client sizes that differ by at most one, int64 ``[clients]``, and sum to n."""
     sizes = np.full(clients, n // clients)
-    if remainder_last:
-        sizes[-1] += n % clients
-    else:
-        sizes[: n % clients] += 1
+    sizes[: n % clients] += 1
     return sizes
 
 
@@ -268,7 +260,7 @@ def _take_shards(shards: np.ndarray, clients: int, rng: np.random.Generator) -> 
     """
     takes = np.zeros((clients, len(shards)), np.bool_)
     left = shards.astype(np.float64)
-    for row, number in zip(takes, _sizes(shards.sum(), clients, False), strict=True):
+    for row, number in zip(takes, _sizes(shards.sum(), clients), strict=True):
         order = np.argsort(left + rng.random(len(left)))
         row[order[len(left) - number :]] = True
         left -= row
