@@ -44,21 +44,21 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
         columns["classes"] = np.repeat(np.array(classes, np.int32), sizes)
     rows = np.split(np.arange(sum(sizes), dtype=np.int32), np.cumsum(sizes)[:-1])
     meta = {"task": np.repeat(np.array(list(datasets)), sizes)}
+    labels: tuple[str, ...] = ()
     references: tuple[Any, ...] = ()
-    if "labels" not in columns:
-        meta, references = _joined_meta(datasets) | meta, _references(datasets)
+    if "labels" in columns:
+        known = {data.label_names for data in datasets.values()}
+        labels = (
+            known.pop() if len(known) == 1 else tuple(f"LABEL_{i}" for i in range(max(classes)))
+        )
+    else:
+        meta = _joined_meta(datasets) | meta
+        references = tuple(one for data in datasets.values() for one in data.references)
     meta["source"] = meta["task"]
     first = next(iter(datasets.values()))
     task = first.task if all(data.task == first.task for data in datasets.values()) else None
-    data = Dataset(
-        columns,
-        _labels(datasets) if "labels" in columns else (),
-        "+".join(datasets),
-        task,
-        meta,
-        references,
-        tokenizer=first.tokenizer,
-    )
+    name = "+".join(datasets)
+    data = Dataset(columns, labels, name, task, meta, references, tokenizer=first.tokenizer)
     return Clients(data, tuple(rows), tuple(datasets))
 
 
@@ -97,18 +97,14 @@ def _check(parts: Mapping[str, dict[str, np.ndarray]]) -> None:
 def _joined(column: str, parts: Mapping[str, dict[str, np.ndarray]]) -> np.ndarray:
     """Returns one column of all data sets; token columns are padded to the same length."""
     arrays = [columns[column] for columns in parts.values()]
-    if column not in (*_TOKENS, *_PROMPTS):
-        return np.concatenate(arrays)
-    length = max(x.shape[1] for x in arrays)
-    if all(x.shape[1] == length for x in arrays):
-        return np.concatenate(arrays)
-    fill = _padding_token(parts) if column in ("input_ids", "prompt_ids") else 0
-    padded = []
-    for x in arrays:
-        missing = (0, length - x.shape[1])
-        sides = missing[::-1] if column in _PROMPTS else missing
-        padded.append(np.pad(x, ((0, 0), sides), constant_values=fill))
-    return np.concatenate(padded)
+    if len({x.shape[1:] for x in arrays}) > 1:  # tokens
+        length = max(x.shape[1] for x in arrays)
+        fill = _padding_token(parts) if column in ("input_ids", "prompt_ids") else 0
+        for i, x in enumerate(arrays):
+            missing = length - x.shape[1]
+            sides = (missing, 0) if column in _PROMPTS else (0, missing)
+            arrays[i] = np.pad(x, ((0, 0), sides), constant_values=fill)
+    return np.concatenate(arrays)
 
 
 def _joined_meta(datasets: Mapping[str, Dataset]) -> dict[str, np.ndarray]:
@@ -127,10 +123,6 @@ def _joined_meta(datasets: Mapping[str, Dataset]) -> dict[str, np.ndarray]:
     return joined
 
 
-def _references(datasets: Mapping[str, Dataset]) -> tuple[Any, ...]:
-    return tuple(one for data in datasets.values() for one in data.references)
-
-
 def _padding_token(parts: Mapping[str, dict[str, np.ndarray]]) -> int:
     """Returns the padding token, which must be exact: RoBERTa recognises padding by the token."""
     found: dict[int, str] = {}
@@ -138,24 +130,10 @@ def _padding_token(parts: Mapping[str, dict[str, np.ndarray]]) -> int:
         if "attention_mask" in columns:
             padding = columns["input_ids"][~columns["attention_mask"].astype(bool)]
             found |= {int(token): name for token in np.unique(padding)}
-    if len(found) > 1:
-        (a, in_a), (b, in_b) = sorted(found.items())[:2]
+    if len(found) != 1:
+        tokens = " and ".join(f"{token} in {name!r}" for token, name in sorted(found.items()))
         raise InputError(
-            f"Texts are padded with the token {a} in {in_a!r} and with {b} in {in_b!r}: data sets"
-            " that are combined need the same tokenizer."
-        )
-    if not found:
-        lengths = {name: columns["input_ids"].shape[1] for name, columns in parts.items()}
-        raise InputError(
-            f"The texts differ in length ({lengths}), and none is padded, so that the padding token"
-            " is unknown. Tokenize all with the same max_length."
+            f"The texts of {', '.join(parts)} differ in length, and are padded with the token"
+            f" {tokens or '(none is)'}. Tokenize all by one tokenizer and with one max_length."
         )
     return next(iter(found))
-
-
-def _labels(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
-    """Returns the common label names, or ``LABEL_0`` and so on for the largest data set."""
-    names = {data.label_names for data in datasets.values()}
-    if len(names) == 1:
-        return names.pop()
-    return tuple(f"LABEL_{i}" for i in range(max(map(len, names))))

@@ -39,10 +39,8 @@ def hold_out_test(table: Table, seed: int, share: float | None) -> dict[str, Tab
     if not held:
         whose = "each client's rows" if "client" in table.columns else "its rows"
         part = "a fifth" if share is None else f"a share of {share}"
-        needs = f"at least {_FIFTH}" if share is None else "more"
         raise InputError(
-            f"{table.origin} has {n} rows and no test split: {part} of {whose} is held out for"
-            f" one, which takes {needs}."
+            f"{table.origin} has {n} rows and no test split: {part} of {whose} is less than one."
         )
     return _parted(table, held, "test")
 

@@ -1,7 +1,6 @@
 """How much clients differ in their classes: histograms, and divergences of all pairs."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -51,12 +50,11 @@ def js_divergence(table: Any, base: float = 2, sqrt: bool = False) -> np.ndarray
     if not 1 < base < math.inf:
         raise InputError(f"The base of the logarithm must be above 1, but is {base}.")
 
-    def to_all(p: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    shares, rows = _shares(table), []
+    for p in shares:  # row by row, so that memory holds one table at a time
         middle = (p + shares) / 2
-        return (_relative_entropy(p, middle) + _relative_entropy(shares, middle)) / 2
-
-    # Rounding can make the sums slightly negative.
-    result = np.maximum(_pairs(_shares(table), to_all) / math.log(base), 0)
+        rows.append((_relative_entropy(p, middle) + _relative_entropy(shares, middle)) / 2)
+    result = np.maximum(np.stack(rows) / math.log(base), 0)  # rounding can make it negative
     return np.sqrt(result) if sqrt else result
 
 
@@ -77,10 +75,9 @@ def jeffreys(table: Any, eps: float = 1e-6) -> np.ndarray:
     if not 0 <= eps < math.inf:
         raise InputError(f"eps must not be negative, but is {eps}.")
 
-    def to_all(p: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        return (_relative_entropy(p, shares) + _relative_entropy(shares, p)) / 2
-
-    return _pairs(_shares(_shares(table) + eps), to_all)
+    shares = _shares(_shares(table) + eps)
+    both = [_relative_entropy(p, shares) + _relative_entropy(shares, p) for p in shares]
+    return np.stack(both) / 2
 
 
 def sorted_order(distances: np.ndarray) -> np.ndarray:
@@ -106,26 +103,14 @@ def _shares(table: Any) -> np.ndarray:
     counts = np.asarray(table, np.float64)
     if counts.ndim != 2 or not counts.size:
         raise InputError(f"A table of counts has rows and columns, not the shape {counts.shape}.")
-    wrong = np.flatnonzero(~np.all((counts >= 0) & np.isfinite(counts), axis=1))
-    empty = np.flatnonzero(counts.sum(axis=1) == 0)
-    if len(wrong):
+    usable = np.all((counts >= 0) & np.isfinite(counts), axis=1) & (counts.sum(axis=1) > 0)
+    if not usable.all():
+        row = int(np.argmin(usable))
         raise InputError(
-            f"Row {wrong[0]} of the table of counts, {counts[wrong[0]].tolist()}, has a number that"
-            " is negative or not finite."
-        )
-    if len(empty):
-        raise InputError(
-            f"Row {empty[0]} of the table of counts is all 0: a client without examples has no"
-            " distribution to compare."
+            f"Row {row} of the table of counts, {counts[row].tolist()}, must hold numbers from 0"
+            " up, not all of them 0: a client without examples has no distribution to compare."
         )
     return counts / counts.sum(axis=1, keepdims=True)
-
-
-def _pairs(
-    shares: np.ndarray, to_all: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> np.ndarray:
-    # Row by row, so that memory holds one table at a time.
-    return np.stack([to_all(p, shares) for p in shares])
 
 
 def _relative_entropy(p: np.ndarray, q: np.ndarray) -> np.ndarray:

@@ -47,9 +47,8 @@ def packed(
     longest = max((int(sizes[rows].max(initial=0)) for rows in indices), default=0)
     if longest > length:
         raise InputError(
-            f"An example of {name!r} has {longest} tokens, which do not fit into rows of"
-            f" {length}: examples are not divided. Pack into longer rows, or load the data with"
-            f" max_length = {length}."
+            f"An example of {name!r} has {longest} tokens, which do not fit into rows of {length}."
+            f" Pack into longer rows, or load the data with max_length = {length}."
         )
     rows: list[list[int]] = []
     owned = []
@@ -70,13 +69,9 @@ def _rows(
     ids, loss = columns["input_ids"], columns["loss_mask"].astype(bool)
     padding = ids[~mask][0] if not mask.all() else 0
     shape = (len(rows), length)
-    packed = {
-        "input_ids": np.full(shape, padding, np.int32),
-        "attention_mask": np.zeros(shape, np.bool_),
-        "loss_mask": np.zeros(shape, np.bool_),
-        "segment_ids": np.zeros(shape, np.int32),
-        "position_ids": np.zeros(shape, np.int32),
-    }
+    packed = {name: np.zeros(shape, np.int32) for name in ("segment_ids", "position_ids")}
+    packed |= {name: np.zeros(shape, np.bool_) for name in ("attention_mask", "loss_mask")}
+    packed["input_ids"] = np.full(shape, padding, np.int32)
     for row, examples in enumerate(rows):
         start = 0
         for segment, example in enumerate(examples, 1):

@@ -12,7 +12,7 @@ from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.standin import tiny_tables
 from fedjax_peft.data.table import Table
 from fedjax_peft.support import assets
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known, nearest
 
 if TYPE_CHECKING:
     from fedjax_peft.tasks.base import Task
@@ -49,11 +49,8 @@ def entry_of(name: str, source: str) -> Source:
     Raises:
       InputError: there is no such data set or source.
     """
-    if source not in _KNOWN and not os.path.isdir(source):
-        raise InputError(
-            f"There is no source {source!r}: it is neither a directory nor one of"
-            f" {', '.join(_KNOWN)}. {nearest(source, _KNOWN)}"
-        )
+    if not os.path.isdir(source):
+        check_known("source", source, _KNOWN, ", which is no directory either")
     if name in DATASETS:
         return DATASETS[name]
     if not os.path.exists(name):
@@ -62,10 +59,8 @@ def entry_of(name: str, source: str) -> Source:
             f" {os.getcwd()}). {nearest(name, DATASETS)}"
         )
     if not os.path.isdir(name) and tabular.kind(Path(name)) is None:
-        raise InputError(
-            f"The file {name!r} cannot be read as data: its name must end in"
-            f" {', '.join(tabular.ENDINGS)}."
-        )
+        endings = ", ".join(tabular.ENDINGS)
+        raise InputError(f"The file {name!r} cannot be read as data: it must end in {endings}.")
     if source != "auto":
         what = "directory" if os.path.isdir(name) else "file"
         raise InputError(f"source={source!r} is for named data sets; {name!r} is a {what}.")

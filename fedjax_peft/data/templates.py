@@ -58,8 +58,8 @@ def template_of(tokenizer: Any, template: str | None) -> str:
         )
     if tokenizer.eos_token is None:
         raise InputError(
-            f"{type(tokenizer).__name__} has no token for the end of a text (eos_token), which a"
-            " model learns to write after an answer."
+            f"{type(tokenizer).__name__} has no token for the end of a text (eos_token), which"
+            " ends an answer."
         )
     return text
 
@@ -180,11 +180,9 @@ def answer_spans(
             if not text.startswith(part):
                 raise InputError(
                     f"{where}: the tokenizer's chat template writes the turns up to message"
-                    f" {number + 1} differently when later messages follow, or writes another"
-                    " beginning of an answer than the one that it asks a model to continue."
-                    " Therefore the answers cannot be found in its text. Use a chat template with"
-                    " {% generation %} around the answers, conversations of a single answer, or"
-                    " template = 'plain'."
+                    f" {number + 1} differently when later messages follow, so its answers cannot"
+                    " be found. Use a chat template with {% generation %} around the answers,"
+                    " conversations of a single answer, or template = 'plain'."
                 )
         content = message["content"]
         has_end_token = not content.strip() or not after.rstrip().endswith(content.rstrip())

@@ -172,7 +172,4 @@ def _answers(
 def _check(data: Dataset, which: str) -> None:
     unknown = next((question.id for question in data.references if not question.answers), None)
     if unknown is not None:
-        raise InputError(
-            f"The {which} data have questions without a known answer, such as the one with the id"
-            f" {unknown!r}."
-        )
+        raise InputError(f"The {which} data have questions without an answer: {unknown!r}.")

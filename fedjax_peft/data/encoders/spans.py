@@ -67,9 +67,8 @@ def encode_spans(
     stride = min(_STRIDE, (room - limit) // 2) if doc_stride is None else doc_stride
     if not 0 <= stride < room - limit:
         raise InputError(
-            f"doc_stride is {stride}, but with max_length={max_length} and questions of up to"
-            f" {limit} tokens a window may hold {room - limit} tokens of a context: choose a stride"
-            " below that, or a larger max_length."
+            f"doc_stride is {stride}, but with max_length = {max_length} a window may hold only"
+            f" {room - limit} tokens of a context: choose a smaller stride or a larger max_length."
         )
     questions, spans = _questions(table)
     asked = [clean(text) for text in require(table, "question", str, "a question")]

@@ -220,8 +220,8 @@ def _npz_table(origin: str, images: np.ndarray, labels: np.ndarray) -> Table:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise InputError(
-            f"The labels of {origin} are {labels.dtype} {list(labels.shape)}; they must be whole"
-            " numbers or names, one for each image."
+            f"The labels of {origin} are {labels.dtype} {list(labels.shape)}, not whole numbers or"
+            " names, one for each image."
         )
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise InputError(

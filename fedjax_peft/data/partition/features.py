@@ -59,12 +59,10 @@ def shift_features(
       InputError: an unknown kind, an impossible strength, or data that are not such images.
     """
     check_known("feature shift", kind, SHIFTS)
-    fades = kind in ("brightness", "contrast")
-    if not 0 <= strength <= (1 if fades else sys.float_info.max):
-        raise InputError(
-            f"The strength of the feature shift {kind!r} is {strength}; it must be"
-            f" {'from 0 to 1' if fades else 'a number that is not negative'}."
-        )
+    largest = 1 if kind in ("brightness", "contrast") else sys.float_info.max
+    if not 0 <= strength <= largest:
+        needed = "from 0 to 1" if largest == 1 else "a number that is not negative"
+        raise InputError(f"strength = {strength} of the feature shift {kind!r} must be {needed}.")
     pixels = _pixels_of(clients).copy()
     for client, rows in enumerate(clients.indices):
         amount = strength * client / len(clients)

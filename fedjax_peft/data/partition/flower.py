@@ -47,28 +47,22 @@ def from_flwr(data: DataT, partitioner: Partitioner) -> Clients[DataT]:
     """
     import datasets
 
-    pool = Pool.of(data)
+    pool, kind = Pool.of(data), type(partitioner).__name__
     rows = {name: values[pool.first] for name, values in _columns(data).items()}
     try:
         partitioner.dataset = datasets.Dataset.from_dict({**rows, _ROW: np.arange(len(pool))})
     except ValueError as error:
-        raise InputError(
-            f"The {type(partitioner).__name__} has data already, and it divides them only once:"
-            " make a new one for each call."
-        ) from error
+        raise InputError(f"The {kind} has data already: make a new one for each call.") from error
     clients = int(partitioner.num_partitions)
     owner = np.full(len(pool), -1)
     for client in range(clients):
         part = partitioner.load_partition(client)
         if _ROW not in part.column_names:
-            raise InputError(
-                f"The {type(partitioner).__name__} divides columns among clients, not examples."
-            )
+            raise InputError(f"The {kind} divides columns among clients, not examples.")
         own = np.asarray(part[_ROW][:], np.int64)
         if len(np.unique(own)) < len(own) or (owner[own] >= 0).any():
             raise InputError(
-                f"The {type(partitioner).__name__} gives an example twice, the second time to"
-                f" client {client}. An example can have one client only."
+                f"The {kind} gives an example twice, the second time to client {client}."
             )
         owner[own] = client
     return pool.clients(owner, clients)

@@ -128,8 +128,7 @@ def pathological(
     if clients * classes_per_client < len(names):
         raise InputError(
             f"{clients} clients with {classes_per_client} classes each cannot hold all"
-            f" {len(names)} classes, and every example must go to some client. Use more clients or"
-            " more classes for each."
+            f" {len(names)} classes. Use more clients or more classes for each."
         )
     class_sizes = np.bincount(classes, minlength=len(names))
     rng = host_rng(seed, "partition")
@@ -178,8 +177,8 @@ def _share_table(shares: Sequence[Sequence[float]], classes: int) -> np.ndarray:
     table = np.array(shares, np.float64)
     if len(table) != classes:
         raise InputError(
-            f"The share table has {len(table)} rows, but the data have {classes} labels. It needs"
-            " one row per label and one column per client."
+            f"The share table has {len(table)} rows, but the data have {classes} labels: it needs"
+            " one row per label."
         )
     for label, row in enumerate(table):
         if not (np.all(row >= 0) and abs(row.sum() - 1) < 1e-6):

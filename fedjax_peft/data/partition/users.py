@@ -85,10 +85,7 @@ def grouped(
     rng = host_rng(seed, "partition")
     chosen = _draw(np.bincount(values, minlength=len(known)), of, min_size, rng)
     if not 1 <= groups <= len(chosen):
-        raise InputError(
-            f"{len(chosen)} clients cannot be merged into {groups} groups: at least 1 is needed,"
-            " and at most one for each client."
-        )
+        raise InputError(f"{len(chosen)} clients cannot be merged into {groups} groups.")
     group = np.full(len(known), -1)
     group[chosen] = rng.permutation(len(chosen)) % groups
     return pool.clients(group[values], groups)
