@@ -77,9 +77,8 @@ def _tables(
         origin = f"the data set of client {client!r}"
         if not hasattr(rows, "features") or not hasattr(rows, "select_columns"):
             raise InputError(
-                f"The client {client!r} needs a datasets.Dataset, such as one of"
-                f" datasets.Dataset.from_dict({{...}}), not a {type(rows).__name__}. Of fp.Dataset,"
-                " fp.combine makes clients."
+                f"The client {client!r} needs a datasets.Dataset, not a {type(rows).__name__}. Of"
+                " fp.Dataset, fp.combine makes clients."
             )
         if not len(rows):
             raise InputError(f"The data set of client {client!r} has no rows.")
@@ -96,8 +95,5 @@ def _joined(tables: Mapping[str, Table]) -> Table:
             odd = ", ".join(sorted({*table.columns} ^ {*first.columns}))
             raise InputError(f"The columns of {first.origin} and {table.origin} differ: {odd}.")
     same = all(table.label_names == first.label_names for table in tables.values())
-    columns = {
-        name: [value for table in tables.values() for value in table.columns[name]]
-        for name in first.columns
-    }
-    return Table("the data sets of the clients", columns, first.label_names if same else None)
+    joined = Table.joined("the data sets of the clients", [*tables.values()])
+    return joined if same else replace(joined, label_names=None)

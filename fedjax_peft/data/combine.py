@@ -48,9 +48,8 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
     references: tuple[Any, ...] = ()
     if "labels" in columns:
         known = {data.label_names for data in datasets.values()}
-        labels = (
-            known.pop() if len(known) == 1 else tuple(f"LABEL_{i}" for i in range(max(classes)))
-        )
+        numbered = tuple(f"LABEL_{i}" for i in range(max(classes)))
+        labels = known.pop() if len(known) == 1 else numbered
     else:
         meta = _joined_meta(datasets) | meta
         references = tuple(one for data in datasets.values() for one in data.references)

@@ -29,10 +29,8 @@ def divide(task: str, tables: Mapping[str, Table], rule: str, seed: int) -> dict
     check_known("split", rule, ("6:2:2", "fedpetuning"), " of GLUE's silo")
     train, test = tables["train"], tables["test"]
     if rule == "6:2:2":
-        columns = {name: [*x, *test.columns[name]] for name, x in train.columns.items()}
-        origin = f"{train.origin} or {test.origin}"
-        numbers = [*train.row_numbers, *test.row_numbers]
-        both = _stratified(Table(origin, columns, train.label_names, numbers), task, seed)
+        both = Table.joined(f"{train.origin} or {test.origin}", (train, test))
+        both = _stratified(both, task, seed)
         both = both.take(range(len(both))[:_BOTH])
         n = len(both)
         cuts = {"train": (0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1)}

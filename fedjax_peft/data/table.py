@@ -38,6 +38,17 @@ class Table:
         """Returns the table of rows, each a value for every name."""
         return cls(str(origin), {name: [row[i] for row in rows] for i, name in enumerate(names)})
 
+    @classmethod
+    def joined(cls, origin: str, tables: Sequence["Table"]) -> "Table":
+        """Returns the rows of tables with the same columns, and the class names of the first."""
+        first = tables[0]
+        columns = {
+            name: [value for table in tables for value in table.columns[name]]
+            for name in first.columns
+        }
+        numbers = [number for table in tables for number in table.row_numbers]
+        return cls(origin, columns, first.label_names, numbers)
+
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 

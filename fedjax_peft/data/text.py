@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft.data.tokens import check_room
+from fedjax_peft.data.tokens import check_room, joined, model_columns
 from fedjax_peft.support.assets import cache_dir
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
@@ -147,30 +147,17 @@ def _check(
 def _encode(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
 ) -> dict[str, np.ndarray]:
-    shape = (len(texts), max_length)
     check_room(len(texts), max_length, "texts")
-    columns = {
-        "input_ids": np.empty(shape, np.int32),
-        "attention_mask": np.empty(shape, np.bool_),
-        "token_type_ids": np.zeros(shape, np.int32),
-    }
+    backend = tokenizer.backend_tokenizer
+    parts = [model_columns(tokenizer, [], max_length)]
     for rows in batches(texts, pairs):
-        tokens = tokenizer(
-            list(texts[rows]),
-            None if pairs is None else list(pairs[rows]),
-            padding="max_length",
-            padding_side="right",
-            truncation=True,
-            max_length=max_length,
-            return_attention_mask=True,
-            return_tensors="np",
-        )
-        for name, column in columns.items():
-            if name in tokens:
-                column[rows] = tokens[name]
-    if not columns["token_type_ids"].any():
-        del columns["token_type_ids"]
-    return columns
+        backend.no_padding()
+        backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
+        inputs: Sequence[Any] = texts[rows]
+        if pairs is not None:
+            inputs = list(zip(inputs, pairs[rows], strict=True))
+        parts.append(model_columns(tokenizer, backend.encode_batch(inputs), max_length))
+    return joined(parts)
 
 
 def _digest(key: Iterable[Any]) -> str:

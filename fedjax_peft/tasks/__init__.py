@@ -28,15 +28,7 @@ __all__ = [
     "tagging",
 ]
 
-_FUNCTIONS: dict[str, Callable[..., Task]] = {
-    "classification": classification,
-    "image_classification": image_classification,
-    "next_token": next_token,
-    "instruction_tuning": instruction_tuning,
-    "multiple_choice": multiple_choice,
-    "question_answering": question_answering,
-    "tagging": tagging,
-}
+_FUNCTIONS: dict[str, Callable[..., Task]] = {name: globals()[name] for name in __all__}
 
 
 def find(name: str) -> Callable[..., Task]:

@@ -36,10 +36,12 @@ class Inputs(NamedTuple):
 
     fields: tuple[Field, ...]
     """The fields of a row."""
-    unlabelled: Callable[[dict[str, list[Any]], Sequence[str]], dict[str, list[Any]]]
+    unlabelled: Callable[[dict[str, list[Any]], Sequence[str]], dict[str, list[Any]]] = (
+        lambda columns, names: columns
+    )
     """(columns of the fields, label names) -> the columns that the task's encoder reads, with
     placeholders for the labels."""
-    answers: Callable[[Predictions, Dataset], list[dict[str, Any]]]
+    answers: Callable[[Predictions, Dataset], list[dict[str, Any]]] = lambda found, data: []
     """(predictions ``[examples, ...]`` in numpy, encoded rows) -> one JSON object for each row."""
     predict: Callable[[Outputs, Batch], dict[str, jax.Array]] | None = None
     """Makes the predictions, on the device; None: the task's own ``predict``."""
@@ -111,15 +113,7 @@ def prompted(sampling: Sampling, *, conversations: bool = False) -> Inputs:
     fields: tuple[Field, ...] = (Field("prompt", str, required=not conversations),)
     if conversations:
         fields += (Field("messages", list, required=False),)
-    return Inputs(fields, _same_columns, _no_answers, None, sampling)
-
-
-def _same_columns(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:
-    return columns
-
-
-def _no_answers(found: Predictions, data: Dataset) -> list[dict[str, Any]]:
-    return []
+    return Inputs(fields, sampling=sampling)
 
 
 def check_labels(task: str) -> Callable[[Dataset, str], None]:

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.choices import Style, choices_encoder, scores_by_unit
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task
 from fedjax_peft.tasks.likelihood import next_tokens, objective, token_scores
 
@@ -39,8 +39,7 @@ def multiple_choice(style: Style = "text") -> Task:
     Raises:
       InputError: an unknown style.
     """
-    if style not in ("text", "letters"):
-        raise InputError(f"style = {style!r} is not one of text, letters.")
+    check_known("style", style, ("text", "letters"))
     scored = objective("loss_mask", "is_answer", accuracy=False)  # the score counts questions
     return Task(
         scored.loss,

@@ -230,7 +230,7 @@ X, Y = images(3, 5, 4), np.arange(3)
         ({"x_train": X.astype(float), "y_train": Y}, ["float64 [3, 5, 4]", "must be uint8"]),
         ({"x_train": X[0], "y_train": Y}, ["uint8 [5, 4]"]),
         ({"x_train": X, "y_train": Y[:2]}, ["3 images, but 2 labels"]),
-        ({"x_train": X, "y_train": np.eye(3)}, ["float64 [3, 3]", "whole numbers or names"]),
+        ({"x_train": X, "y_train": np.eye(3)}, ["float64 [3, 3]", "not whole numbers or names"]),
         ({"x_train": X, "y_train": np.array([None, 1, 2])}, ["could not be read", "pickle"]),
     ],
 )

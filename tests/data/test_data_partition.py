@@ -232,7 +232,7 @@ def test_iid_needs_no_labels():
         (lambda y: partition.natural(y, min_size=6), r"6 examples .* there are 0 \(of 2 in all\)"),
         (lambda y: partition.natural(y, min_size=-1), "min_size"),
         (lambda y: partition.natural(y, names=["1", "0", "1"]), "'1' comes twice"),
-        (lambda y: partition.natural(y, names=["0", "12"]), "No example has '12' for 'client'"),
+        (lambda y: partition.natural(y, names=["0", "12"]), "The client '12' has 0 examples"),
         (lambda y: partition.natural(y, names=["0"], min_size=6), "'0' has 5 examples"),
         (lambda y: partition.natural(y, clients=1, names=["0"]), "names say which"),
         (lambda y: partition.grouped(y, 3), "2 clients cannot be merged into 3 groups"),

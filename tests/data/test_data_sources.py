@@ -307,7 +307,7 @@ def mood(label):
         # The number of a row is that in the file, for every subset.
         *(("", [rows(*SIXTY)], {"train_examples": n}, ROW_50) for n in (3, 55, None)),
         ("", rows(*TAGGED), {}, r"Row 50 of .*all\.jsonl has 1 words but 2 tags"),
-        ("", jsonl(ROWS), {}, r"all\.jsonl has 4 rows and no test split: .* least 5"),
+        ("", jsonl(ROWS), {}, r"all\.jsonl has 4 rows and no test split: a fifth .* less than one"),
         ("", rows(*FOUR_EACH), {}, "a fifth of each client's rows"),
         ("mrqa", rows(SPANS | {"answer_starts": [0]}), {}, r"all\.jsonl has no column 'source'"),
         ("", [jsonl(ROWS)], {"train_examples": 2.0}, WHOLE),

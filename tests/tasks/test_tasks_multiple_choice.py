@@ -146,7 +146,7 @@ def test_digits_are_numbers_unless_a_choice_is_one(model):
 
 
 def test_unknown_style_and_missing_columns():
-    with pytest.raises(InputError, match="style = 'numbers'"):
+    with pytest.raises(InputError, match="no style 'numbers'"):
         tasks.multiple_choice("numbers")
     data = fp.Dataset({"input_ids": np.zeros((1, 2), np.int32)})
     with pytest.raises(InputError, match="no column"):

@@ -94,40 +94,27 @@ def span_text(data: Dataset, row: int, start: int, end: int) -> str:
 
 def _questions(table: Table) -> tuple[tuple[Question, ...], np.ndarray]:
     """Returns the checked questions, and the characters of the first answers, int32 ``[n, 2]``."""
+    if "answers" in table.columns:
+        table = canonical(table)
     ids = require(table, "id", (str, int), "an id")
     contexts = require(table, "context", str, "a context")
     if "answers" not in table.columns:
         asked = tuple(Question(str(i), text, ()) for i, text in zip(ids, contexts, strict=True))
         return asked, np.zeros((len(asked), 2), np.int32)
-    columns = [
-        ids,
-        contexts,
-        require(table, "answers", (list, tuple), "a list of answers"),
-        require(table, "answer_starts", (list, tuple), "a list of character numbers"),
-    ]
+    golds = table.columns["answers"], table.columns["answer_starts"]
     questions, spans = [], []
-    for row, id_, context, answers, starts in table.numbered(*columns):
-        if not answers or len(answers) != len(starts):
-            counts = f"{len(answers)} answers and {len(starts)} places of them"
-            needs = "Every question needs an answer, and every answer its place."
-            raise table.error(row, f"has {counts}. {needs}")
+    for row, id_, context, answers, starts in table.numbered(ids, contexts, *golds):
+        if not answers:
+            raise table.error(row, "has no answer. Every question needs one.")
         for answer, start in zip(answers, starts, strict=True):
-            _check_answer(table.place(row), context, answer, start)
+            there = context[start : start + len(answer)] if start >= 0 else ""
+            if there != answer or not answer.strip():
+                place = f"{answer[:60]!r} at character {start} of the context, counted from 0"
+                raise table.error(row, f"has the answer {place}, but there stands {there[:60]!r}.")
         questions.append(Question(str(id_), context, tuple(answers)))
         # Without trailing spaces: in byte-level tokenizers a space belongs to the next token.
         spans.append((starts[0], starts[0] + len(answers[0].rstrip())))
     return tuple(questions), np.array(spans, np.int32).reshape(-1, 2)
-
-
-def _check_answer(where: str, context: str, answer: Any, start: Any) -> None:
-    if not isinstance(answer, str) or not answer.strip():
-        raise InputError(f"{where} has {answer!r} in place of an answer.")
-    if not isinstance(start, int) or start < 0 or context[start : start + len(answer)] != answer:
-        there = context[start : start + len(answer)] if isinstance(start, int) else ""
-        raise InputError(
-            f"{where} has the answer {answer[:60]!r} at character {start!r} of the context, counted"
-            f" from 0, but there stands {there[:60]!r}."
-        )
 
 
 def _encode(

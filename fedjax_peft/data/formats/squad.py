@@ -86,8 +86,6 @@ def canonical(table: Table) -> Table:
     name = next((name for name in ("answers", "answer") if name in columns), None)
     if name is None:
         raise InputError(table.lacks("answers"))
-    if not len(table):
-        raise InputError(f"{table.origin} has no questions.")
     starts = columns.pop("answer_start", columns.pop("answer_starts", [None] * len(table)))
     contexts = columns.get("context", [""] * len(table))
     found = []

@@ -61,9 +61,7 @@ def from_flwr(data: DataT, partitioner: Partitioner) -> Clients[DataT]:
             raise InputError(f"The {kind} divides columns among clients, not examples.")
         own = np.asarray(part[_ROW][:], np.int64)
         if len(np.unique(own)) < len(own) or (owner[own] >= 0).any():
-            raise InputError(
-                f"The {kind} gives an example twice, the second time to client {client}."
-            )
+            raise InputError(f"The {kind} gives an example twice, then to client {client}.")
         owner[own] = client
     return pool.clients(owner, clients)
 

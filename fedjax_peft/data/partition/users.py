@@ -112,9 +112,9 @@ def _check_names(names: Sequence[str], sizes: dict[str, int], by: str, min_size:
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise InputError(f"The client {twice!r} comes twice in names.")
     for name in names:
-        if name not in sizes and min_size:
-            raise InputError(f"No example has {name!r} for {by!r}. {nearest(name, sizes)}")
-        if sizes.get(name, 0) < min_size:
+        size = sizes.get(name, 0)
+        if size < min_size:
+            advice = f" {nearest(name, sizes)}" if name not in sizes else ""
             raise InputError(
-                f"The client {name!r} has {sizes[name]} examples, and min_size is {min_size}."
+                f"The {by} {name!r} has {size} examples, and min_size is {min_size}.{advice}"
             )
