@@ -122,17 +122,3 @@ def test_other_divisions_are_refused():
     columns.load_partition = lambda partition_id: columns.dataset.select_columns(["label"])
     with pytest.raises(InputError, match="divides columns"):
         from_flwr(data, columns)
-
-
-def test_partitioners_of_flwr_datasets():
-    """The package itself, where it is installed."""
-    flwr = pytest.importorskip("flwr_datasets.partitioner")
-    data = fp.testing.tiny_dataset(200)
-    clients = from_flwr(data, flwr.DirichletPartitioner(5, "label", alpha=0.5, seed=1))
-    assert sorted(np.concatenate(clients.indices).tolist()) == list(range(200))
-    again = from_flwr(data, flwr.DirichletPartitioner(5, "label", alpha=0.5, seed=1))
-    assert all(map(np.array_equal, clients.indices, again.indices))
-    pairs = from_flwr(data, flwr.PathologicalPartitioner(8, "label", 2))
-    assert all(len(set(data.labels[rows])) == 2 for rows in pairs.indices)
-    users = fp.Dataset(data.columns, data.label_names, meta={"user": np.arange(200) % 7})
-    assert len(from_flwr(users, flwr.NaturalIdPartitioner("user"))) == 7

@@ -73,13 +73,38 @@ def test_hostile_messages_are_named_with_their_row(message):
     assert message in str(caught.value)
 
 
-def test_hostile_texts_are_named_with_their_row():
-    with pytest.raises(InputError, match="Row 2 of the file has None in place of a text in the"):
-        read({"prompt": ["a", "b"], "completion": ["c", None]})
-    with pytest.raises(InputError, match="Row 1 of the file has 3 in place of a text in the"):
-        read({"instruction": ["a"], "input": [3], "output": ["c"]})
-    with pytest.raises(InputError, match="no conversations, only the columns question, answer"):
-        read({"question": ["a"], "answer": ["b"]})
+MESSAGES = [  # id, parent, role, text, rank, deleted, author
+    ("1", None, "prompter", "Hi", None, False, "ann"),
+    ("2", "1", "assistant", "worse", 1, False, "bob"),
+    ("3", "1", "assistant", "better", 0, False, "cid"),
+    ("4", "3", "prompter", "And?", None, False, "ann"),
+    ("5", "4", "assistant", "unranked", None, False, "bob"),
+    ("6", "4", "assistant", "gone", 0, True, "bob"),
+    ("7", None, "prompter", "Alone", None, False, "dot"),
+    ("8", None, "prompter", "Asks", None, False, "eve"),
+    ("9", "8", "assistant", "Answers", None, False, "ann"),
+    ("10", "9", "prompter", "No answer", None, False, "eve"),
+]
+NAMES = ("message_id", "parent_id", "role", "text", "rank", "deleted", "author")
+
+
+def tree(rows):
+    return dict(zip(NAMES, map(list, zip(*rows, strict=True)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"prompt": ["a", "b"], "completion": ["c", None]}, "Row 2 of the file has None in place"),
+        ({"instruction": ["a"], "input": [3], "output": ["c"]}, "Row 1 of the file has 3 in place"),
+        ({"question": ["a"], "answer": ["b"]}, "no conversations, only the columns question"),
+        (tree(MESSAGES[1:]), "Row 1 of the file answers the message '1', which is missing"),
+        (tree([*MESSAGES, MESSAGES[0]]), "Row 11 of the file has a message_id that is not unique"),
+    ],
+)
+def test_hostile_rows_are_named(columns, message):
+    with pytest.raises(InputError, match=message):
+        read(columns)
 
 
 def write(path, rows):
@@ -103,25 +128,6 @@ def test_own_column_names(tmp_path):
     assert tables["test"].columns["messages"] == [TALK] * 2
 
 
-MESSAGES = [  # id, parent, role, text, rank, deleted, author
-    ("1", None, "prompter", "Hi", None, False, "ann"),
-    ("2", "1", "assistant", "worse", 1, False, "bob"),
-    ("3", "1", "assistant", "better", 0, False, "cid"),
-    ("4", "3", "prompter", "And?", None, False, "ann"),
-    ("5", "4", "assistant", "unranked", None, False, "bob"),
-    ("6", "4", "assistant", "gone", 0, True, "bob"),
-    ("7", None, "prompter", "Alone", None, False, "dot"),
-    ("8", None, "prompter", "Asks", None, False, "eve"),
-    ("9", "8", "assistant", "Answers", None, False, "ann"),
-    ("10", "9", "prompter", "No answer", None, False, "eve"),
-]
-NAMES = ("message_id", "parent_id", "role", "text", "rank", "deleted", "author")
-
-
-def tree(rows):
-    return dict(zip(NAMES, map(list, zip(*rows, strict=True)), strict=True))
-
-
 def test_trees_give_their_best_conversation():
     table = read(tree(MESSAGES))
     texts = [[message["content"] for message in row] for row in table.columns["messages"]]
@@ -130,13 +136,6 @@ def test_trees_give_their_best_conversation():
     assert roles == ["user", "assistant"] * 2
     assert table.columns["author"] == ["ann", "eve"]
     assert table.row_numbers == [1, 8]
-
-
-def test_damaged_trees():
-    with pytest.raises(InputError, match="Row 1 of the file answers the message '1', which is mis"):
-        read(tree(MESSAGES[1:]))
-    with pytest.raises(InputError, match="Row 11 of the file has a message_id that is not unique"):
-        read(tree([*MESSAGES, MESSAGES[0]]))
 
 
 def test_lists_of_clients(tmp_path):

@@ -100,13 +100,14 @@ def test_only_the_drawn_users_are_read(tmp_path, monkeypatch):
     assert splits.keys() == {"train", "test"}
     assert len(drawn) == 4
     assert all(sizes[name] >= 3 and name in [*sizes][:30] for name in drawn)
-    assert {*read_h5(tmp_path, users=9, user_examples=3, seed=1)["train"].columns["client"]} > drawn
-    assert {
-        *read_h5(tmp_path, users=4, user_examples=3, seed=2)["train"].columns["client"]
-    } != drawn
-    data = fp.load_dataset(
-        "shakespeare", source=tmp_path, users=4, user_examples=3, seed=1, vocabulary=20
-    )
+
+    def again(users, seed):
+        splits = read_h5(tmp_path, users=users, user_examples=3, seed=seed)
+        return {*splits["train"].columns["client"]}
+
+    assert again(9, 1) > drawn != again(4, 2)
+    options = {"source": tmp_path, "users": 4, "user_examples": 3, "seed": 1}
+    data = fp.load_dataset("shakespeare", vocabulary=20, **options)
     assert {*data["train"].meta["client"]} == {*data["test"].meta["client"]} == drawn
     with pytest.raises(InputError, match=r"at least 5 training examples .* there are 6 "):
         read_h5(tmp_path, users=7, user_examples=5)
@@ -150,54 +151,55 @@ def test_damaged_clients(tmp_path, fields, message):
         read_h5(tmp_path)
 
 
-def test_files_that_are_not_of_this_form(tmp_path):
-    path = tmp_path / "train.h5"
-    with h5py.File(path, "w") as file:
+def of_another_form(kind, file, secret):
+    """Fills a file that is not of this form, or that points to another place."""
+    if kind == "other group":
         file["data"] = [1]
-    with pytest.raises(InputError, match=r"no group 'examples' .* only: data"):
-        read_h5(tmp_path)
-    with h5py.File(path, "w") as file:
+    elif kind == "array":
         file["examples"] = [1]
-    with pytest.raises(InputError, match="no group 'examples'"):
-        read_h5(tmp_path)
-    with h5py.File(path, "w") as file:
+    elif kind == "array of a client":
         file["examples/one"] = [1]
-    with pytest.raises(InputError, match="no group 'one'"):
-        read_h5(tmp_path)
-    write(path, {"one": {"tokens": texts()}})
-    with pytest.raises(InputError, match="has no examples"):
-        read_h5(tmp_path)
-
-
-def test_no_file_reads_another_one(tmp_path):
-    secret = tmp_path / "secret.h5"
-    write(secret, speeches({"private": 1}))
-    (tmp_path / "in").mkdir()
-    path = tmp_path / "in/train.h5"
-    with h5py.File(path, "w") as file:
+    elif kind == "external examples":
         file["examples"] = h5py.ExternalLink(str(secret), "/examples")
-    with pytest.raises(InputError, match="no group 'examples'"):
-        read_h5(path.parent)
-    with h5py.File(path, "w") as file:
-        file.create_group("examples")["one"] = h5py.ExternalLink(str(secret), "/examples/private")
-    with pytest.raises(InputError, match=r"no (group 'one'|dataset 'tokens') of its own"):
-        read_h5(path.parent)
-    with h5py.File(path, "w") as file:
+    elif kind == "external client":
+        link = h5py.ExternalLink(str(secret), "/examples/private")
+        file.create_group("examples")["one"] = link
+    elif kind == "soft link":
         file["examples/one/tokens"] = h5py.SoftLink("/examples/one")
-    with pytest.raises(InputError, match=r"no (group 'one'|dataset 'tokens') of its own"):
-        read_h5(path.parent)
-    (tmp_path / "raw").write_bytes(bytes(8))
-    with h5py.File(path, "w") as file:
-        group = file.create_group("examples/one")
-        group.create_dataset("pixels", (8,), "u1", external=[(str(tmp_path / "raw"), 0, 8)])
-    with pytest.raises(InputError, match="in another file"):
-        read_h5(path.parent)
-    with h5py.File(path, "w") as file:
+    elif kind == "external array":
+        places = [(str(secret), 0, 8)]
+        file.create_group("examples/one").create_dataset("pixels", (8,), "u1", external=places)
+    else:
         layout = h5py.VirtualLayout((1,), "u1")
         layout[0] = h5py.VirtualSource(str(secret), "x", (1,))[0]
         file.create_group("examples/one").create_virtual_dataset("pixels", layout)
-    with pytest.raises(InputError, match="in another file"):
-        read_h5(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("other group", "no group 'examples' .* only: data"),
+        ("array", "no group 'examples'"),
+        ("array of a client", "no group 'one'"),
+        ("external examples", "no group 'examples' of its own"),
+        ("external client", "no group 'one' of its own"),
+        ("soft link", "no dataset 'tokens' of its own"),
+        ("external array", "in another file"),
+        ("virtual array", "in another file"),
+    ],
+)
+def test_no_file_of_another_form_or_that_reads_another_one(tmp_path, kind, message):
+    write(tmp_path / "secret" / "secret.h5", speeches({"private": 1}))
+    with h5py.File(tmp_path / "train.h5", "w") as file:
+        of_another_form(kind, file, tmp_path / "secret" / "secret.h5")
+    with pytest.raises(InputError, match=message):
+        read_h5(tmp_path)
+
+
+def test_a_file_without_examples(tmp_path):
+    write(tmp_path / "train.h5", {"one": {"tokens": texts()}})
+    with pytest.raises(InputError, match="has no examples"):
+        read_h5(tmp_path)
 
 
 @pytest.mark.parametrize("shape", [(10**9, 28, 28), (10**7,)])
@@ -216,9 +218,7 @@ def test_an_array_that_memory_does_not_hold(tmp_path, monkeypatch):
         group.create_dataset("pixels", data=zeros, compression="gzip")
     assert len(read_h5(tmp_path)["train"]) == 500
     monkeypatch.setattr("fedjax_peft.support.memory.available", lambda: 10**6)
-    with pytest.raises(
-        InputError, match=r"'pixels' of shape \[500, 28, 28\], needs .* fewer users"
-    ):
+    with pytest.raises(InputError, match=r"'pixels' of shape \[500, 28, 28\], needs .* fewer user"):
         read_h5(tmp_path)
 
 

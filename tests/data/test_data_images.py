@@ -69,47 +69,34 @@ def test_emnist_is_turned_upright(tmp_path):
 
 
 def test_a_file_beside_its_packed_form_is_read_once(tmp_path):
-    splits = {"train": (images(3, 4, 4), [0, 1, 2])}
-    write_idx(tmp_path, splits)
-    write_idx(tmp_path, splits, packed=True)
+    for packed in (False, True):
+        write_idx(tmp_path, {"train": (images(3, 4, 4), [0, 1, 2])}, packed=packed)
     assert len(read_images(tmp_path)["train"]) == 3
+
+
+PIXELS, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
-        ("images-idx3", b"", ["train-images-idx3-ubyte", "does not start like an IDX file"]),
-        ("images-idx3", idx(images(5, 4, 4), magic=1), ["does not start like an IDX file of 3"]),
-        ("images-idx3", idx(images(5, 4, 4))[:-1], ["5x4x4 bytes, but has 79"]),
-        ("images-idx3", idx(images(5, 4, 4)) + b"a", ["5x4x4 bytes, but has 81"]),
-        (
-            "images-idx3",
-            bytes([0, 0, 8, 3]) + b"\xff" * 12,
-            ["4294967295x4294967295x4294967295", "has 0"],
-        ),
-        ("labels-idx1", idx(images(4)), ["5 images, but 4 labels"]),
-        ("labels-idx1", None, ["train-labels-idx1-ubyte could not be read", "No such file"]),
+        (PIXELS, b"", f"{PIXELS} does not start like an IDX file of 3"),
+        (PIXELS, idx(images(5, 4, 4), magic=1), "does not start like an IDX file of 3"),
+        (PIXELS, idx(images(5, 4, 4))[:-1], "5x4x4 bytes, but has 79"),
+        (PIXELS, idx(images(5, 4, 4)) + b"a", "5x4x4 bytes, but has 81"),
+        (PIXELS, bytes([0, 0, 8, 3]) + b"\xff" * 12, "4294967295x4294967295x4294967295 .* has 0"),
+        (LABELS, idx(images(4)), "5 images, but 4 labels"),
+        (LABELS, None, f"{LABELS} could not be read: No such file"),
+        (f"{PIXELS}.gz", gzip.compress(idx(images(5, 4, 4)))[:-20], "ubyte.gz could not be read"),
+        (f"{PIXELS}.gz", b"not gzip", "ubyte.gz could not be read"),
     ],
 )
 def test_damaged_idx(tmp_path, file, content, named):
-    write_idx(tmp_path, {"train": (images(5, 4, 4), [0] * 5)})
-    path = tmp_path / f"train-{file}-ubyte"
-    if content is None:
-        path.unlink()
-    else:
-        path.write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        read_images(tmp_path)
-    assert all(part in str(caught.value) for part in named), caught.value
-
-
-@pytest.mark.parametrize(
-    "content", [gzip.compress(idx(images(5, 4, 4)), mtime=0)[:-20], b"not gzip"]
-)
-def test_damaged_gzip(tmp_path, content):
-    write_idx(tmp_path, {"train": (images(5, 4, 4), [0] * 5)}, packed=True)
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(content)
-    with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz could not be read"):
+    write_idx(tmp_path, {"train": (images(5, 4, 4), [0] * 5)}, packed=file.endswith("gz"))
+    (tmp_path / file).unlink()
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(InputError, match=named):
         read_images(tmp_path)
 
 
@@ -175,10 +162,10 @@ def test_cifar100(tmp_path):
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (b"", ["has 0 bytes"]),
-        (records(images(2, 32, 32, 3), [0, 1])[:-1], ["has 6145 bytes", "records of 3073"]),
-        (records(images(2, 32, 32, 3), [0, 10]), ["Image 2 of", "label 10", "10 classes"]),
-        (None, ["could not be read"]),
+        (b"", "data_batch_4.bin has 0 bytes"),
+        (records(images(2, 32, 32, 3), [0, 1])[:-1], "has 6145 bytes, .* records of 3073"),
+        (records(images(2, 32, 32, 3), [0, 10]), "Image 2 of .*_4.bin .* label 10, .* 10 classes"),
+        (None, "data_batch_4.bin could not be read"),
     ],
 )
 def test_damaged_cifar(cifar10, content, named):
@@ -186,9 +173,8 @@ def test_damaged_cifar(cifar10, content, named):
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=named):
         read_images(cifar10[0])
-    assert all(part in str(caught.value) for part in ["data_batch_4.bin", *named]), caught.value
 
 
 @pytest.mark.parametrize("name", ["cifar-10-batches-py", "cifar-100-python.tar.gz"])
@@ -226,34 +212,28 @@ X, Y = images(3, 5, 4), np.arange(3)
 @pytest.mark.parametrize(
     ("arrays", "named"),
     [
-        ({"a": X, "b": Y}, ["needs arrays named x_train and y_train", "it has: a, b"]),
-        ({"x_train": X.astype(float), "y_train": Y}, ["float64 [3, 5, 4]", "must be uint8"]),
-        ({"x_train": X[0], "y_train": Y}, ["uint8 [5, 4]"]),
-        ({"x_train": X, "y_train": Y[:2]}, ["3 images, but 2 labels"]),
-        ({"x_train": X, "y_train": np.eye(3)}, ["float64 [3, 3]", "not whole numbers or names"]),
-        ({"x_train": X, "y_train": np.array([None, 1, 2])}, ["could not be read", "pickle"]),
+        ({"a": X, "b": Y}, "some.npz needs arrays named x_train and y_train.* it has: a, b"),
+        ({"x_train": X.astype(float), "y_train": Y}, r"some.npz .*float64 \[3, 5, 4\].* be uint8"),
+        ({"x_train": X[0], "y_train": Y}, r"uint8 \[5, 4\]"),
+        ({"x_train": X, "y_train": Y[:2]}, "3 images, but 2 labels"),
+        ({"x_train": X, "y_train": np.eye(3)}, r"float64 \[3, 3\], not whole numbers or names"),
+        ({"x_train": X, "y_train": np.array([None, 1, 2])}, "some.npz could not be read.* pickle"),
     ],
 )
 def test_npz_that_does_not_fit(tmp_path, arrays, named):
     np.savez(tmp_path / "some.npz", **arrays)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=named):
         read_images(tmp_path)
-    assert all(part in str(caught.value) for part in ["some.npz", *named]), caught.value
 
 
-def test_damaged_npz(tmp_path):
-    path = tmp_path / "some.npz"
+def test_damaged_npz_and_npy_of_its_name(tmp_path):
+    path, npy = tmp_path / "some.npz", io.BytesIO()
     np.savez(path, x_train=X, y_train=Y)
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(InputError, match=r"some\.npz could not be read"):
-        read_images(tmp_path)
-
-
-def test_npz_that_is_npy(tmp_path):
-    with (tmp_path / "some.npz").open("wb") as file:
-        np.save(file, X)
-    with pytest.raises(InputError, match=r"some\.npz could not be read"):
-        read_images(tmp_path)
+    np.save(npy, X)
+    for content in (path.read_bytes()[:-30], npy.getvalue()):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"some\.npz could not be read"):
+            read_images(tmp_path)
 
 
 def test_folders_of_classes(tmp_path):
@@ -328,6 +308,9 @@ def enlarged_png(side=60_000):
     return bytes(data)
 
 
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -335,7 +318,7 @@ def enlarged_png(side=60_000):
         encoded(images(1, 64, 64)[0], "JPEG")[:500],
         b"",
         b"\x89PNG\r\n\x1a\n" + b"\0" * 50,
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        POSTSCRIPT,
         enlarged_png(10_000),
         enlarged_png(60_000),
         {"bytes": None, "path": None},
@@ -355,17 +338,13 @@ def test_images_that_cannot_be_used(value):
     assert "row 7 of that file" in str(caught.value) or "/nowhere" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (enlarged_png(10_000), "DecompressionBombWarning"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "cannot identify"),
-    ],
-    ids=["huge", "postscript"],
-)
-def test_dangerous_images_are_not_even_begun(value, reason):
-    with pytest.raises(InputError, match=reason):
-        decode(value)
+def test_dangerous_images_are_not_even_begun():
+    for value, reason in (
+        (enlarged_png(10_000), "DecompressionBomb"),
+        (POSTSCRIPT, "cannot ident"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            decode(value)
 
 
 # ----------------------------------------------------------------------------------------- encode
@@ -397,17 +376,16 @@ def test_grey_images_have_one_channel_unless_some_have_colours():
 @pytest.mark.parametrize(
     ("columns", "named"),
     [
-        ({"image": [X[0], X[1].T], "label": [0, 1]}, ["row 2 of a file", "4x5", "5x4"]),
-        ({"image": [X[0], b"?"], "label": [0, 1]}, ["row 2 of a file could not be decoded"]),
-        ({"image": [X[0], X[1]], "label": [0, 2]}, ["Row 2 of a file has the label '2'"]),
-        ({"img": [X[0]], "label": [0]}, ["no column 'image'", "img"]),
-        ({"image": [], "label": []}, ["a file has no images"]),
+        ({"image": [X[0], X[1].T], "label": [0, 1]}, "row 2 of a file has 4x5 .* 5x4"),
+        ({"image": [X[0], b"?"], "label": [0, 1]}, "row 2 of a file could not be decoded"),
+        ({"image": [X[0], X[1]], "label": [0, 2]}, "Row 2 of a file has the label '2'"),
+        ({"img": [X[0]], "label": [0]}, "no column 'image'.* img"),
+        ({"image": [], "label": []}, "a file has no images"),
     ],
 )
 def test_tables_that_cannot_be_encoded(columns, named):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=named):
         encode_images(Table("a file", columns), ("0", "1"), name="some")
-    assert all(part in str(caught.value) for part in named), caught.value
 
 
 # ---------------------------------------------------------------------------------- feature shift
@@ -469,12 +447,9 @@ def test_noise_grows_from_client_to_client():
     )
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
-
-
-def test_noise_stays_within_the_range():
-    clients = federation(np.zeros((9, 1, 8, 8), np.uint8), 2)
-    _, after = shifted(clients, "noise", 3.0)[1]
-    assert (after == 0).mean() == approx(0.5, abs=0.1)
+    dark = federation(np.zeros((9, 1, 8, 8), np.uint8), 2)
+    _, after = shifted(dark, "noise", 3.0)[1]
+    assert (after == 0).mean() == approx(0.5, abs=0.1)  # it stays within the range
     assert (after == 255).any()
 
 

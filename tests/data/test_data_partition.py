@@ -43,27 +43,28 @@ def assert_same(a, b):
 
 
 @quick
-@given(problems(), st.integers(0, 2**31))
-def test_iid_covers_in_equal_sizes(problem, seed):
+@given(
+    problems(),
+    st.floats(1e-6, 1e6),
+    st.sampled_from(["iid", "quantity", *MODES]),
+    st.integers(0, 2**31),
+)
+def test_every_example_goes_to_one_of_so_many_clients(problem, alpha, kind, seed):
     labels, k = problem
-    clients = partition.iid(labels, k, seed=seed)
-    assert len(clients) == k
-    assert_partition(clients, len(labels))
-    assert np.ptp(clients.sizes) <= 1
-    assert_same(clients, partition.iid(labels, k, seed=seed))
 
+    def make():
+        if kind in MODES:
+            return partition.dirichlet(labels, k, alpha, mode=kind, seed=seed)
+        more = {"alpha": alpha} if kind == "quantity" else {}
+        return getattr(partition, kind)(labels, k, **more, seed=seed)
 
-@quick
-@given(problems(), st.floats(1e-6, 1e6), st.sampled_from(MODES), st.integers(0, 2**31))
-def test_dirichlet_covers_without_empty_clients(problem, alpha, mode, seed):
-    labels, k = problem
-    clients = partition.dirichlet(labels, k, alpha, mode=mode, seed=seed)
+    clients = make()
     assert len(clients) == k
     assert_partition(clients, len(labels))
     assert clients.sizes.min() >= 1
-    if mode == "client_prior":
+    if kind in ("iid", "client_prior"):
         assert np.ptp(clients.sizes) <= 1
-    assert_same(clients, partition.dirichlet(labels, k, alpha, mode=mode, seed=seed))
+    assert_same(clients, make())
 
 
 @quick
@@ -154,14 +155,15 @@ def test_fill_up_cuts_the_largest_clients(sizes, min_size):
 
 def test_min_size():
     labels = np.repeat(np.arange(4), 100)
-    make = lambda m: partition.dirichlet(labels, 20, 1e-3, mode="class_wise", min_size=m)  # noqa: E731
+
+    def make(least):
+        return partition.dirichlet(labels, 20, 1e-3, mode="class_wise", min_size=least)
+
     assert make(0).sizes.min() == 0
     assert_partition(make(0), 400)
     assert make(7).sizes.min() == 7
     assert make(20).sizes.tolist() == [20] * 20
-    with pytest.raises(
-        InputError, match="400 examples are too few for 20 clients with at least 21"
-    ):
+    with pytest.raises(InputError, match="400 examples are too few for 20 clients with at least"):
         make(21)
 
 
@@ -175,12 +177,8 @@ def test_label_share_reproduces_the_sst2_sizes():
 def test_the_data_set_is_not_copied():
     labels = np.arange(40, dtype=np.int32) % 4
     data = Dataset({"labels": labels, "x": np.zeros((40, 2))}, tuple("abcd"), "toy")
-    for clients in (
-        partition.iid(data, 4),
-        partition.dirichlet(data, 4, 0.5),
-        partition.label_share(data, [[0.25] * 4] * 4),
-    ):
-        assert clients.data is data
+    assert partition.iid(data, 4).data is data
+    assert partition.dirichlet(data, 4, 0.5).data is data
     assert_same(partition.dirichlet(data, 4, 0.5), partition.dirichlet(labels, 4, 0.5))
 
 
@@ -192,20 +190,12 @@ def test_pooled_is_one_client_with_everything_in_order(data):
     assert clients.indices[0].dtype == np.int32
 
 
-def test_iid_needs_no_labels():
-    assert partition.iid(Dataset({"x": np.zeros((7, 2))}), 2).sizes.tolist() == [4, 3]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda y: partition.iid(y, 0), "at least 1 client, not 0"),
         (lambda y: partition.iid(y, 11), "10 examples are too few for 11 clients"),
-        (lambda y: partition.dirichlet(y, -1, 1.0), "at least 1 client"),
-        (lambda y: partition.dirichlet(y, 11, 1.0), "too few"),
         (lambda y: partition.dirichlet(y, 2, 0.0), "alpha .* positive, not 0.0"),
-        (lambda y: partition.dirichlet(y, 2, float("nan")), "alpha"),
-        (lambda y: partition.dirichlet(y, 2, float("inf")), "alpha"),
         (lambda y: partition.dirichlet(y, 2, 1.0, min_size=-1), "min_size"),
         (lambda y: partition.dirichlet(y, 2, 1.0, mode="class"), "no Dirichlet mode 'class'"),
         (lambda y: partition.dirichlet(y - 1, 2, 1.0), "labels from 0 up"),
@@ -214,35 +204,24 @@ def test_iid_needs_no_labels():
         (lambda y: partition.dirichlet(y[:, None], 2, 1.0), r"shape \(10, 1\)"),
         (lambda y: partition.label_share(y, [[1.0]]), "1 rows, but the data have 2 labels"),
         (lambda y: partition.label_share(y, []), "same length"),
-        (lambda y: partition.label_share(y, [[0.5, 0.5], [1.0]]), "same length"),
         (lambda y: partition.label_share(y, [[0.5, 0.5], [0.5, 0.4]]), "Row 1 .* sums to 0.9"),
         (lambda y: partition.label_share(y, [[1.5, -0.5], [0.5, 0.5]]), "Row 0"),
         (lambda y: partition.label_share(y, [[1.0, 0], [1, 0.0]]), "client 1 without"),
         (lambda y: partition.pooled(y[:0]), "0 examples are too few for 1 client"),
-        (lambda y: partition.dirichlet(np.full(10, np.nan), 2, 1.0), "type float64"),
         (lambda y: partition.natural(y * 1.0), "partition by 'client' .* type float64"),
         (lambda y: partition.natural(y[:0]), "none at all"),
-        (
-            lambda y: partition.natural(np.array([1, "a"] * 5, object)),
-            "either whole numbers or texts, not int, str",
-        ),
+        (lambda y: partition.natural(np.array([1, "a"] * 5, object)), "texts, not int, str"),
         (lambda y: partition.natural(np.array([None] * 10)), "not NoneType"),
         (lambda y: partition.natural(y, clients=3), "3 clients .* are asked for, and there are 2"),
-        (lambda y: partition.natural(y, clients=0), "0 clients with at least 1"),
         (lambda y: partition.natural(y, min_size=6), r"6 examples .* there are 0 \(of 2 in all\)"),
-        (lambda y: partition.natural(y, min_size=-1), "min_size"),
         (lambda y: partition.natural(y, names=["1", "0", "1"]), "'1' comes twice"),
         (lambda y: partition.natural(y, names=["0", "12"]), "The client '12' has 0 examples"),
         (lambda y: partition.natural(y, names=["0"], min_size=6), "'0' has 5 examples"),
         (lambda y: partition.natural(y, clients=1, names=["0"]), "names say which"),
         (lambda y: partition.grouped(y, 3), "2 clients cannot be merged into 3 groups"),
-        (lambda y: partition.grouped(y, 0), "into 0 groups"),
         (lambda y: partition.grouped(y, 1, of=5), "5 clients .* there are 2"),
-        (lambda y: partition.quantity(y, 2, -1.0), "alpha"),
         (lambda y: partition.quantity(y, 2, 1.0, min_size=6), "too few"),
-        (lambda y: partition.pathological(y, 11), "too few"),
         (lambda y: partition.pathological(y, 2, 3), "3 classes: there are 2"),
-        (lambda y: partition.pathological(y, 2, 0), "0 classes"),
         (lambda y: partition.pathological(np.arange(10), 3, 3), "cannot hold all 10 classes"),
     ],
 )
@@ -339,17 +318,6 @@ def test_the_largest_shard_is_cut():
     assert _shards(np.array([100, 50, 1]), 10, 7).tolist() == [4, 2, 1]
     assert _shards(np.array([1000, 5]), 4, 8).tolist() == [4, 4], "no client takes two of a class"
     assert _shards(np.array([1, 2]), 4, 8).tolist() == [1, 2], "no shard is empty"
-
-
-@quick
-@given(problems(), st.floats(1e-6, 1e6), st.integers(0, 2**31))
-def test_quantity_covers_without_empty_clients(problem, alpha, seed):
-    labels, k = problem
-    clients = partition.quantity(labels, k, alpha, seed=seed)
-    assert len(clients) == k
-    assert_partition(clients, len(labels))
-    assert clients.sizes.min() >= 1
-    assert_same(clients, partition.quantity(labels, k, alpha, seed=seed))
 
 
 def test_quantity_has_the_sizes_of_its_distribution():

@@ -98,8 +98,12 @@ def name(request):
 
 def test_every_example_has_one_owner(name):
     clients = call(name)
-    owned = np.concatenate(clients.indices)
     assert isinstance(clients, Clients)
+    assert len(clients) == (1 if name in ONE_CLIENT else CLIENTS)
+    assert clients.sizes.min() >= 1
+    assert clients.sizes.tolist() == [len(own) for own in clients.indices]
+    assert len(clients.names) in (0, len(clients))
+    owned = np.concatenate(clients.indices)
     assert len(set(owned.tolist())) == len(owned), "nobody shares an example"
     assert all(own.dtype == np.int32 for own in clients.indices)
     assert all(own.tolist() == sorted(own.tolist()) for own in clients.indices)
@@ -110,14 +114,6 @@ def test_every_example_has_one_owner(name):
         left = set(users) - set(users[owned])
         assert len(left) == LEAVES_OUT[name]
         assert len(owned) == np.sum(~np.isin(users, list(left))), "all examples of a user or none"
-
-
-def test_the_number_of_clients_is_as_asked_and_nobody_is_empty(name):
-    clients = call(name)
-    assert len(clients) == (1 if name in ONE_CLIENT else CLIENTS)
-    assert clients.sizes.min() >= 1
-    assert clients.sizes.tolist() == [len(own) for own in clients.indices]
-    assert len(clients.names) in (0, len(clients))
 
 
 def test_the_seed_decides(name):

@@ -105,23 +105,15 @@ def test_a_window_without_the_whole_answer_points_to_its_first_token():
         assert inside[0, 0] > answer or inside[-1, 1] < answer + len("Anders and Ib Koldsen.")
 
 
-def test_an_answer_longer_than_any_window_is_reported():
+def test_answers_that_no_window_or_no_token_holds_are_reported():
     data = encode(table([CONTEXT, "1871"]), max_length=32)
     assert recovered(data) == {"q0": "", "q1": "1871"}
     assert unanswerable(data) == ["q0"]
     assert not data.columns["start_positions"][data.meta["unit"] == 0].any()
-
-
-def test_an_answer_inside_of_a_token_is_labelled_but_reported():
-    data = encode(table(["light"]), "roberta")
-    assert recovered(data)["q0"] != "light"
-    assert "light" in recovered(data)["q0"]
-    assert unanswerable(data) == ["q0"]
-
-
-def test_an_answer_without_tokens_is_reported():
-    data = encode(table(["\u200b\x07"], "The \u200b\x07 lamp burns"))
-    assert unanswerable(data) == ["q0"]
+    inside = encode(table(["light"]), "roberta")  # of a token
+    assert "light" in recovered(inside)["q0"] != "light"
+    assert unanswerable(inside) == ["q0"]
+    assert unanswerable(encode(table(["\u200b\x07"], "The \u200b\x07 lamp burns"))) == ["q0"]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -189,10 +181,6 @@ def test_hostile_texts(kind, context, answer, question):
     assert recovered(data) == {"q0": answer}
 
 
-def test_no_questions():
-    assert encode(table([])).columns["input_ids"].shape == (0, 64)
-
-
 def test_a_long_question_leaves_the_context_half_of_the_room():
     data = encode(table(question="lamp " * 100), max_length=33)
     assert data.columns["context_mask"][0].sum() == 15  # (33 - 3 special tokens) / 2
@@ -201,20 +189,25 @@ def test_a_long_question_leaves_the_context_half_of_the_room():
 
 
 def test_offsets_are_small_and_large_enough():
+    assert encode(table([])).columns["input_ids"].shape == (0, 64)
     assert encode(table()).meta["offsets"].dtype == np.uint16
     long = encode(table(["boat"], "red " * 20_000 + "boat"))
     assert long.meta["offsets"].max() == 80_004
 
 
-def test_lengths_and_strides_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match=r"stride is 128, .* 31 tokens of a context"):
-        encode(table(), max_length=64, doc_stride=128)
-    with pytest.raises(InputError, match="stride is -1"):
-        encode(table(), doc_stride=-1)
-    with pytest.raises(InputError, match="no room for both"):
-        encode(table(), max_length=4)
-    with pytest.raises(InputError, match="not a fast tokenizer"):
-        encode_spans(table(), (), object(), max_length=64, name="x")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"doc_stride": 128}, r"stride is 128, .* 31 tokens of a context"),
+        ({"doc_stride": -1}, "stride is -1"),
+        ({"max_length": 4}, "no room for both"),
+        ({"kind": "none"}, "not a fast tokenizer"),
+    ],
+)
+def test_lengths_and_strides_that_do_not_fit_are_refused(options, message, monkeypatch):
+    monkeypatch.setitem(TOKENIZERS, "none", object())
+    with pytest.raises(InputError, match=message):
+        encode(table(), **options)
 
 
 @pytest.mark.parametrize(

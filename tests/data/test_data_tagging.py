@@ -40,11 +40,8 @@ def test_each_word_is_labelled_once_at_its_first_token(make):
         ids, labels = data.columns["input_ids"][row, real], data.labels[row, real]
         at = np.flatnonzero(labels != IGNORE)
         assert [NAMES[i] for i in labels[at]] == tags
-        parts = [
-            tokenizer.decode(part, skip_special_tokens=True).strip()
-            for part in np.split(ids, at)[1:]
-        ]
-        assert [part.lower() for part in parts] == [word.lower() for word in words]
+        parts = [tokenizer.decode(part, skip_special_tokens=True) for part in np.split(ids, at)[1:]]
+        assert [part.strip().lower() for part in parts] == [word.lower() for word in words]
 
 
 @pytest.mark.parametrize("make", TOKENIZERS[:2])
@@ -67,8 +64,8 @@ def test_labels_equal_those_of_transformers(make):
 
 
 def test_truncated_words_stay_in_the_references():
-    data = encode(max_length=6)
-    whole = encode()
+    data, whole = encode(max_length=6), encode()
+    assert encode([]).labels.shape == (0, 64)
     np.testing.assert_array_equal(data.labels[:, :5], whole.labels[:, :5])
     assert np.all(data.labels[:, 5] == IGNORE)
     assert data.references == whole.references == tuple(tuple(tags) for _, tags in ROWS)
@@ -95,10 +92,6 @@ def test_hostile_sentences(make):
     assert {len(x) for x in data.columns.values()} == {5}
     assert not np.any((data.labels != IGNORE) & ~data.columns["attention_mask"])
     assert np.sum(data.labels[3] == NAMES.index("B-PER")) > 5
-
-
-def test_no_sentences():
-    assert encode([]).labels.shape == (0, 64)
 
 
 def test_sets_of_tags():
@@ -154,8 +147,5 @@ def test_the_cache_does_not_depend_on_the_tags():
 def test_rows_that_are_refused(row, message):
     with pytest.raises(InputError, match=message):
         encode([ROWS[0], row])
-
-
-def test_an_unknown_order_is_refused():
     with pytest.raises(InputError, match="Did you mean 'sorted'"):
         encode(order="sort")

@@ -27,13 +27,11 @@ def turns(before, after, *, first="", system=True, strip=False):
     """
     content = "message['content'] | trim" if strip else "message['content']"
     refuse = (
-        ""
-        if system
-        else "{% if messages[0]['role'] == 'system' %}"
-        + ("{{ raise_exception('no system messages here') }}{% endif %}")
+        "{% if messages[0]['role'] == 'system' %}"
+        "{{ raise_exception('no system messages here') }}{% endif %}"
     )
     return (
-        "{{ " + (first or "''") + " }}" + refuse + "{% for message in messages %}"
+        "{{ " + (first or "''") + " }}" + refuse * (not system) + "{% for message in messages %}"
         "{{ " + before + " }}"
         "{% if message['role'] == 'assistant' %}{% generation %}"
         "{{ (" + content + ") + " + after + " }}{% endgeneration %}"
@@ -251,16 +249,17 @@ def test_long_conversations_lose_their_end_and_long_prompts_their_beginning():
 
 
 def test_which_template():
-    chat, base = tokenizer(CHAT["qwen"]), tokenizer()
+    chat, base, bert = tokenizer(CHAT["qwen"]), tokenizer(), tiny_tokenizers.bert()
     assert template_of(chat, None) == "chat"
     assert template_of(base, None) == template_of(chat, "plain") == PLAIN
-    with pytest.raises(InputError, match="needs a tokenizer with a chat template"):
-        template_of(base, "chat")
-    for wrong in ("alpaca", "{prompt}{prompt}"):
-        with pytest.raises(InputError, match="neither 'chat' nor 'plain' nor a text"):
-            template_of(base, wrong)
-    with pytest.raises(InputError, match="no token for the end of a text"):
-        template_of(tiny_tokenizers.bert(), None)
+    for own, wrong, message in (
+        (base, "chat", "needs a tokenizer with a chat template"),
+        (base, "alpaca", "neither 'chat' nor 'plain' nor a text"),
+        (base, "{prompt}{prompt}", "neither 'chat' nor 'plain' nor a text"),
+        (bert, None, "no token for the end of a text"),
+    ):
+        with pytest.raises(InputError, match=message):
+            template_of(own, wrong)
 
 
 def test_other_answers_are_read_anew():
@@ -272,6 +271,6 @@ def test_other_answers_are_read_anew():
 
 
 def test_no_conversations():
-    data = encode(tokenizer(), [], "plain")
-    assert data.columns["input_ids"].shape == (0, 200)
-    assert data.columns["prompt_ids"].shape == (0, 1)
+    columns = encode(tokenizer(), [], "plain").columns
+    assert columns["input_ids"].shape == (0, 200)
+    assert columns["prompt_ids"].shape == (0, 1)

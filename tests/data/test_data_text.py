@@ -40,6 +40,9 @@ def cached():
 
 
 def test_columns():
+    left = tokenize(make_tokenizer(padding_side="left"), ["red"], max_length=4)
+    assert left["input_ids"].tolist() == [[2, 4, 3, 0]], "padding is always on the right"
+    assert tokenize(make_tokenizer(), [], max_length=4)["input_ids"].shape == (0, 4)
     columns = tokenize(make_tokenizer(), ["red green", "blue", "red red red red"], max_length=5)
     assert columns["input_ids"].tolist() == [[2, 4, 5, 3, 0], [2, 1, 3, 0, 0], [2, 4, 4, 4, 3]]
     assert columns["attention_mask"].sum(axis=1).tolist() == [4, 3, 5]
@@ -54,11 +57,6 @@ def test_pairs_have_token_types():
     assert columns["input_ids"].tolist() == [[2, 4, 3, 5, 4, 3, 0, 0]]
     assert columns["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1, 0, 0]]
     assert columns["token_type_ids"].dtype == np.int32
-
-
-def test_padding_is_on_the_right_for_every_tokenizer():
-    columns = tokenize(make_tokenizer(padding_side="left"), ["red"], max_length=4)
-    assert columns["input_ids"].tolist() == [[2, 4, 3, 0]]
 
 
 def test_batches_equal_one_call(monkeypatch):
@@ -105,10 +103,6 @@ def test_hostile_texts(kind):
 def test_lone_surrogates_are_replaced_one_for_one():
     assert text.clean("a\ud83db\udc00") == "a\ufffdb\ufffd"
     assert text.clean("\U0001f680 \u05d0") == "\U0001f680 \u05d0"
-
-
-def test_no_texts():
-    assert tokenize(make_tokenizer(), [], max_length=4)["input_ids"].shape == (0, 4)
 
 
 def test_cache_is_used_and_equal(encodings):
@@ -190,14 +184,16 @@ def test_an_interrupted_write_leaves_no_file(monkeypatch):
     assert cached() == []
 
 
-def test_unusable_tokenizers_and_lengths_are_named():
-    with pytest.raises(InputError, match="no padding token"):
-        tokenize(make_tokenizer(pad_token=None), ["red"], max_length=4)
-    with pytest.raises(InputError, match="object is not a fast tokenizer"):
-        tokenize(object(), ["red"], max_length=4)
-    with pytest.raises(InputError, match=r"max_length is 9, .* at most 8"):
-        tokenize(make_tokenizer(model_max_length=8), ["red"], max_length=9)
-    with pytest.raises(InputError, match="2 special tokens"):
-        tokenize(make_tokenizer(), ["red"], max_length=2)
-    with pytest.raises(InputError, match="1 texts but 2 second texts"):
-        tokenize(make_tokenizer(), ["red"], ["red", "green"], max_length=9)
+@pytest.mark.parametrize(
+    ("tokenizer", "pairs", "max_length", "message"),
+    [
+        (make_tokenizer(pad_token=None), None, 4, "no padding token"),
+        (object(), None, 4, "object is not a fast tokenizer"),
+        (make_tokenizer(model_max_length=8), None, 9, "max_length is 9, .* at most 8"),
+        (make_tokenizer(), None, 2, "2 special tokens"),
+        (make_tokenizer(), ["red", "green"], 9, "1 texts but 2 second texts"),
+    ],
+)
+def test_unusable_tokenizers_and_lengths_are_named(tokenizer, pairs, max_length, message):
+    with pytest.raises(InputError, match=message):
+        tokenize(tokenizer, ["red"], pairs, max_length=max_length)

@@ -3,14 +3,13 @@
 import json
 
 import numpy as np
-import optax
 import pytest
 
 import fedjax_peft as fp
 from fedjax_peft.config import config as configs
 from fedjax_peft.data.subsets import keep_users
 from fedjax_peft.data.table import Table
-from fedjax_peft.data.vocabulary import count_words, read_vocabulary, word_tokenizer
+from fedjax_peft.data.vocabulary import count_words, word_tokenizer
 from fedjax_peft.support.errors import InputError
 
 TEXTS = ["to be, or not to be", "To sleep; to dream", "be not afraid"]
@@ -18,28 +17,18 @@ TEXTS = ["to be, or not to be", "To sleep; to dream", "be not afraid"]
 TOKENS = ("<pad>", "<unk>", "<eos>", "be", "to", "not", ",", ";", "To", "afraid", "dream", "or")
 
 
-def test_the_most_frequent_words_by_hand():
-    assert count_words(TEXTS, 12) == TOKENS
+def test_words_and_ids_by_hand():
+    assert count_words(TEXTS, 12) == count_words([*reversed(TEXTS)], 12) == TOKENS
     assert count_words(TEXTS, 6) == TOKENS[:6]
     assert count_words(TEXTS, 1000) == (*TOKENS, "sleep")
-    assert count_words([*reversed(TEXTS)], 12) == TOKENS
-
-
-def test_texts_as_ids_by_hand():
     tokenizer = word_tokenizer(TOKENS)
     ids = tokenizer(["To be, or not: sleep", ""])["input_ids"]
     assert ids == [[8, 3, 6, 11, 5, 1, 1], []]
     assert (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id) == (0, 1, 2)
     assert tokenizer.decode([8, 3, 11]) == "To be or"
-
-
-def test_a_special_token_in_a_text_is_not_counted_twice():
-    tokens = count_words(["<unk> <unk> a", "a\ud800"], 20)
+    tokens = count_words(["<unk> <unk> a", "a\ud800"], 20)  # a special token counts once
     assert len(set(tokens)) == len(tokens)
     word_tokenizer(tokens)
-
-
-def test_vocabularies_that_cannot_be_made():
     with pytest.raises(InputError, match="vocabulary = 3 leaves no place for a word"):
         count_words(TEXTS, 3)
     with pytest.raises(InputError, match="no words"):
@@ -60,12 +49,14 @@ def test_words_come_from_the_training_split_only(folder):
     assert data["train"].vocabulary == data["test"].vocabulary == TOKENS
     assert data["test"].columns["input_ids"].tolist() == [[4, 3, 1, 2, 0, 0, 0, 0]]
     assert data["train"].columns["input_ids"][2].tolist() == [3, 5, 9, 2, 0, 0, 0, 0]
-    with pytest.raises(InputError, match="use only one of them"):
-        fp.load_dataset(str(folder), vocabulary=12, tokenizer=word_tokenizer(TOKENS))
-    with pytest.raises(InputError, match="vocabulary = 9 means nothing"):
-        fp.load_dataset("cifar10", source="tiny", vocabulary=9)
-    with pytest.raises(InputError, match="must be a whole number"):
-        fp.load_dataset(str(folder), vocabulary="12")
+    for name, options, message in (
+        (folder, {"vocabulary": 12, "tokenizer": word_tokenizer(TOKENS)}, "use only one of them"),
+        (folder, {"vocabulary": "12"}, "must be a whole number"),
+        ("cifar10", {"vocabulary": 9, "source": "tiny"}, "vocabulary = 9 means nothing"),
+        ("cifar10", {"user_examples": 2, "source": "tiny"}, "user_examples = 2 means nothing"),
+    ):
+        with pytest.raises(InputError, match=message):
+            fp.load_dataset(name, **options)
 
 
 def recurrent(**changes):
@@ -100,19 +91,6 @@ def test_a_run_keeps_its_words(folder, tmp_path):
         fp.load_run(out)
 
 
-def test_a_run_in_python_keeps_its_words(folder, tmp_path):
-    data = fp.load_dataset(str(folder), vocabulary=12, max_length=8)
-    shape = recurrent()["model"]["config"]
-    model = fp.attach(fp.random_model(shape, head=fp.heads.causal_lm()), fp.peft.head_only())
-    clients = fp.partition.natural(data["train"])
-    algorithm = fp.algorithms.fedavg(optax.sgd(0.1))
-    fp.simulate(
-        model, algorithm, clients, rounds=1, local_steps=1, batch_size=2, out=tmp_path / "o"
-    )
-    assert read_vocabulary(tmp_path / "o") == TOKENS
-    assert fp.load_run(tmp_path / "o").predict(["to be"]).shape == (1, 8, 12)
-
-
 def test_pretrained_models_have_their_own_words(folder, tmp_path):
     encoder = fp.testing.write_tiny_checkpoint(tmp_path / "bert")
     config = recurrent(data={"name": str(folder), "vocabulary": 12}, model=str(encoder))
@@ -142,16 +120,21 @@ def test_the_same_users_in_all_splits():
     assert keep_users(few, 3, 1, seed=5)["train"].columns == few["train"].columns
 
 
-def test_users_that_cannot_be_drawn():
-    tables = {"train": table({"a": 2, "b": 1}), "test": table({"a": 1, "c": 1})}
-    with pytest.raises(InputError, match=r"there are 1 \(of 1 users in all splits\)"):
-        keep_users(tables, 2, 1, 0)
-    with pytest.raises(InputError, match="users = 0 must be at least 1"):
-        keep_users(tables, 0, 1, 0)
-    with pytest.raises(InputError, match="no column 'client', only: text"):
-        keep_users({"train": Table("t", {"text": ["x"]})}, 1, 1, 0)
-    with pytest.raises(InputError, match="user_examples = 2 means nothing"):
-        fp.load_dataset("cifar10", source="tiny", user_examples=2)
+@pytest.mark.parametrize(
+    ("tables", "users", "message"),
+    [
+        (
+            {"train": table({"a": 2, "b": 1}), "test": table({"c": 1, "a": 1})},
+            2,
+            "there are 1 ",
+        ),
+        ({"train": table({"a": 2})}, 0, "users = 0 must be at least 1"),
+        ({"train": Table("t", {"text": ["x"]})}, 1, "no column 'client', only: text"),
+    ],
+)
+def test_users_that_cannot_be_drawn(tables, users, message):
+    with pytest.raises(InputError, match=message):
+        keep_users(tables, users, 1, 0)
 
 
 def test_natural_grouped_and_iid_clients_of_the_same_users():
