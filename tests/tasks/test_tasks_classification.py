@@ -38,13 +38,15 @@ def test_loss_and_accuracy():
 def test_masked_rows_have_no_effect_even_with_nan():
     logits = LOGITS.at[1].set(jnp.nan)
     batch = {"labels": BATCH["labels"].at[1].set(-100), "mask": jnp.array([True, False, True])}
-    loss = lambda logits, batch: tasks.classification().loss(outputs(logits), batch)[0]  # noqa: E731
-    rows = {"labels": BATCH["labels"][jnp.array([0, 2])]}
-    assert_close(loss(logits, batch), loss(LOGITS[jnp.array([0, 2])], rows))
-    assert float(tasks.classification().loss(outputs(logits), batch)[1]) == 2
-    assert [
-        float(x) for x in tasks.classification().metrics(outputs(logits), batch)["accuracy"]
-    ] == [2, 2]
+    task, some = tasks.classification(), jnp.array([0, 2])
+
+    def loss(logits, batch):
+        return task.loss(outputs(logits), batch)[0]
+
+    assert_close(loss(logits, batch), loss(LOGITS[some], {"labels": BATCH["labels"][some]}))
+    assert float(task.loss(outputs(logits), batch)[1]) == 2
+    accuracy = task.metrics(outputs(logits), batch)["accuracy"]
+    assert [float(x) for x in accuracy] == [2, 2]
     assert np.isfinite(jax.grad(loss)(LOGITS, batch)).all()
 
 
@@ -61,11 +63,7 @@ def test_macro_f1_equals_scikit_learn(seed):
     gold, predicted = rng.integers(0, 4, 30), rng.integers(1, 5, 30)
     expected = f1_score(gold, predicted, average="macro", zero_division=0)
     assert score(gold, predicted)["macro_f1"] == approx(expected, abs=1e-12)
-
-
-def test_macro_f1_leaves_out_classes_that_never_come_up():
-    assert score([0, 0, 3], [0, 0, 3]) == {"macro_f1": 1.0}
-    assert score([0, 1], [1, 0]) == {"macro_f1": 0.0}
+    assert score([0, 0, 3], [0, 0, 3]) == {"macro_f1": 1.0}, "classes that nobody has do not count"
 
 
 def test_the_task_of_a_data_set():

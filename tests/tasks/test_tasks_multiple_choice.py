@@ -16,6 +16,7 @@ from fedjax_peft.testing import write_tiny_language_model
 
 pytestmark = pytest.mark.slow
 
+COLUMNS = ("input_ids", "attention_mask", "loss_mask")
 ROWS = {
     "question": ["Which is red? ", "Two and two make", "Who?"],
     "choices": [["a rose", "the sea"], ["four", "five", "nothing at all"], ["I", "you"]],
@@ -77,9 +78,7 @@ def test_likelihoods_and_accuracies_are_those_of_torch(model, path):
     data = encoded(model)
     reference = AutoModelForCausalLM.from_pretrained(path).eval()
     sums = []
-    for ids, mask, loss in zip(
-        *(data.columns[n] for n in ("input_ids", "attention_mask", "loss_mask")), strict=True
-    ):
+    for ids, mask, loss in zip(*map(data.columns.get, COLUMNS), strict=True):
         with torch.no_grad():
             logits = reference(torch.tensor(ids[mask][None]).long()).logits[0]
         log = torch.log_softmax(logits, -1).numpy()
@@ -105,11 +104,8 @@ def test_likelihoods_and_accuracies_are_those_of_torch(model, path):
     rows = [{"question": q, "choices": c} for q, c in zip(*[*ROWS.values()][:2], strict=True)]
     answers = inference.answer(model, model.trainable, rows, task=task, max_length=48)
     assert_close(np.concatenate([a["log_likelihoods"] for a in answers]), sums, atol=2e-4)
-    best = [
-        c[int(np.argmax(a["log_likelihoods"]))]
-        for a, c in zip(answers, ROWS["choices"], strict=True)
-    ]
-    assert [a["choice"] for a in answers] == best
+    for found, choices in zip(answers, ROWS["choices"], strict=True):
+        assert found["choice"] == choices[int(np.argmax(found["log_likelihoods"]))]
 
 
 def test_the_length_of_a_choice_can_decide(model):
@@ -137,11 +133,7 @@ def test_rows_that_cannot_be_used(model, changes, named):
 
 
 def test_digits_are_numbers_unless_a_choice_is_one(model):
-    rows = {
-        "question": ["2 + 1 =", "Which?"],
-        "choices": [["1", "2", "3"], ["x", "y"]],
-        "answer": ["3", "1"],
-    }
+    rows = {"question": ["2 + 1 =", "Which?"], "choices": [[*"123"], [*"xy"]], "answer": ["3", "1"]}
     assert [q.answer for q in encoded(model, rows).references] == [2, 1]
 
 

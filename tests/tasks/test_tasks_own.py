@@ -67,15 +67,12 @@ def test_a_listed_task_is_complete(name):
     assert tasks.for_data(Dataset({"x": np.zeros(1)}, task=task)) is task
 
 
-def test_two_tasks_that_fit_a_table_equally_well_are_named():
+def test_tasks_of_columns_and_names():
     columns = {"tokens", "tags", "question", "context"}
     with pytest.raises(InputError, match=r"x\.csv fit several tasks: question_answering and tagg"):
         tasks.for_columns(columns, "x.csv")
     assert tasks.for_columns({"text", "stars"}, "x.csv").name == "next_token"
     assert tasks.for_columns({"stars"}, "x.csv").name == "classification"
-
-
-def test_unknown_names_are_refused_with_the_nearest():
     with pytest.raises(InputError, match=r"no task 'taging'\. Did you mean 'tagging'"):
         tasks.find("taging")
 
@@ -104,16 +101,13 @@ def run(simple_encoder, tmp_path_factory):  # noqa: F811
     return out
 
 
-def test_a_task_of_the_users_own_is_trained_and_scored(run):
+def test_a_task_of_the_users_own_is_trained_scored_and_reported(run, capsys):
     rows = read_metrics(run / "metrics.jsonl")
     last = rows[-1]
     assert last["headline"] == "absolute_error"
     assert last["headline_better"] == "lower"
     assert last["train_loss"] != 0
     assert 0 < last["test_absolute_error"] <= last["test_rmse"] < 10
-
-
-def test_its_run_can_be_reported(run, capsys):
     assert cli.main(["report", str(run)]) == 0
     assert "absolute_error" in capsys.readouterr().out.replace(" ", "_")
 

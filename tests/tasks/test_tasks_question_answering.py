@@ -2,6 +2,7 @@
 
 import re
 import string
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +62,7 @@ def test_loss_is_the_mean_of_both_ends_over_real_tokens():
     x = jnp.array(rng.normal(size=(2, LENGTH, 2)), jnp.float32)
     start, end = jnp.array([4, 0]), jnp.array([6, 0])
     real = data.columns["attention_mask"]
-    batch = {"start_positions": start, "end_positions": end, "attention_mask": jnp.array(real)}
+    batch = labelled(data, start, end)
     expected = 0.0
     for row in range(2):
         for which, label in enumerate((start[row], end[row])):
@@ -76,14 +77,16 @@ def test_loss_is_the_mean_of_both_ends_over_real_tokens():
     assert_close(task.loss(Outputs(wild, None), batch)[0], total, rtol=1e-6)
 
 
+def labelled(data, start, end, **more):
+    real = jnp.array(data.columns["attention_mask"])
+    positions = {"start_positions": jnp.array(start), "end_positions": jnp.array(end)}
+    return {"attention_mask": real, **positions, **more}
+
+
 def test_accuracy_wants_both_ends():
     data = windows(0, 0, 0)
     x = logits(data, (4, 6, 9), (4, 7, 9), (3, 6, 9))
-    batch = {
-        "attention_mask": jnp.array(data.columns["attention_mask"]),
-        "start_positions": jnp.array([4, 4, 4]),
-        "end_positions": jnp.array([6, 6, 6]),
-    }
+    batch = labelled(data, [4, 4, 4], [6, 6, 6])
     accuracy = tasks.question_answering().metrics(Outputs(jnp.array(x), None), batch)["accuracy"]
     assert [float(value) for value in accuracy] == [1, 3]
 
@@ -91,12 +94,8 @@ def test_accuracy_wants_both_ends():
 def test_masked_rows_have_no_effect_even_with_nan():
     data = windows(0, 0)
     x = jnp.array(logits(data, (4, 6, 2), (4, 6, 2)))
-    batch = {
-        "attention_mask": jnp.array(data.columns["attention_mask"]).at[1].set(False),
-        "start_positions": jnp.array([4, 99]),
-        "end_positions": jnp.array([6, 99]),
-        "mask": jnp.array([True, False]),
-    }
+    batch = labelled(data, [4, 99], [6, 99], mask=jnp.array([True, False]))
+    batch["attention_mask"] = batch["attention_mask"].at[1].set(False)
     one = {name: column[:1] for name, column in batch.items()}
     task = tasks.question_answering()
     metrics = task.metrics(Outputs(x.at[1].set(jnp.nan), None), batch)
@@ -137,33 +136,17 @@ def test_spans_are_ordered_short_and_in_the_context(n_best):
                 if start <= end < start + 3 and value > best:
                     first, last = data.meta["offsets"][row, [start, end], [0, 1]]
                     best, answer = value, " ".join(CONTEXT)[first:last]
-    scores = scored(
-        Dataset(
-            data.columns,
-            (),
-            "x",
-            "question_answering",
-            data.meta,
-            (Question("q", " ".join(CONTEXT), (answer or "?",)),),
-        ),
-        x,
-        n_best=n_best,
-        max_answer_length=3,
-    )
+    gold = replace(data, references=(Question("q", " ".join(CONTEXT), (answer or "?",)),))
+    scores = scored(gold, x, n_best=n_best, max_answer_length=3)
     assert scores["exact_match"] == float(bool(answer))
 
 
-def test_an_answer_has_at_most_so_many_tokens():
+def test_an_answer_has_at_most_so_many_tokens_or_is_empty():
     data = windows(0, golds=("red boat left",))
     x = logits(data, (5, 7, 9.0))
     assert scored(data, x, max_answer_length=3)["exact_match"] == 1
     assert scored(data, x, max_answer_length=2)["exact_match"] == 0
-
-
-def test_without_a_span_the_answer_is_empty():
-    data = windows(0)
-    x = logits(data, (6, 4, 9.0))  # the end before the start
-    assert scored(data, x, n_best=1)["f1"] == 0
+    assert scored(data, logits(data, (6, 4, 9.0)), n_best=1)["f1"] == 0  # the end comes first
     wild = np.full_like(x, np.nan)
     assert scored(data, wild)["f1"] == 0
     assert scored(windows(0, golds=("The",)), wild)["exact_match"] == 1
@@ -172,14 +155,12 @@ def test_without_a_span_the_answer_is_empty():
 def test_several_golds_several_questions():
     first = windows(0, golds=("boat", "the red boat", "a red boat!"))
     second = windows(0, unit=1, golds=("Monday",))
-    data = Dataset(
-        {name: np.concatenate([x, second.columns[name]]) for name, x in first.columns.items()},
-        (),
-        "x",
-        "question_answering",
-        {name: np.concatenate([x, second.meta[name]]) for name, x in first.meta.items()},
-        (first.references[0], second.references[1]),
+    columns, meta = (
+        {name: np.concatenate([x, b[name]]) for name, x in a.items()}
+        for a, b in ((first.columns, second.columns), (first.meta, second.meta))
     )
+    golds = (first.references[0], second.references[1])
+    data = replace(first, columns=columns, meta=meta, references=golds)
     scores = scored(data, logits(data, (4, 6, 5.0), (5, 6, 5.0)))  # "the red boat", "red boat"
     assert scores["exact_match"] == 1 / 2
     assert scores["f1"] == 1 / 2
@@ -222,22 +203,7 @@ def official(answer, gold):
     return ours == theirs, 2 * precision * recall / (precision + recall)
 
 
-WORDS = [
-    "The",
-    "an",
-    "a",
-    "theme",
-    "Boat",
-    "boat",
-    "1,000",
-    "U.S.",
-    "–",
-    "«ja»",
-    "İ",
-    "naïve",
-    "-",
-    "",
-]
+WORDS = ["The", "an", "theme", "Boat", "boat", "1,000", "U.S.", "–", "«ja»", "İ", "naïve", "-", ""]
 
 
 @given(*[st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)] * 2)
@@ -266,9 +232,6 @@ def test_comparisons_equal_a_plain_reading_of_the_official_ones(answer, gold):
 def test_comparisons(answer, gold, exact, f1):
     assert exact_match(answer, gold) == exact
     assert overlap_f1(answer, gold) == approx(f1)
-
-
-def test_normalized():
     assert normalized("  The  U.S. of\tA., an\u00a0isle ") == "us of isle"
 
 

@@ -33,9 +33,6 @@ def test_rouge_l_is_that_of_rouge_score():
         answer, gold = (" ".join(rng.choice(WORDS, rng.integers(0, 14))) for _ in range(2))
         expected = reference.score(gold, answer)["rougeL"].fmeasure
         assert rouge_l(answer, gold) == approx(expected, abs=1e-12)
-    long = [" ".join(rng.choice(WORDS, 300)) for _ in range(2)]
-    expected = reference.score(*long)["rougeL"].fmeasure
-    assert rouge_l(*long) == approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +81,6 @@ def test_gold_answers_without_a_number_are_refused():
         gsm8k_match("#### 3", "three")
 
 
-def test_exact_match_ignores_case_punctuation_articles_and_spaces():
-    assert exact_match("The  Eiffel tower!", "eiffel tower") == 1
-    assert exact_match("Eiffel towers", "eiffel tower") == 0
-
-
 def test_the_best_of_several_gold_answers_counts():
     assert best_score(rouge_l, "a b", ["x", "a c"]) == 0.5
     assert best_score(rouge_l, "a b", "a c") == 0.5
@@ -103,6 +95,9 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(n, c):
     for k in range(1, n + 1):
         subsets = [any(subset) for subset in combinations(correct, k)]
         assert pass_at_k(n, c, k) == approx(np.mean(subsets), abs=1e-12)
+    for impossible in ((n, c, 0), (n, c, n + 1), (n, n + 1, 1), (n, -1, 1)):
+        with pytest.raises(InputError):
+            pass_at_k(*impossible)
 
 
 def test_pass_rate_asks_the_users_checker():
@@ -116,14 +111,6 @@ def test_pass_rate_asks_the_users_checker():
     assert pass_rate(samples, check, 1) == approx((1 / 3 + 1 / 3) / 2)
     assert pass_rate(samples, check, 3) == 1
     assert asked[:6] == [(p, text) for p in (0, 1) for text in samples[p]]
-
-
-@pytest.mark.parametrize(
-    "arguments", [(3, 1, 0), (3, 1, 4), (3, 4, 1), (3, -1, 1)], ids=["k0", "k4", "c4", "c-1"]
-)
-def test_impossible_counts_are_refused(arguments):
-    with pytest.raises(InputError):
-        pass_at_k(*arguments)
 
 
 def test_perplexity():

@@ -51,8 +51,8 @@ def read_users(folder: Path) -> dict[str, Table] | None:
     Raises:
       InputError: a file is damaged or contradicts itself (with the user and the field).
     """
-    names = {split: (f"{split}.json", f"{split}/*.json") for split in ("train", "val", "test")}
-    names["all"] = ("all_data*.json", "all_data/*.json", "all.json")
+    names = {split: [f"{split}.json", f"{split}/*.json"] for split in ("train", "val", "test")}
+    names["all"] = ["all_data*.json", "all_data/*.json", "all.json"]
     files = {split: paths for split, own in names.items() if (paths := _find(folder, own))}
     if not files:
         return None
@@ -157,17 +157,16 @@ def _users(path: Path) -> Iterator[User]:
         if not is_leaf:
             field = next((field for field in CONTENTS if field in fields), CONTENTS[0])
             label = "label"
-        contents, labels = _list(fields, field, place), None
-        if is_leaf or label in fields:
-            labels = _list(fields, label, place)
-            if len(contents) != len(labels):
-                raise InputError(
-                    f"{place} has {len(contents)} values in {field!r}, but {len(labels)} in"
-                    f" {label!r}."
-                )
-        if is_leaf:
-            contents, labels = _leaf_examples(place, contents, labels)
-        yield User(name, place, field, contents, labels)
+        contents = _list(fields, field, place)
+        if not is_leaf and label not in fields:
+            yield User(name, place, field, contents, None)
+            continue
+        labels = _list(fields, label, place)
+        if len(contents) != len(labels):
+            counts = f"{len(contents)} values in {field!r}, but {len(labels)} in {label!r}"
+            raise InputError(f"{place} has {counts}.")
+        used = _leaf_examples(place, contents, labels) if is_leaf else (contents, labels)
+        yield User(name, place, field, *used)
 
 
 def _leaf_examples(place: str, x: list[Any], y: list[Any]) -> tuple[list[Any], list[Any] | None]:
