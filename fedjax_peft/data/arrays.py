@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encode import encode, encoder_of, with_options
-from fedjax_peft.data.instructions import Instructions, as_instructions, encode_instructions
+from fedjax_peft.data.instructions import as_instructions, encode_instructions
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.vocabulary import count_words
 from fedjax_peft.support.errors import InputError
@@ -33,7 +33,7 @@ def take_rows(
     names: Sequence[str],
     rows: Mapping[str, Sequence[int]],
     how: Encoding,
-) -> Mapping[str, Table | Instructions]:
+) -> dict[str, Table]:
     """Returns the given rows of each split; as instructions, if ``how`` asks for them."""
     if how.requests is None:
         return {part: table.take(rows[part]) for part, table in tables.items()}
@@ -59,7 +59,7 @@ def split_options(name: str, task: Task, given: Mapping[str, Any]) -> tuple[Task
 
 
 def make_vocabulary(
-    name: str, task: Task, rows: Table | Instructions, size: int, tokenizer: Any
+    name: str, task: Task, rows: Table, size: int, tokenizer: Any
 ) -> tuple[str, ...]:
     """Returns the vocabulary of the training texts."""
     encoder = encoder_of(task)
@@ -70,13 +70,13 @@ def make_vocabulary(
         )
     if not encoder.needs_tokenizer or encoder.texts is None:
         raise InputError(f"vocabulary = {size} means nothing to the data set {name!r}.")
-    return count_words(encoder.texts(rows.table if isinstance(rows, Instructions) else rows), size)
+    return count_words(encoder.texts(rows), size)
 
 
 def encode_rows(
     name: str,
     task: Task,
-    rows: Table | Instructions,
+    table: Table,
     names: Sequence[str],
     how: Encoding,
     options: Mapping[str, Any],
@@ -84,10 +84,10 @@ def encode_rows(
     """Returns a split as it is read, and as arrays."""
     tokenizer = how.tokenizer
     options = {"max_length": how.max_length, "name": name, **options}
-    if isinstance(rows, Instructions):
-        table, data = encode_instructions(task, rows, tokenizer, **options)
+    if how.requests is None:
+        data = encode(task, table, names, tokenizer, **options)
     else:
-        table, data = rows, encode(task, rows, names, tokenizer, **options)
+        table, data = encode_instructions(task, table, tokenizer, **options)
     return table, replace(data, tokenizer=tokenizer if encoder_of(task).needs_tokenizer else None)
 
 

@@ -6,7 +6,7 @@ ours. Which template a row has is drawn from the seed, the split and the number 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,41 +126,8 @@ _PAIRS = Form(
 _SPANS = FORMS["squad"]
 _GOLDS = {"answers", "answer_starts"}
 _PASSES = 3
+_OPTIONS = "options"
 _FIELD = re.compile(r"\{(text|text_pair|context|question|options)\}")
-
-
-@dataclass(frozen=True)
-class Instructions:
-    """Rows as requests and answers. Made by :func:`as_instructions`."""
-
-    table: Table
-    """``messages``, ``references``, and keys to partition by."""
-    templates: Sequence[str]
-    """The template of each row's request."""
-    texts: Sequence[Mapping[str, str]]
-    """Field of the template -> text, for each row."""
-    options: str
-    """What stands for ``{options}``."""
-
-    def request(self, row: int) -> str:
-        """Returns the request of a row."""
-        return _filled(self.templates[row], {**self.texts[row], "options": self.options})
-
-    def shortened(self, excess: Mapping[int, int], tokenizer: Any) -> "Instructions":
-        """Returns the rows with less text in some of them.
-
-        Args:
-          excess: row -> the number of tokens that its longest text loses at its end.
-        """
-        texts, messages = list(self.texts), list(self.table.columns["messages"])
-        for row, tokens in excess.items():
-            longest = max(texts[row], key=lambda field: len(texts[row][field]))
-            texts[row] = {**texts[row], longest: _cut(tokenizer, texts[row][longest], tokens)}
-        cut = replace(self, texts=texts)
-        for row in excess:
-            messages[row] = two_turns(cut.request(row), messages[row][1]["content"])
-        table = replace(self.table, columns={**self.table.columns, "messages": messages})
-        return replace(cut, table=table)
 
 
 def as_instructions(
@@ -171,12 +138,13 @@ def as_instructions(
     part: str,
     seed: int,
     rows: Sequence[int] | None = None,
-) -> Instructions:
+) -> Table:
     """Returns rows of a table as requests and answers.
 
     The answer to a question on a context is its first gold answer; all of them are references. The
     columns ``label`` (of classified texts) and ``task`` (the name of the data set) are keys to
-    partition by; further keys stay.
+    partition by; further keys stay. ``request`` has the template of each row, and field of the
+    template -> text.
 
     Args:
       name: of the data set; one without an entry in :data:`FORMS` has general templates.
@@ -205,24 +173,24 @@ def as_instructions(
             f" {name!r} has the columns {', '.join(columns)}."
         )
     drawn = host_rng(seed, f"instructions:{part}").integers(0, len(form.templates), given)
+    options = ", ".join((form.answers or {}).get(x, x) for x in names)
     fields = sorted(used & columns.keys() - _GOLDS)
-    made = Instructions(
-        table,
-        [form.templates[drawn[number]] for number in numbers],
-        [{field: str(columns[field][row]) for field in fields} for row in range(len(table))],
-        ", ".join((form.answers or {}).get(x, x) for x in names),
-    )
     kept: dict[str, Any] = {key: x for key, x in columns.items() if key not in used}
+    kept["request"] = [
+        (form.templates[i], {_OPTIONS: options} | {x: str(columns[x][row]) for x in fields})
+        for row, i in enumerate(drawn[list(numbers)])
+    ]
     if "label" in kept:
         kept["label"] = [str(label) for label in kept["label"]]
-    kept |= {"task": [name] * len(table)} if "task" not in kept else {}
-    kept["messages"] = [two_turns(made.request(i), x) for i, x in enumerate(answers)]
+    kept.setdefault("task", [name] * len(table))
+    pairs = zip(kept["request"], answers, strict=True)
+    kept["messages"] = [two_turns(_filled(*request), answer) for request, answer in pairs]
     kept["references"] = golds
-    return replace(made, table=replace(table, columns=kept, label_names=None))
+    return replace(table, columns=kept, label_names=None)
 
 
 def encode_instructions(
-    task: Task, given: Instructions, tokenizer: Any, *, max_length: int, name: str
+    task: Task, table: Table, tokenizer: Any, *, max_length: int, name: str
 ) -> tuple[Table, Dataset]:
     """Returns rows as conversations and as tokens, each with its whole answer if there is room.
 
@@ -230,24 +198,46 @@ def encode_instructions(
     and the answer fit. Rows that fit are rendered and tokenized once.
 
     Args:
-      given: of :func:`as_instructions`.
+      table: of :func:`as_instructions`.
       max_length: tokens of a request with its answer.
 
     Raises:
       InputError: a tokenizer, template or length that cannot be used.
     """
-    data = encode(task, given.table, (), tokenizer, max_length=max_length, name=name)
+    data = encode(task, table, (), tokenizer, max_length=max_length, name=name)
     for _ in range(_PASSES):  # tokens may join differently around a cut
         lost = data.meta["cut_tokens"]
         rows = map(int, np.flatnonzero(lost))
-        long = [row for row in rows if any(given.texts[row].values())]
+        long = [row for row in rows if any(_texts(table.columns["request"][row][1]).values())]
         if not long:
             break
-        given = given.shortened({row: int(lost[row]) for row in long}, tokenizer)
-        table = given.table.take(long)
-        again = encode(task, table, (), tokenizer, max_length=max_length, name=name)
+        table = _shortened(table, {row: int(lost[row]) for row in long}, tokenizer)
+        some = table.take(long)
+        again = encode(task, some, (), tokenizer, max_length=max_length, name=name)
         data = with_rows(data, np.array(long), again, padding_token(tokenizer))
-    return given.table, data
+    return table, data
+
+
+def _shortened(table: Table, excess: Mapping[int, int], tokenizer: Any) -> Table:
+    """Returns the rows with less text in some of them.
+
+    Args:
+      excess: row -> the number of tokens that its longest text loses at its end.
+    """
+    requests, messages = list(table.columns["request"]), list(table.columns["messages"])
+    for row, tokens in excess.items():
+        template, fields = requests[row]
+        texts = _texts(fields)
+        longest = max(texts, key=lambda field: len(texts[field]))
+        fields = fields | {longest: _cut(tokenizer, texts[longest], tokens)}
+        requests[row] = (template, fields)
+        messages[row] = two_turns(_filled(template, fields), messages[row][1]["content"])
+    return replace(table, columns={**table.columns, "request": requests, "messages": messages})
+
+
+def _texts(fields: Mapping[str, str]) -> dict[str, str]:
+    """Returns the fields of a request that a row has of its own."""
+    return {field: text for field, text in fields.items() if field != _OPTIONS}
 
 
 def _cut(tokenizer: Any, text: str, tokens: int) -> str:

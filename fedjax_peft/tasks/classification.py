@@ -11,7 +11,7 @@ from fedjax_peft.contracts import Batch, Metrics, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task, check_labels
-from fedjax_peft.tasks.common import SumAndCount, correct, cross_entropy, real_rows
+from fedjax_peft.tasks.common import SumAndCount, cross_entropy, loss_and_accuracy, real_rows
 
 
 def classification() -> Task:
@@ -52,8 +52,7 @@ def _loss(outputs: Outputs, batch: Batch) -> SumAndCount:
 
 def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
     labels = batch["labels"]
-    accuracy = correct(_logits(outputs, batch), labels, real_rows(batch, labels))
-    return {"loss": _loss(outputs, batch), "accuracy": accuracy}
+    return loss_and_accuracy(_logits(outputs, batch), labels, real_rows(batch, labels))
 
 
 def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.contracts import Batch
+from fedjax_peft.contracts import Batch, Metrics
 
 SumAndCount: TypeAlias = tuple[jax.Array, jax.Array]
 """Of losses or of correct predictions; parts of a batch add up."""
@@ -37,9 +37,10 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> S
     return total(jnp.log(jnp.sum(jnp.exp(logits), axis=-1)) - picked, counted)
 
 
-def correct(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> SumAndCount:
-    """Returns (sum, count) of correct predictions, for the arguments of :func:`cross_entropy`."""
-    return total(jnp.argmax(logits, axis=-1) == labels, counted)
+def loss_and_accuracy(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> Metrics:
+    """Returns the metrics of predicted classes, for the arguments of :func:`cross_entropy`."""
+    right = total(jnp.argmax(logits, axis=-1) == labels, counted)
+    return {"loss": cross_entropy(logits, labels, counted), "accuracy": right}
 
 
 def total(values: jax.Array, counted: jax.Array) -> SumAndCount:

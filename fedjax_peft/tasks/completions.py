@@ -27,11 +27,7 @@ from fedjax_peft.tasks.text_scores import SCORES, mean_score
 
 @functools.cache  # the same function for the same settings, so that its program is found again
 def completing(
-    max_new_tokens: int = 64,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    seed: int = 0,
+    how: Sampling, seed: int = 0
 ) -> Callable[[Callable[[Batch], Outputs], Batch], dict[str, jax.Array]]:
     """Returns a ``Task.generate`` that completes prompts: ``completions`` ``[batch, tokens]``.
 
@@ -39,16 +35,13 @@ def completing(
     batches changes nothing, and equal prompts have equal completions.
 
     Args:
-      max_new_tokens: the largest number of tokens in a completion.
-      temperature: see :class:`fedjax_peft.contracts.Sampling`; 0: greedy.
-      top_p: likewise.
-      top_k: likewise.
+      how: how tokens are chosen.
       seed: of the random numbers.
 
     Raises:
       InputError: an impossible setting.
     """
-    how = check_sampling(Sampling(max_new_tokens, temperature, top_p, top_k))
+    how = check_sampling(how)
 
     def generate(forward: Callable[[Batch], Outputs], batch: Batch) -> dict[str, jax.Array]:
         if "prompt_ids" not in batch:
@@ -88,9 +81,13 @@ def completed_texts(predictions: Predictions, data: Any) -> tuple[list[str], lis
             f"The data set {data.name!r} has no {lacks}, so its completions cannot be scored."
             " fedjax_peft.load_dataset gives it both."
         )
-    texts = decoded(data.tokenizer, predictions["completions"])
+    return decoded(data.tokenizer, predictions["completions"]), _golds(data)
+
+
+def _golds(data: Any) -> list[Any]:
+    """Returns the gold completions of each row: one string, or several."""
     units = data.meta.get("unit", np.arange(len(data)))
-    return texts, [data.references[int(unit)] for unit in units]
+    return [data.references[int(unit)] for unit in units]
 
 
 def warn_of_long_answers(max_new_tokens: int, data: Any, which: str) -> None:
@@ -104,8 +101,7 @@ def warn_of_long_answers(max_new_tokens: int, data: Any, which: str) -> None:
     """
     if data.tokenizer is None or not len(data.references) or "prompt_ids" not in data.columns:
         return
-    units = data.meta.get("unit", np.arange(len(data)))
-    golds = [data.references[int(unit)] for unit in units]
+    golds = _golds(data)
     choices = [[gold] if isinstance(gold, str) else list(gold) for gold in golds]
     texts = list(dict.fromkeys(text for choice in choices for text in choice))
     sizes = dict(zip(texts, map(len, whole(data.tokenizer, texts)), strict=True))

@@ -50,12 +50,12 @@ def instruction_tuning(
     Raises:
       InputError: an unknown metric, or an impossible setting of the generation.
     """
-    generate = None
+    generate, how = None, Sampling(max_new_tokens, temperature, top_p, top_k)
     if metric is not None:
         check_known("metric", metric, SCORES)
         from fedjax_peft.tasks.completions import completing  # needs the models, which load slowly
 
-        generate = completing(max_new_tokens, temperature, top_p, top_k)
+        generate = completing(how)
     scored = objective("loss_mask")
     return Task(
         scored.loss,
@@ -69,7 +69,7 @@ def instruction_tuning(
         head="causal_lm",
         check=_checking(max_new_tokens if metric in _WHOLE else None),
         loss_and_metrics=scored.loss_and_metrics,
-        inputs=prompted(Sampling(max_new_tokens, temperature, top_p, top_k), conversations=True),
+        inputs=prompted(how, conversations=True),
     )
 
 

@@ -112,8 +112,8 @@ def _predict(n_best: int, outputs: Outputs, batch: Batch) -> dict[str, jax.Array
 def _score(max_answer_length: int, means: Means, predictions: Predictions, data: Any) -> Scores:
     if "offsets" not in data.meta:
         raise InputError(
-            f"The data set {data.name!r} has no meta 'offsets' (where each token is in its"
-            " context), so its answers cannot be scored. fedjax_peft.load_dataset makes it."
+            f"The data set {data.name!r} has no meta 'offsets', so its answers cannot be scored."
+            " fedjax_peft.load_dataset makes it."
         )
     best, raw = [], []
     for unit, answer in answers(predictions, data, max_answer_length).items():

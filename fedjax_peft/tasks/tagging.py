@@ -12,7 +12,7 @@ from fedjax_peft.data.dataset import IGNORE, Dataset
 from fedjax_peft.data.encoders.tags import TAGS
 from fedjax_peft.support.libraries import limit_blas_threads
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task, check_labels
-from fedjax_peft.tasks.common import SumAndCount, correct, cross_entropy, real_rows
+from fedjax_peft.tasks.common import SumAndCount, cross_entropy, loss_and_accuracy, real_rows
 
 
 def tagging() -> Task:
@@ -48,8 +48,7 @@ def _loss(outputs: Outputs, batch: Batch) -> SumAndCount:
 
 
 def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    accuracy = correct(outputs.logits, batch["labels"], _counted(batch))
-    return {"loss": _loss(outputs, batch), "accuracy": accuracy}
+    return loss_and_accuracy(outputs.logits, batch["labels"], _counted(batch))
 
 
 def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
@@ -68,9 +67,9 @@ def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
     )
     whole = [list(data.references[unit]) for unit in data.meta["unit"]]
     there, seen = len(get_entities(whole)), len(get_entities(gold))
-    scores = {"f1": f1, "precision": precision, "recall": recall}
-    lost = {"lost_entities": 1 - seen / there if there else 0}
-    return {name: float(score) for name, score in (scores | lost).items()}
+    lost = 1 - seen / there if there else 0
+    scores = {"f1": f1, "precision": precision, "recall": recall, "lost_entities": lost}
+    return {name: float(score) for name, score in scores.items()}
 
 
 def _tags(names: Sequence[str], tags: np.ndarray, labels: np.ndarray) -> list[list[str]]:
@@ -85,14 +84,12 @@ def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str
 
 def _answers(predictions: Predictions, data: Dataset) -> list[dict[str, Any]]:
     """Returns one tag for each word; the first tag, O, for a word that is cut off."""
-    names, result = data.label_names, []
+    result = []
     rows = zip(data.references, data.meta["word"], predictions["tag"], strict=True)
     for words, word_of_token, tags in rows:
-        named = [names[0]] * len(words)
-        first = word_of_token >= 0
-        for word, tag in zip(word_of_token[first], tags[first], strict=True):
-            named[word] = names[tag]
-        result.append({"tags": named})
+        found, first = np.zeros(len(words), int), word_of_token >= 0
+        found[word_of_token[first]] = tags[first]
+        result.append({"tags": [data.label_names[tag] for tag in found]})
     return result
 
 

@@ -67,7 +67,7 @@ def test_texts_with_braces_stay_as_they_are():
     table = Table("f", {"text": ["{text_pair} {options} {0}"], "text_pair": ["{text}"]})
     table = Table("f", {**table.columns, "label": ["duplicate"]})
     names = ("not_duplicate", "duplicate")
-    made = as_instructions("qqp", table, names, part="train", seed=0).table
+    made = as_instructions("qqp", table, names, part="train", seed=0)
     (request, answer) = made.columns["messages"][0]
     assert "{text_pair} {options} {0}" in request["content"]
     assert answer["content"] == "yes"
@@ -78,7 +78,7 @@ def test_texts_with_braces_stay_as_they_are():
 def test_questions_keep_all_gold_answers():
     columns = {"context": ["Ana won."], "question": ["Who?"], "answers": [["Ana", "Ana won"]]}
     table = Table("f", columns | {"answer_starts": [[0, 0]], "id": ["q"]})
-    made = as_instructions("squad", table, (), part="train", seed=0).table
+    made = as_instructions("squad", table, (), part="train", seed=0)
     assert made.columns["messages"][0][1]["content"] == "Ana"
     assert made.columns["references"] == [["Ana", "Ana won"]]
 
