@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedjax_peft.data.tokens import padded
 from fedjax_peft.support.errors import InputError
 
 _TOKENS = ("loss_mask", "input_ids", "attention_mask")
@@ -68,22 +69,21 @@ def _rows(
 ) -> dict[str, np.ndarray]:
     ids, loss = columns["input_ids"], columns["loss_mask"].astype(bool)
     padding = ids[~mask][0] if not mask.all() else 0
-    shape = (len(rows), length)
-    packed = {name: np.zeros(shape, np.int32) for name in ("segment_ids", "position_ids")}
-    packed |= {name: np.zeros(shape, np.bool_) for name in ("attention_mask", "loss_mask")}
-    packed["input_ids"] = np.full(shape, padding, np.int32)
-    for row, examples in enumerate(rows):
-        start = 0
-        for segment, example in enumerate(examples, 1):
-            size = int(sizes[example])
-            place = slice(start, start + size)
-            packed["input_ids"][row, place] = ids[example, :size]
-            packed["attention_mask"][row, place] = True
-            packed["loss_mask"][row, place] = loss[example, :size]
-            packed["loss_mask"][row, start : start + 1] = False  # nothing comes before it
-            packed["segment_ids"][row, place] = segment
-            packed["position_ids"][row, place] = np.arange(size)
-            start += size
+    tokens, learned, segments, places = [], [], [], []
+    for examples in rows:
+        own = [(example, int(sizes[example])) for example in examples]
+        tokens.append(np.concatenate([ids[example, :size] for example, size in own]))
+        learned.append(np.concatenate([loss[example, :size] for example, size in own]))
+        places.append(np.concatenate([np.arange(size) for _, size in own]))
+        segments.append(np.repeat(np.arange(1, len(own) + 1), sizes[examples]))
+    packed = {
+        "input_ids": padded(tokens, length, padding)[0],
+        "segment_ids": padded(segments, length, 0)[0],
+        "position_ids": padded(places, length, 0)[0],
+    }
+    packed["attention_mask"] = packed["segment_ids"] > 0
+    # Nothing comes before the first token of an example.
+    packed["loss_mask"] = (padded(learned, length, 0)[0] > 0) & (packed["position_ids"] > 0)
     return packed
 
 

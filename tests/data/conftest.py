@@ -1,9 +1,18 @@
-"""What all tests of data share: no network, and no bars."""
+"""What all tests of data share: no network, no bars, and the tokenizer of the stand-ins."""
 
 import socket
 
 import datasets
 import pytest
+from transformers import AutoTokenizer
+
+from fedjax_peft.testing import write_tiny_checkpoint
+
+
+@pytest.fixture(scope="session")
+def stand_in_tokenizer(tmp_path_factory):
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+    return AutoTokenizer.from_pretrained(folder, eos_token="[SEP]")
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 from closeness import approx
-from transformers import AutoTokenizer
 
 from fedjax_peft.data.silo import divide
 from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import write_tiny_checkpoint
 
 TASKS = ("rte", "mrpc", "sst2", "qnli", "qqp", "mnli")
 
@@ -63,13 +61,8 @@ def test_rows_follow_from_seed_and_task():
     assert rows("rte", 0) != rows("mrpc", 0)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
-
-
-def test_six_tasks_are_one_data_set(tokenizer):
-    data = load_dataset("glue_silo", tokenizer=tokenizer, source="tiny", test_examples=5)
+def test_six_tasks_are_one_data_set(stand_in_tokenizer):
+    data = load_dataset("glue_silo", tokenizer=stand_in_tokenizer, source="tiny", test_examples=5)
     assert list(data) == ["train", "validation", "test"]
     train = data["train"]
     assert dict(Counter(train.meta["task"].tolist())) == dict.fromkeys(TASKS, 96)
@@ -77,11 +70,13 @@ def test_six_tasks_are_one_data_set(tokenizer):
     assert set(train.columns["classes"][train.meta["task"] == "mnli"]) == {3}
     assert set(train.columns["classes"][train.meta["task"] != "mnli"]) == {2}
     assert np.all(train.labels < train.columns["classes"])
-    cut = load_dataset("glue_silo", tokenizer=tokenizer, source="tiny", split="fedpetuning")
+    cut = load_dataset(
+        "glue_silo", tokenizer=stand_in_tokenizer, source="tiny", split="fedpetuning"
+    )
     assert [len(x) for x in cut.values()] == [720, 120, 120]
 
 
-def test_a_folder_for_each_task(tmp_path, tokenizer, monkeypatch):
+def test_a_folder_for_each_task(tmp_path, stand_in_tokenizer, monkeypatch):
     names = {"sst2": ("sentence",), "qnli": ("question", "sentence")}
     names |= dict.fromkeys(("mrpc", "rte"), ("sentence1", "sentence2"))
     names |= {"qqp": ("question1", "question2"), "mnli": ("premise", "hypothesis")}
@@ -91,7 +86,7 @@ def test_a_folder_for_each_task(tmp_path, tokenizer, monkeypatch):
         for split in ("train", dev):
             lines = [",".join([*columns, "label"]), *(f"{','.join('w1' for _ in columns)},1",) * 10]
             (tmp_path / "glue_silo" / task / f"{split}.csv").write_text("\n".join(lines))
-    options = {"tokenizer": tokenizer, "max_length": 8}
+    options = {"tokenizer": stand_in_tokenizer, "max_length": 8}
     data = load_dataset("glue_silo", source=str(tmp_path / "glue_silo"), **options)
     assert [len(x) for x in data.values()] == [6 * 12, 6 * 4, 6 * 4]
     monkeypatch.setenv("FEDJAX_PEFT_DATA", str(tmp_path))
@@ -99,21 +94,19 @@ def test_a_folder_for_each_task(tmp_path, tokenizer, monkeypatch):
     np.testing.assert_array_equal(again["test"].labels, data["test"].labels)
 
 
-def test_unknown_rule(tokenizer):
-    with pytest.raises(InputError, match=r"no split 'fedpetunning'.*Did you mean 'fedpetuning'"):
-        load_dataset("glue_silo", tokenizer=tokenizer, source="tiny", split="fedpetunning")
-
-
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "message"),
     [
-        ("glue_silo", {"clusters": 3}),
-        ("glue_silo", {"doc_stride": 8}),
-        ("rte", {"split": "fedpetuning"}),
-        ("rte", {"doc_stride": 8}),
+        ("glue_silo", {"split": "fedpetunning"}, "no split 'fedpetunning'.*mean 'fedpetuning'"),
+        ("glue_silo", {"clusters": 3}, "clusters = 3 means nothing to the data set 'glue_silo'"),
+        ("glue_silo", {"doc_stride": 8}, "doc_stride = 8 means nothing"),
+        ("glue_silo", {"template": "plain"}, "template = 'plain' means nothing"),
+        ("rte", {"split": "fedpetuning"}, "split = 'fedpetuning' means nothing"),
+        ("rte", {"doc_stride": 8}, "doc_stride = 8 means nothing"),
     ],
 )
-def test_options_of_other_data_sets_are_refused(name, options):
-    (option,) = options
-    with pytest.raises(InputError, match=f"{option} = .* means nothing to the data set '{name}'"):
-        load_dataset(name, source="tiny", **options)
+def test_rules_and_options_of_other_data_sets_are_refused(
+    name, options, message, stand_in_tokenizer
+):
+    with pytest.raises(InputError, match=message):
+        load_dataset(name, tokenizer=stand_in_tokenizer, source="tiny", **options)

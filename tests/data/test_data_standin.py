@@ -4,29 +4,21 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_dataset, load_tables
-from fedjax_peft.testing import write_tiny_checkpoint
 
 NAMES = [name for name, entry in DATASETS.items() if not entry.parts]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-    return AutoTokenizer.from_pretrained(folder, eos_token="[SEP]")
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_stand_ins_have_the_form_of_their_data_set(tokenizer, name):
+def test_stand_ins_have_the_form_of_their_data_set(stand_in_tokenizer, name):
     entry = DATASETS[name]
     # The words of another template are none of the tokenizer's.
     talks = "messages" in entry.find_task().encoder.columns
     template = {"template": "{prompt} "} if talks else {}
-    data = load_dataset(name, tokenizer=tokenizer, source="tiny", **template)
+    data = load_dataset(name, tokenizer=stand_in_tokenizer, source="tiny", **template)
     least = {"train": 120, "test": 40} | ({} if entry.validation is None else {"validation": 40})
     assert data.keys() == least.keys()
     assert all(len(data[part]) >= n for part, n in least.items())
@@ -38,7 +30,7 @@ def test_stand_ins_have_the_form_of_their_data_set(tokenizer, name):
             assert len(set(part.meta[key])) == (len(values) or 30)
         if "input_ids" in part.columns:
             assert part.columns["input_ids"].shape[1] == (96 if talks else 24)
-            unknown = tokenizer.unk_token_id
+            unknown = stand_in_tokenizer.unk_token_id
             assert not np.any(part.columns["input_ids"] == unknown)
         if "labels" in part.columns:
             names = entry.label_names or part.label_names

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.encoders.base import Encoder
@@ -17,17 +16,10 @@ from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import write_tiny_checkpoint
 
 OFFICIAL = {"wnut17"}
 SINGLE = [name for name, entry in DATASETS.items() if not entry.parts]
 ROW_ONLY = Encoder(columns=("text",), encode=None)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-    return AutoTokenizer.from_pretrained(folder, eos_token="[SEP]")
 
 
 def rows_of(table):
@@ -52,8 +44,10 @@ def test_every_data_set_has_a_validation_split(name):
     assert entry.label_names == (DATASETS[name].label_names or plain["train"].label_names)
 
 
-def test_glue_silo_has_its_own(tokenizer):
-    data = load_dataset("glue_silo", tokenizer=tokenizer, source="tiny", validation_examples=4)
+def test_glue_silo_has_its_own(stand_in_tokenizer):
+    data = load_dataset(
+        "glue_silo", tokenizer=stand_in_tokenizer, source="tiny", validation_examples=4
+    )
     assert Counter(data["validation"].meta["task"].tolist()) == dict.fromkeys(
         DATASETS["glue_silo"].parts, 4
     )
@@ -175,8 +169,8 @@ def test_tags_with_validation_rows_only_are_known(tmp_path):
     assert len({*held}) == 2
 
 
-def test_examples_are_drawn_from_the_split(tokenizer):
-    options = {"tokenizer": tokenizer, "source": "tiny", "max_length": 24}
+def test_examples_are_drawn_from_the_split(stand_in_tokenizer):
+    options = {"tokenizer": stand_in_tokenizer, "source": "tiny", "max_length": 24}
     data = load_dataset("sst2", **options, validation_share=0.2, validation_examples=7)
     assert {part: len(x) for part, x in data.items()} == {"train": 96, "validation": 7, "test": 40}
     with pytest.raises(InputError, match=r"validation_examples = 7 .* validation_share = 0.1"):
