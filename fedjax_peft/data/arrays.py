@@ -64,10 +64,7 @@ def make_vocabulary(
     """Returns the vocabulary of the training texts."""
     encoder = encoder_of(task)
     if tokenizer is not None:
-        raise InputError(
-            f"vocabulary = {size} makes a tokenizer of words, and a tokenizer is given too: use"
-            " only one of them."
-        )
+        raise InputError(f"vocabulary = {size} makes a tokenizer: give only one of them.")
     if not encoder.needs_tokenizer or encoder.texts is None:
         raise InputError(f"vocabulary = {size} means nothing to the data set {name!r}.")
     return count_words(encoder.texts(rows), size)

@@ -48,10 +48,8 @@ def kmeans(
         vectors = _analysed(texts, state) if own is None else own
         different = len(np.unique(vectors, axis=0))
         if different < clusters:
-            raise InputError(
-                f"{len(texts)} texts, of which {different} differ to the embedding, cannot be"
-                f" divided into {clusters} clusters."
-            )
+            given = f"{len(texts)} texts, of which {different} differ to the embedding,"
+            raise InputError(f"{given} cannot be divided into {clusters} clusters.")
         means = KMeans(clusters, n_init=10, random_state=state).fit(vectors)
     return means.labels_.astype(np.int32)
 
@@ -75,10 +73,8 @@ def _analysed(texts: Sequence[str], state: int) -> np.ndarray:
 def _checked(vectors: Any, n: int) -> np.ndarray:
     vectors = np.asarray(vectors)
     if vectors.ndim != 2 or len(vectors) != n or vectors.dtype.kind != "f":
-        raise InputError(
-            f"The embedding of {n} texts must be floats of shape ({n}, dimensions), not"
-            f" {vectors.dtype} of shape {vectors.shape}."
-        )
+        needed = f"The embedding of {n} texts must be floats of shape ({n}, dimensions)"
+        raise InputError(f"{needed}, not {vectors.dtype} of shape {vectors.shape}.")
     wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(wrong):
         raise InputError(f"The embedding of text {wrong[0]} is not finite.")

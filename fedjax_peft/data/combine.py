@@ -80,10 +80,7 @@ def _check(parts: Mapping[str, dict[str, np.ndarray]]) -> None:
         if columns.keys() != one.keys():
             odd = sorted(columns.keys() ^ one.keys())[0]
             has, lacks = (name, first) if odd in columns else (first, name)
-            raise InputError(
-                f"The data set {has!r} has a column {odd!r} and {lacks!r} has none: data sets that"
-                " are combined need the same columns."
-            )
+            raise InputError(f"The data set {has!r} has a column {odd!r} and {lacks!r} has none.")
         for column, x in columns.items():
             y, axis = one[column], 2 if column in (*_TOKENS, *_PROMPTS) else 1
             if x.shape[axis:] != y.shape[axis:] or x.dtype != y.dtype:

@@ -68,9 +68,8 @@ class Dataset:
         if len(wrong):
             raise InputError(
                 f"The column 'labels' of the data set {self.name!r} has the value"
-                f" {labels[tuple(wrong[0])]} in row {wrong[0][0]}, but there are"
-                f" {len(self.label_names)} label names, so labels go from 0 to"
-                f" {len(self.label_names) - 1}."
+                f" {labels[tuple(wrong[0])]} in row {wrong[0][0]}, but labels go from 0 to"
+                f" {len(self.label_names) - 1}, the last of label_names."
             )
 
     def __len__(self) -> int:
@@ -127,10 +126,8 @@ class Clients(Generic[DataT]):
         wrong = np.flatnonzero((flat < 0) | (flat >= len(self.data)))
         if len(wrong):
             client = int(np.searchsorted(np.cumsum(self.sizes), wrong[0], side="right"))
-            raise InputError(
-                f"Client {client} owns row {flat[wrong[0]]}, but the data have {len(self.data)}"
-                " rows, counted from 0."
-            )
+            row, n = flat[wrong[0]], len(self.data)
+            raise InputError(f"Client {client} owns row {row}, and rows go from 0 to {n - 1}.")
         if self.weights is not None:
             usable = self.weights.shape == (len(self),) and np.isfinite(self.weights).all()
             if not usable or (self.weights < 0).any():
@@ -138,10 +135,8 @@ class Clients(Generic[DataT]):
                     f"{len(self)} clients need {len(self)} weights that are numbers from 0 up."
                 )
         if self.names and not len(set(self.names)) == len(self.names) == len(self):
-            raise InputError(
-                f"{len(self)} clients need {len(self)} different names, but there are"
-                f" {len(self.names)} names, {len(set(self.names))} of them different."
-            )
+            n = len(self)
+            raise InputError(f"{n} clients need {n} different names, not {self.names!r:.80}.")
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -200,10 +195,7 @@ class Clients(Generic[DataT]):
           InputError: a fraction outside of (0, 1).
         """
         if self.weights is not None:
-            raise InputError(
-                "Hold out examples before clients get weights or packed rows: the weights would no"
-                " longer fit."
-            )
+            raise InputError("Hold out examples before clients get weights or packed rows.")
         if not 0 < fraction < 1:
             raise InputError(f"The fraction to hold out must be between 0 and 1, not {fraction}.")
         units = self.data.meta.get("unit") if isinstance(self.data, Dataset) else None

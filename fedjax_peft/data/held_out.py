@@ -70,10 +70,8 @@ def hold_out_validation(
     else:
         held = _drawn(_strata(table, encoder), _groups(table, encoder), share, rng)
     if not held:
-        raise InputError(
-            f"validation_share = {share} holds out none of the {len(table)} rows of"
-            f" {table.origin}: choose a larger share."
-        )
+        given = f"validation_share = {share} of {table.origin}"
+        raise InputError(f"{given} holds out none of {len(table)} rows: choose a larger share.")
     return _parted(table, held, "validation")
 
 

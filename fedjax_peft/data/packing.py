@@ -37,10 +37,7 @@ def packed(
     """
     missing = [column for column in _TOKENS if column not in columns]
     if missing:
-        raise InputError(
-            f"Packing is for the examples of instruction_tuning, and {name!r} has no column"
-            f" {missing[0]!r}."
-        )
+        raise InputError(f"Packing is for instruction_tuning; {name!r} has no {missing[0]!r}.")
     if "segment_ids" in columns:
         raise InputError(f"The rows of {name!r} are packed already.")
     mask = columns["attention_mask"].astype(bool)

@@ -213,10 +213,7 @@ def _requests(name: str, task: Task | str | None) -> Task:
     usual = tasks.instruction_tuning()
     made = usual if task is None else tasks.as_task(task)
     if made.name != usual.name:
-        raise InputError(
-            f"instructions = true turns {name!r} into data for {usual.name}, and the task is"
-            f" {made.name!r}."
-        )
+        raise InputError(f"instructions = true is for {usual.name}, and the task is {made.name!r}.")
     return made
 
 

@@ -119,10 +119,8 @@ def _size(text: str | Sequence[str]) -> int:
 def check_tokenizer(tokenizer: Any, max_length: int, *, pair: bool = False) -> None:
     """Raises InputError for a tokenizer that is not fast, or a length that it does not support."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise InputError(
-            f"{type(tokenizer).__name__} is not a fast tokenizer of transformers, which is needed"
-            " here (one with a backend_tokenizer)."
-        )
+        kind = type(tokenizer).__name__
+        raise InputError(f"{kind} is not a fast tokenizer of transformers (backend_tokenizer).")
     special = tokenizer.num_special_tokens_to_add(pair)
     if not special < max_length <= tokenizer.model_max_length:
         raise InputError(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_peft.data.formats.files import read_json
 from fedjax_peft.data.text import clean
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
@@ -35,10 +36,8 @@ def count_words(texts: Iterable[str], size: int) -> tuple[str, ...]:
       InputError: ``size`` leaves no place for a word, or the texts have no words.
     """
     if size <= len(SPECIAL):
-        raise InputError(
-            f"vocabulary = {size} leaves no place for a word: {len(SPECIAL)} tokens are"
-            f" {', '.join(SPECIAL)}."
-        )
+        taken = ", ".join(SPECIAL)
+        raise InputError(f"vocabulary = {size} leaves no place for a word beside {taken}.")
     split = _words().pre_tokenize_str
     counts = Counter(word for text in texts for word, _ in split(clean(text)))
     for token in SPECIAL:
@@ -85,16 +84,11 @@ def read_vocabulary(directory: Path) -> tuple[str, ...]:
     path = directory / _FILE
     if not path.exists():
         return ()
-    try:
-        tokens = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged: {error}.") from None
+    tokens = read_json(path)
     valid = isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
     if not valid or tuple(tokens[: len(SPECIAL)]) != SPECIAL or len(set(tokens)) < len(tokens):
-        raise InputError(
-            f"{path} is damaged: it must be a list of different texts that begins with"
-            f" {', '.join(SPECIAL)}."
-        )
+        needed = f"it must be a list of different texts that begins with {', '.join(SPECIAL)}"
+        raise InputError(f"{path} is damaged: {needed}.")
     return tuple(tokens)
 
 

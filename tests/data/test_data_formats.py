@@ -112,7 +112,7 @@ def test_glue_oddities(tmp_path):
     ("train", "match"),
     [
         (f"{PAIR}0\tA.\tB.\n", r"Line 2 of .*train\.tsv has 3 fields instead of 4"),
-        ("nonsense\n", r"train\.tsv does not start with the column names"),
+        ("nonsense\n", r"train\.tsv does not start with the columns"),
         ("", r"train\.tsv does not start"),
         (b"index\tsentence1\tlabel\n0\t\xff\tneutral\n", r"Line 2 of .*train\.tsv is not UTF-8"),
         ("sentence1\tlabel\tlabel\nA.\t0\t1\n", r"train\.tsv has two columns 'label'"),

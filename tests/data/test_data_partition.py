@@ -221,7 +221,7 @@ def test_pooled_is_one_client_with_everything_in_order(data):
         (lambda y: partition.grouped(y, 3), "2 clients cannot be merged into 3 groups"),
         (lambda y: partition.grouped(y, 1, of=5), "5 clients .* there are 2"),
         (lambda y: partition.quantity(y, 2, 1.0, min_size=6), "too few"),
-        (lambda y: partition.pathological(y, 2, 3), "3 classes: there are 2"),
+        (lambda y: partition.pathological(y, 2, 3), "classes_per_client = 3 must be from 1 to 2"),
         (lambda y: partition.pathological(np.arange(10), 3, 3), "cannot hold all 10 classes"),
     ],
 )

@@ -50,7 +50,7 @@ def test_words_come_from_the_training_split_only(folder):
     assert data["test"].columns["input_ids"].tolist() == [[4, 3, 1, 2, 0, 0, 0, 0]]
     assert data["train"].columns["input_ids"][2].tolist() == [3, 5, 9, 2, 0, 0, 0, 0]
     for name, options, message in (
-        (folder, {"vocabulary": 12, "tokenizer": word_tokenizer(TOKENS)}, "use only one of them"),
+        (folder, {"vocabulary": 12, "tokenizer": word_tokenizer(TOKENS)}, "give only one of them"),
         (folder, {"vocabulary": "12"}, "must be a whole number"),
         ("cifar10", {"vocabulary": 9, "source": "tiny"}, "vocabulary = 9 means nothing"),
         ("cifar10", {"user_examples": 2, "source": "tiny"}, "user_examples = 2 means nothing"),

@@ -52,11 +52,8 @@ def _stacked(table: Table, images: list[np.ndarray]) -> np.ndarray:
     pixels = np.empty((len(images), channels, height, width), np.uint8)
     for place, (row, image) in zip(pixels, table.numbered(images), strict=True):
         if image.shape[:2] != (height, width):
-            raise InputError(
-                f"The image in row {row} of {table.origin} has {image.shape[0]}x{image.shape[1]}"
-                f" pixels (height x width), but the first has {height}x{width}: bring them to one"
-                " size."
-            )
+            found = f"{image.shape[0]}x{image.shape[1]} pixels (height x width)"
+            raise table.error(row, f"has an image of {found}, but the first has {height}x{width}.")
         place[:] = image if image.ndim == 2 else image.transpose(2, 0, 1)
     return pixels
 

@@ -36,10 +36,8 @@ def _read(path: Path) -> Table:
     refuse_twins(path, [_COLUMNS[name] for name in header if name in _COLUMNS])
     wanted = {_COLUMNS[name]: i for i, name in enumerate(header) if name in _COLUMNS}
     if "label" not in wanted or len(wanted) == 1:
-        raise InputError(
-            f"{path} does not start with the column names of a GLUE task, but with"
-            f" {', '.join(header)[:80]!r}."
-        )
+        found = ", ".join(header)[:80]
+        raise InputError(f"{path} does not start with the columns of a GLUE task, but {found!r}.")
     kept, numbers = [], []
     for number, fields in rows:
         if len(fields) < len(header) and "is_duplicate" in header:

@@ -107,10 +107,8 @@ def _contents(path: Path, clients: Any, name: str) -> tuple[str, Any]:
     record = _member(str(path), clients, name, "Group")
     field = next((field for field in CONTENTS if field in record), None)
     if field is None:
-        raise InputError(
-            f"{place} has the fields {', '.join(record) or 'none'}, and none of"
-            f" {', '.join(CONTENTS)}."
-        )
+        found, known = ", ".join(record) or "none", ", ".join(CONTENTS)
+        raise InputError(f"{place} has the fields {found}, and none of {known}.")
     return field, _array(place, record, field)
 
 
@@ -155,8 +153,7 @@ def _member(place: str, group: Any, name: str, kind: str) -> Any:
     if not there or not isinstance(group[name], getattr(h5py, kind)):
         raise InputError(
             f"{place} has no {kind.lower()} {name!r} of its own (links are not followed), only:"
-            f" {', '.join(group) or 'nothing'}. TFF's files have the examples of a client in"
-            " examples/<client>/<field>."
+            f" {', '.join(group) or 'nothing'}. TFF's files have examples/<client>/<field>."
         )
     return group[name]
 

@@ -76,10 +76,8 @@ def _read_idx(folder: Path) -> dict[str, Table]:
     matches = [match for path in paths if (match := _IDX.fullmatch(path.name))]
     sets = sorted({match["set"].rstrip("-") for match in matches})
     if len(sets) > 1:
-        raise InputError(
-            f"{folder} has the images of several data sets: {', '.join(map(repr, sets))}. Keep one"
-            " in a folder."
-        )
+        found = ", ".join(map(repr, sets))
+        raise InputError(f"{folder} has the images of several data sets: {found}. Keep one.")
     # If a file and its packed form exist, one of them is used.
     names = {_IDX_SPLITS[match["split"]]: match[0] for match in matches}
     return {split: _idx_pair(folder, name) for split, name in names.items()}
@@ -152,8 +150,7 @@ def _cifar_records(path: Path, classes: list[int]) -> np.ndarray:
     size = len(classes) + 3072
     if len(values) == 0 or len(values) % size:
         raise InputError(
-            f"{path} has {len(values)} bytes, which is not a whole number of CIFAR's records of"
-            f" {size} bytes: it is cut short or damaged."
+            f"{path} is damaged: it has {len(values)} bytes, and CIFAR's records have {size} each."
         )
     records = values.reshape(-1, size)
     wrong = np.argwhere(records[:, : len(classes)] >= classes)
@@ -219,9 +216,9 @@ def _npz_table(origin: str, images: np.ndarray, labels: np.ndarray) -> Table:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
+        found = f"{labels.dtype} {list(labels.shape)}"
         raise InputError(
-            f"The labels of {origin} are {labels.dtype} {list(labels.shape)}, not whole numbers or"
-            " names, one for each image."
+            f"The labels of {origin} are {found}, not a number or name for each image."
         )
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise InputError(
@@ -296,10 +293,8 @@ def _array(image: np.ndarray, origin: str) -> np.ndarray:
         image = image[:, :, 0]
     fits = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)
     if image.dtype != np.uint8 or not fits or not image.size:
-        raise InputError(
-            f"{origin} is {image.dtype} {list(image.shape)}; it must be uint8 [height, width] or"
-            " [height, width, 3]."
-        )
+        found = f"{image.dtype} {list(image.shape)}"
+        raise InputError(f"{origin} is {found}, not uint8 [height, width] or [height, width, 3].")
     return image
 
 

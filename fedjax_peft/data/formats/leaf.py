@@ -126,9 +126,9 @@ def user_table(path: Path, users: Iterable[User]) -> Table:
         found = (rows.keys(), np.shape(rows["image"][0]) if "image" in rows else None)
         shape = shape or found
         if found != shape:
+            here, before = _described(found), _described(shape)
             raise InputError(
-                f"{user.place} has {_described(found)} an example, but others before have"
-                f" {_described(shape)}."
+                f"{user.place} has {here} an example, but others before have {before}."
             )
         for column, values in rows.items():
             columns.setdefault(column, []).extend(values)

@@ -121,10 +121,8 @@ def pathological(
     classes, names = pool.distinct(by)
     check_clients(len(pool), clients)
     if not 1 <= classes_per_client <= len(names):
-        raise InputError(
-            f"A client cannot have examples of {classes_per_client} classes: there are"
-            f" {len(names)}."
-        )
+        given = f"classes_per_client = {classes_per_client}"
+        raise InputError(f"{given} must be from 1 to {len(names)}, the number of classes.")
     if clients * classes_per_client < len(names):
         raise InputError(
             f"{clients} clients with {classes_per_client} classes each cannot hold all"
@@ -177,8 +175,7 @@ def _share_table(shares: Sequence[Sequence[float]], classes: int) -> np.ndarray:
     table = np.array(shares, np.float64)
     if len(table) != classes:
         raise InputError(
-            f"The share table has {len(table)} rows, but the data have {classes} labels: it needs"
-            " one row per label."
+            f"The share table has {len(table)} rows, but the data have {classes} labels."
         )
     for label, row in enumerate(table):
         if not (np.all(row >= 0) and abs(row.sum() - 1) < 1e-6):
