@@ -108,22 +108,6 @@ def test_glue_oddities(tmp_path):
     assert tables("mnli", tmp_path / "mnli")["train"].columns["text"] == ["A."]
 
 
-@pytest.mark.parametrize(
-    ("train", "match"),
-    [
-        (f"{PAIR}0\tA.\tB.\n", r"Line 2 of .*train\.tsv has 3 fields instead of 4"),
-        ("nonsense\n", r"train\.tsv does not start with the columns"),
-        ("", r"train\.tsv does not start"),
-        (b"index\tsentence1\tlabel\n0\t\xff\tneutral\n", r"Line 2 of .*train\.tsv is not UTF-8"),
-        ("sentence1\tlabel\tlabel\nA.\t0\t1\n", r"train\.tsv has two columns 'label'"),
-    ],
-)
-def test_bad_glue(tmp_path, train, match):
-    put(tmp_path, train__tsv=train, dev__tsv=f"{PAIR}0\tA.\tB.\tentailment\n")
-    with pytest.raises(InputError, match=match):
-        tables("rte", tmp_path)
-
-
 def test_a_split_is_missing(tmp_path):
     put(tmp_path, train__tsv=f"{PAIR}0\tA.\tB.\tentailment\n")
     with pytest.raises(InputError, match=r"no file for the split 'test', only for: train"):
@@ -144,33 +128,6 @@ def test_tables_of_either_name(tmp_path, ours, label):
         **{"text": ["A?"], "text_pair": ["B."], "label": ["not_entailment"]},
         "idx": [3],
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "match"),
-    [
-        ("train__csv", "label,text\n\n0,hello,\n", r"Row 1 of .*train\.csv has 3 fields, .* has 2"),
-        ("train__csv__gz", "text,label,label\na,0,1\n", r"train\.csv\.gz has two columns 'label'"),
-        ("train__csv", f"{'x' * 200_000},label\na,0\n", r"train\.csv could not be read: .*larger"),
-        (
-            "train__csv",
-            b"text,label\ncaf\xe9,0\n",
-            r"train\.csv could not be read: it is not UTF-8",
-        ),
-        (
-            "train__jsonl",
-            b'{"text": "caf\xe9", "label": 0}',
-            r"train\.jsonl .* read: it is not UTF-8",
-        ),
-        ("train__jsonl", "", r"train\.jsonl could not be read: it has no rows"),
-        ("train__jsonl__gz", "", r"train\.jsonl\.gz could not be read: it has no rows"),
-    ],
-    ids=["long row", "twins", "long name", "csv latin-1", "json latin-1", "empty", "empty gz"],
-)
-def test_bad_tables(tmp_path, name, content, match):
-    put(tmp_path, test__jsonl='{"text": "a", "label": 0}', **{name: content})
-    with pytest.raises(InputError, match=match):
-        load_tables(str(tmp_path))
 
 
 def test_texts_of_csv_may_be_long(tmp_path):
@@ -253,13 +210,6 @@ def test_wnut16_and_conll2003_names(tmp_path):
     assert tags == ["B-PER", "B-PER", "O", "B-LOC"]
 
 
-@pytest.mark.parametrize("line", ["word", "word\tX-person", "\tO", "word B"])
-def test_bad_tags(tmp_path, line):
-    put(tmp_path, train=f"{SENTENCE}{line}\n", test=SENTENCE)
-    with pytest.raises(InputError, match=r"Line 5 of .*train, .* is not a word and its tag"):
-        tables("wnut17", tmp_path)
-
-
 def test_ploner(tmp_path):
     conll = "Ana NNP I-NP I-PER\nwon VB I-VP O\nCup NNP I-NP I-MISC\n\nnobody NN I-NP O\n"
     put(
@@ -287,23 +237,6 @@ def test_ploner(tmp_path):
     )
     put(tmp_path, other__txt=SENTENCE)
     with pytest.raises(InputError, match=r"Which source of PLONER is other\.txt\?"):
-        tables("ploner", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("tags", "match"),
-    [
-        ([1], r"Row 1 of .*a\.jsonl has the tag 1 at the word 'a'"),
-        ([None], r"Row 1 of .*a\.jsonl has the tag None"),
-        (["PER"], r"Row 1 of .*a\.jsonl has the tag 'PER'"),
-        (["O", "O"], r"Row 1 of .*a\.jsonl has 1 words but 2 tags"),
-        (None, r"Row 1 of .*a\.jsonl has None in place of a list of tags"),
-    ],
-    ids=["number", "null", "no IOB", "too many", "none"],
-)
-def test_bad_ploner(tmp_path, tags, match):
-    put(tmp_path, conll2003_in_a__jsonl=json.dumps({"tokens": ["a"], "tags": tags}))
-    with pytest.raises(InputError, match=match):
         tables("ploner", tmp_path)
 
 
@@ -342,36 +275,6 @@ def test_squad(tmp_path):
     found = tables("squad", tmp_path)
     assert columns(found["train"]) == {"id": ["1"], **QUESTION}
     assert columns(found["test"]) == {"id": ["2"], **QUESTION}
-
-
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [
-        (
-            json.dumps(squad("1", "2", "1")),
-            r"Row 3 of .*train-v1\.1\.json has the id '1', .* row 1",
-        ),
-        (json.dumps({"data": [{}]}), r"train-v1\.1\.json has no field 'paragraphs'"),
-        (json.dumps([1]), r"train-v1\.1\.json is malformed"),
-        ("{", r"train-v1\.1\.json is not a JSON file"),
-        ("[" * 100_000, r"train-v1\.1\.json is not a JSON file"),
-        (json.dumps({"data": []}), r"train-v1\.1\.json has no (rows|questions)"),
-        (json.dumps(squad("1", start="x")), r"Row 1 of .*for its answers"),
-        (json.dumps(squad("1", start=float("inf"))), r"Row 1 of .*inf is not a whole number"),
-        (json.dumps(squad("1", start=0.9)), r"Row 1 of .*0\.9 is not a whole number"),
-        (json.dumps(squad("1", ["a"])), r"Row 2 of .*has the id .*neither a text nor"),
-        (json.dumps(squad(1, "1")), r"Row 2 of .*has the id '1', which row 1 has too"),
-    ],
-    ids=[
-        *("twice", "no paragraphs", "list", "cut", "deep", "empty", "start", "infinite"),
-        *("between", "id", "id as text"),
-    ],
-)
-def test_bad_squad(tmp_path, content, match):
-    names = {"train-v1__1__json": content, "dev-v1__1__json": json.dumps(squad("1"))}
-    put(tmp_path, **names)
-    with pytest.raises(InputError, match=match):
-        tables("squad", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -420,25 +323,6 @@ def test_mrqa(tmp_path):
     assert found["test"].columns["answer_starts"] == [[0, 8]]
 
 
-@pytest.mark.parametrize(
-    ("line", "match"),
-    [
-        ('{"context": "x"}', r"^Line 3 of .*SQuAD\.jsonl has no field 'qas'"),
-        ("{", r"^Line 3 of .*SQuAD\.jsonl is not JSON"),
-        ("[" * 100_000, r"^Line 3 of .*SQuAD\.jsonl is not JSON"),
-        (
-            mrqa("SQuAD", 1).splitlines()[1].replace("[8, 10]", "[11, 13]"),
-            r"^Row 2 of .*characters 11 to 13 are not in the context",
-        ),
-    ],
-    ids=["field", "cut", "deep", "span"],
-)
-def test_bad_mrqa(tmp_path, line, match):
-    put(tmp_path, SQuAD__jsonl=f"{mrqa('SQuAD', 1)}\n{line}")
-    with pytest.raises(InputError, match=match):
-        tables("mrqa", tmp_path)
-
-
 def test_a_file_that_is_cut_short(tmp_path):
     put(tmp_path, SQuAD__jsonl__gz=mrqa("SQuAD", 99))
     path = tmp_path / "SQuAD.jsonl.gz"
@@ -459,23 +343,6 @@ def test_semeval(tmp_path):
     found = tables("semeval2010_task8", tmp_path)
     assert len(found["train"]) == 2
     assert columns(found["test"]) == {"text": [SAID], "label": ["Message-Topic(e1,e2)"]}
-
-
-@pytest.mark.parametrize(
-    ("train", "match"),
-    [
-        (
-            RELATION + '2\t"A."\n3\t"B."\n',
-            r"Line 6 of .*TRAIN_FILE\.TXT .*in place of the relation",
-        ),
-        (RELATION + "Other\n", r"Line 5 of .*in place of a numbered sentence"),
-        (RELATION + '2\t"A."\n', r"TRAIN_FILE\.TXT ends before the relation"),
-    ],
-)
-def test_bad_semeval(tmp_path, train, match):
-    put(tmp_path, TRAIN_FILE__TXT=train, TEST_FILE_FULL__TXT=RELATION)
-    with pytest.raises(InputError, match=match):
-        tables("semeval2010_task8", tmp_path)
 
 
 def test_20newsgroups_folders(tmp_path):
@@ -541,3 +408,102 @@ def test_json_that_is_nested_without_end_is_refused(tmp_path, ending):
         tabular.read_file(path)
     path.write_text(json.dumps({"text": "[{" * 3000 + '" \\ ['}) + "\n")  # of a text, they are fine
     assert len(tabular.read_file(path)) == 1
+
+
+# Damaged files.
+
+GOOD = {
+    "": {"test__jsonl": '{"text": "a", "label": 0}'},
+    "rte": {"dev__tsv": f"{PAIR}0\tA.\tB.\tentailment\n"},
+    "wnut17": {"test": SENTENCE},
+    "ploner": {},
+    "squad": {"dev-v1__1__json": json.dumps(squad("1"))},
+    "mrqa": {},
+    "semeval2010_task8": {"TEST_FILE_FULL__TXT": RELATION},
+}
+"""Data set, or an own folder -> a good file of its other split."""
+SPAN = mrqa("SQuAD", 1).splitlines()[1].replace("[8, 10]", "[11, 13]")
+BAD = [
+    (
+        "rte",
+        "train__tsv",
+        f"{PAIR}0\tA.\tB.\n",
+        r"Line 2 of .*train\.tsv has 3 fields instead of 4",
+    ),
+    ("rte", "train__tsv", "nonsense\n", r"train\.tsv does not start with the columns"),
+    ("rte", "train__tsv", "", r"train\.tsv does not start"),
+    ("rte", "train__tsv", b"index\tlabel\n0\t\xff\n", r"Line 2 of .*train\.tsv is not UTF-8"),
+    ("rte", "train__tsv", "sentence1\tlabel\tlabel\nA.\t0\t1\n", "two columns 'label'"),
+    ("", "train__csv", "label,text\n\n0,hello,\n", r"Row 1 of .*train\.csv has 3 fields, .* has 2"),
+    ("", "train__csv__gz", "text,label,label\na,0,1\n", r"train\.csv\.gz has two columns 'label'"),
+    ("", "train__csv", f"{'x' * 200_000},label\na,0\n", r"train\.csv could not be read: .*larger"),
+    (
+        "",
+        "train__csv",
+        b"text,label\ncaf\xe9,0\n",
+        r"train\.csv could not be read: it is not UTF-8",
+    ),
+    ("", "train__jsonl", b'{"text": "caf\xe9", "label": 0}', r"train\.jsonl .*: it is not UTF-8"),
+    ("", "train__jsonl", "", r"train\.jsonl could not be read: it has no rows"),
+    ("", "train__jsonl__gz", "", r"train\.jsonl\.gz could not be read: it has no rows"),
+    *(
+        (
+            "wnut17",
+            "train",
+            f"{SENTENCE}{line}\n",
+            "Line 5 of .*train, .* is not a word and its tag",
+        )
+        for line in ("word", "word\tX-person", "\tO", "word B")
+    ),
+    *(
+        ("ploner", "conll2003_in_a__jsonl", json.dumps({"tokens": ["a"], "tags": tags}), match)
+        for tags, match in (
+            ([1], r"Row 1 of .*a\.jsonl has the tag 1 at the word 'a'"),
+            ([None], r"Row 1 of .*a\.jsonl has the tag None"),
+            (["PER"], r"Row 1 of .*a\.jsonl has the tag 'PER'"),
+            (["O", "O"], r"Row 1 of .*a\.jsonl has 1 words but 2 tags"),
+            (None, r"Row 1 of .*a\.jsonl has None in place of a list of tags"),
+        )
+    ),
+    *(
+        ("squad", "train-v1__1__json", content, match)
+        for content, match in (
+            (json.dumps(squad("1", "2", "1")), r"Row 3 of .*v1\.1\.json has the id '1', .* row 1"),
+            (json.dumps({"data": [{}]}), r"train-v1\.1\.json has no field 'paragraphs'"),
+            (json.dumps([1]), r"train-v1\.1\.json is malformed"),
+            ("{", r"train-v1\.1\.json is not a JSON file"),
+            ("[" * 100_000, r"train-v1\.1\.json is not a JSON file"),
+            (json.dumps({"data": []}), r"train-v1\.1\.json has no rows"),
+            (json.dumps(squad("1", start="x")), r"Row 1 of .*for its answers"),
+            (json.dumps(squad("1", start=float("inf"))), r"Row 1 of .*inf is not a whole number"),
+            (json.dumps(squad("1", start=0.9)), r"Row 1 of .*0\.9 is not a whole number"),
+            (json.dumps(squad("1", ["a"])), r"Row 2 of .*has the id .*neither a text nor"),
+            (json.dumps(squad(1, "1")), r"Row 2 of .*has the id '1', which row 1 has too"),
+        )
+    ),
+    *(
+        ("mrqa", "SQuAD__jsonl", f"{mrqa('SQuAD', 1)}\n{line}", match)
+        for line, match in (
+            ('{"context": "x"}', r"^Line 3 of .*SQuAD\.jsonl has no field 'qas'"),
+            ("{", r"^Line 3 of .*SQuAD\.jsonl is not JSON"),
+            ("[" * 100_000, r"^Line 3 of .*SQuAD\.jsonl is not JSON"),
+            (SPAN, r"^Row 2 of .*characters 11 to 13 are not in the context"),
+        )
+    ),
+    *(
+        ("semeval2010_task8", "TRAIN_FILE__TXT", f"{RELATION}{lines}", match)
+        for lines, match in (
+            ('2\t"A."\n3\t"B."\n', r"Line 6 of .*TRAIN_FILE\.TXT .*in place of the relation"),
+            ("Other\n", r"Line 5 of .*in place of a numbered sentence"),
+            ('2\t"A."\n', r"TRAIN_FILE\.TXT ends before the relation"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "content", "match"), BAD, ids=range(len(BAD)))
+def test_bad_files_are_named(tmp_path, name, file, content, match):
+    put(tmp_path, **GOOD[name], **{file: content})
+    how = Reading(source=str(tmp_path)) if name else Reading()
+    with pytest.raises(InputError, match=match):
+        load_tables(name or str(tmp_path), how)
