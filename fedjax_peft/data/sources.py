@@ -258,6 +258,7 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
         share = getattr(how, option)
         if share is not None and not 0 < share < 1:
             raise InputError(f"{option} = {share} must be between 0 and 1, such as {usual}.")
+    tabular.csv_form(how.csv)  # raises, also where no csv file is read
     entry = entry_of(name, source)
     if how.task is not None:
         entry = entry._replace(task=tasks.as_task(how.task))

@@ -33,9 +33,6 @@ def assert_is(table, pixels, labels):
     assert list(table.columns["label"]) == labels
 
 
-# ------------------------------------------------------------------------------------------- IDX
-
-
 def idx(x, magic=None):
     return bytes([0, 0, 8, magic or x.ndim]) + struct.pack(f">{x.ndim}I", *x.shape) + x.tobytes()
 
@@ -105,9 +102,6 @@ def test_two_data_sets_in_one_folder(tmp_path):
         write_idx(tmp_path, {"train": (images(1, 4, 4), [0])}, prefix=prefix)
     with pytest.raises(InputError, match="several data sets: 'emnist-byclass', 'emnist-digits'"):
         read_images(tmp_path)
-
-
-# ----------------------------------------------------------------------------------------- CIFAR
 
 
 def records(pixels, *labels):
@@ -188,9 +182,6 @@ def test_pickles_are_refused(tmp_path, name):
             read_images(path)
 
 
-# ------------------------------------------------------------------------------- npz and folders
-
-
 @pytest.mark.parametrize(
     "names", [("x_{}", "y_{}"), ("{}_images", "{}_labels"), ("{}_image", "{}_label")]
 )
@@ -267,22 +258,14 @@ def test_other_folders_are_not_taken(tmp_path):
     assert read_images(tmp_path / "absent") is None
 
 
-# ----------------------------------------------------------------------------------------- decode
-
-
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3)], ids=["grey", "colour"])
 def test_images_of_every_form_are_decoded(tmp_path, shape):
     (x,) = images(1, *shape)
     path = tmp_path / "image.png"
     path.write_bytes(encoded(x))
-    for value in (
-        x,
-        Image.fromarray(x),
-        encoded(x),
-        encoded(x, "BMP"),
-        {"bytes": encoded(x), "path": "somewhere.png"},
-        {"bytes": None, "path": str(path)},
-    ):
+    forms = [x, Image.fromarray(x), encoded(x), encoded(x, "BMP")]
+    forms += [{"bytes": encoded(x), "path": "no.png"}, {"bytes": None, "path": str(path)}]
+    for value in forms:
         np.testing.assert_array_equal(decode(value), x)
     assert_close(decode(encoded(x // 16 + 100, "JPEG")), x // 16 + 100.0, atol=16)
 
@@ -347,14 +330,10 @@ def test_dangerous_images_are_not_even_begun():
             decode(value)
 
 
-# ----------------------------------------------------------------------------------------- encode
-
-
 def test_encoded_data_set():
     x = images(3, 6, 5, 3)
-    table = Table(
-        "a file", {"image": [x[0], encoded(x[1]), Image.fromarray(x[2])], "label": [7, 0, 7]}
-    )
+    forms = [x[0], encoded(x[1]), Image.fromarray(x[2])]
+    table = Table("a file", {"image": forms, "label": [7, 0, 7]})
     data = encode_images(table, label_names(table), None, max_length=8, name="some")
     pixels = data.columns["pixel_values"]
     assert (pixels.dtype, pixels.shape) == (np.uint8, (3, 3, 6, 5))
@@ -388,13 +367,9 @@ def test_tables_that_cannot_be_encoded(columns, named):
         encode_images(Table("a file", columns), ("0", "1"), name="some")
 
 
-# ---------------------------------------------------------------------------------- feature shift
-
-
 def federation(pixels, clients):
-    data = Dataset(
-        {"pixel_values": pixels, "labels": np.zeros(len(pixels), np.int32)}, ("a",), "some"
-    )
+    labels = np.zeros(len(pixels), np.int32)
+    data = Dataset({"pixel_values": pixels, "labels": labels}, ("a",), "some")
     # Interleaved, and the last row is nobody's.
     rows = [np.arange(k, len(pixels) - 1, clients, dtype=np.int32) for k in range(clients)]
     return Clients(data, tuple(rows))
@@ -463,22 +438,28 @@ def test_brightness_and_contrast_fade():
         assert_close(after, expected, rtol=0, atol=0.51)
 
 
-def test_shifts_that_are_impossible():
-    clients = federation(images(9, 3, 8, 8), 4)
-    for settings, named in (
-        (("rotate", 90), "Did you mean 'rotation'"),
-        (("noise", -1.0), "not negative"),
-        (("noise", np.nan), "not negative"),
-        (("noise", np.inf), "not negative"),
-        (("contrast", 1.5), "from 0 to 1"),
-    ):
-        with pytest.raises(InputError, match=named):
-            shift_features(clients, *settings)
-    twice = Clients(clients.data, (np.array([0, 3]), np.array([3])))
-    with pytest.raises(InputError, match="Row 3 belongs to 2 clients"):
-        shift_features(twice, "noise", 0.1)
-    floats = {**clients.data.columns, "pixel_values": np.zeros((9, 3, 8, 8), np.float32)}
-    for columns in (floats, {"labels": np.zeros(9, np.int32)}):
-        texts = Clients(Dataset(columns, ("a",), "some"), clients.indices)
-        with pytest.raises(InputError, match="'some' has no uint8 images"):
-            shift_features(texts, "noise", 0.1)
+SHIFTABLE = federation(images(9, 3, 8, 8), 4)
+FLOATS = {**SHIFTABLE.data.columns, "pixel_values": np.zeros((9, 3, 8, 8), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("clients", "kind", "strength", "named"),
+    [
+        (SHIFTABLE, "rotate", 90, "Did you mean 'rotation'"),
+        (SHIFTABLE, "noise", -1.0, "not negative"),
+        (SHIFTABLE, "noise", np.nan, "not negative"),
+        (SHIFTABLE, "noise", np.inf, "not negative"),
+        (SHIFTABLE, "contrast", 1.5, "from 0 to 1"),
+        (
+            Clients(SHIFTABLE.data, (np.array([0, 3]), np.array([3]))),
+            "noise",
+            0.1,
+            "belongs to 2",
+        ),
+        (Clients(Dataset(FLOATS, ("a",)), SHIFTABLE.indices), "noise", 0.1, "has no uint8 images"),
+        (Clients(Dataset({"x": np.zeros(9)}), SHIFTABLE.indices), "noise", 0.1, "no uint8 images"),
+    ],
+)
+def test_shifts_that_are_impossible(clients, kind, strength, named):
+    with pytest.raises(InputError, match=named):
+        shift_features(clients, kind, strength)

@@ -25,7 +25,7 @@ LENGTHS = [3, 9, 4, 12, 2, 5, 7, 3, 11, 6]
 OWNED = ([0, 1, 2, 3, 4, 5], [6, 7], [8, 9])
 CONFIG = {
     "model_type": "gpt2",
-    **{"vocab_size": 40, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2},
+    **{"vocab_size": 40, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2},
     **{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
 }
 TASK = tasks.instruction_tuning()

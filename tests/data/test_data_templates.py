@@ -85,10 +85,9 @@ TALKS = [
 
 
 def encode(tokenizer, talks, template=None, max_length=200):
+    options = {"max_length": max_length, "name": "x", "template": template}
     table = Table("the file", {"messages": talks})
-    return encode_conversations(
-        table, (), tokenizer, max_length=max_length, name="x", template=template
-    )
+    return encode_conversations(table, (), tokenizer, **options)
 
 
 def learned(tokenizer, data, row=0):
@@ -106,9 +105,8 @@ def test_masks_equal_those_of_transformers(family, kind):
     talks = [[{**m, "content": m["content"].strip()} for m in talk] for talk in TALKS]
     data = encode(own, talks)
     for row, messages in enumerate(talks):
-        expected = own.apply_chat_template(
-            messages, return_dict=True, return_assistant_tokens_mask=True
-        )
+        options = {"return_dict": True, "return_assistant_tokens_mask": True}
+        expected = own.apply_chat_template(messages, **options)
         size = len(expected["input_ids"])
         assert data.columns["attention_mask"][row].sum() == size
         assert data.columns["input_ids"][row, :size].tolist() == expected["input_ids"]

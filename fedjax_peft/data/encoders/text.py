@@ -36,18 +36,21 @@ def encode_classes(
     Raises:
       InputError: a row (counted from 1) without a text, or with a label that is none of the names.
     """
-    texts = require(table, "text", str, "a text")
-    paired = "text_pair" in table.columns
-    pairs = require(table, "text_pair", str, "a text") if paired else None
+    texts, *pairs = _texts(table)
     labels = label_ids(table, names)
-    columns = tokenize(tokenizer, texts, pairs, max_length=max_length)
+    columns = tokenize(tokenizer, texts, *pairs, max_length=max_length)
     return Dataset({**columns, "labels": labels}, tuple(names), name)
 
 
 def _check(table: Table, names: Sequence[str]) -> None:
     label_ids(table, names)
-    for column in ("text", *({"text_pair"} & {*table.columns})):
-        require(table, column, str, "a text")
+    _texts(table)
+
+
+def _texts(table: Table) -> list[Sequence[str]]:
+    """Returns the texts, and the second texts if there are any."""
+    columns = ["text", "text_pair"] if "text_pair" in table.columns else ["text"]
+    return [require(table, column, str, "a text") for column in columns]
 
 
 def _check_splits(tables: Mapping[str, Table], renamed: Mapping[str, str]) -> None:
