@@ -80,22 +80,18 @@ def read_tables(name: str, entry: Source, how: Reading) -> dict[str, Table]:
         if path.is_dir():
             return _read_folder(path, entry, how)
         return {"all": tabular.read_file(path, alone=True, form=tabular.csv_form(how.csv))}
-    folder = None
-    if how.source not in _KNOWN:
-        folder = Path(how.source)
-    elif how.source == "auto":
-        folder = next((folder for folder in _folders(name) if folder.is_dir()), None)
-        if folder is None and entry.asset is not None:
-            folder = assets.fetch(entry.asset)
+    folder = folder_of(name, how.source)
+    if folder is None and how.source == "auto" and entry.asset is not None:
+        folder = assets.fetch(entry.asset)
     return _read_hub(name, entry) if folder is None else _read_folder(folder, entry, how)
 
 
-def folder_of_parts(name: str, source: str) -> Path | None:
-    """Returns the folder that contains one folder for each part, None if there is none."""
+def folder_of(name: str, source: str) -> Path | None:
+    """Returns the user's folder of a named data set, or of its parts; None if there is none."""
     if source not in _KNOWN:
         return Path(source)
-    there = [folder for folder in _folders(name) if folder.is_dir()]
-    return there[0] if source == "auto" and there else None
+    there = (folder for folder in _folders(name) if folder.is_dir())
+    return next(there, None) if source == "auto" else None
 
 
 def _folders(name: str) -> list[Path]:

@@ -23,7 +23,7 @@ from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
 from fedjax_peft.data.naming import prepare, rename_columns
-from fedjax_peft.data.reading import USUAL, Reading, entry_of, folder_of_parts, read_tables
+from fedjax_peft.data.reading import USUAL, Reading, entry_of, folder_of, read_tables
 from fedjax_peft.data.subsets import draw_rows, equal_shares, keep_users
 from fedjax_peft.data.table import MissingColumn, Table
 from fedjax_peft.data.vocabulary import word_tokenizer
@@ -231,7 +231,7 @@ def _silo(
     for split, size in sizes.items():
         if size is not None and size < 1:
             raise InputError(f"{split}_examples is {size}: take at least 1 of each task.")
-    folder = folder_of_parts(name, source)
+    folder = folder_of(name, source)
     result: dict[str, dict[str, Dataset]] = {}
     for part in DATASETS[name].parts:
         place = str(folder / part) if folder else source
