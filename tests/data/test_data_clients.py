@@ -111,14 +111,13 @@ def test_rows_of_a_partition_become_a_client():
 
 
 def test_other_divisions_are_refused():
-    data = fp.testing.tiny_dataset(4)
-    with pytest.raises(InputError, match=r"gives an example twice.*client 1"):
-        from_flwr(data, Partitioner([[0, 1], [1]]))
-    used = Partitioner([[0]])
+    data, used, columns = fp.testing.tiny_dataset(4), Partitioner([[0]]), Partitioner([[0]])
     from_flwr(data, used)
-    with pytest.raises(InputError, match="Partitioner has data already"):
-        from_flwr(data, used)
-    columns = Partitioner([[0]])
     columns.load_partition = lambda partition_id: columns.dataset.select_columns(["label"])
-    with pytest.raises(InputError, match="divides columns"):
-        from_flwr(data, columns)
+    for partitioner, message in (
+        (Partitioner([[0, 1], [1]]), r"gives an example twice.*client 1"),
+        (used, "Partitioner has data already"),
+        (columns, "divides columns"),
+    ):
+        with pytest.raises(InputError, match=message):
+            from_flwr(data, partitioner)

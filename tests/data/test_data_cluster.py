@@ -37,7 +37,9 @@ def test_clusters_depend_on_the_seed_alone(topics):
     assert kmeans(texts, 8, seed=1).tolist() != kmeans(texts, 8, seed=2).tolist()
 
 
-def test_an_embedding_of_ones_own(topics):
+def test_an_embedding_of_ones_own_and_equal_texts(topics):
+    assert kmeans(["one two"] * 5, 1).tolist() == [0] * 5
+    assert sorted(set(kmeans(["a", "b", ""], 3).tolist())) == [0, 1, 2]
     texts, _ = topics
     lengths = kmeans(texts, 2, embed=lambda ts: np.array([[len(t) > 20.0] for t in ts], np.float32))
     assert len({(c, len(t) > 20) for c, t in zip(lengths, texts, strict=True)}) == 2
@@ -56,11 +58,6 @@ def test_an_embedding_of_ones_own(topics):
 def test_texts_that_have_no_such_clusters(texts, clusters, message):
     with pytest.raises(InputError, match=message):
         kmeans(texts, clusters)
-
-
-def test_equal_texts_are_one_cluster():
-    assert kmeans(["one two"] * 5, 1).tolist() == [0] * 5
-    assert sorted(set(kmeans(["a", "b", ""], 3).tolist())) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

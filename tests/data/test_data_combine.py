@@ -45,12 +45,6 @@ def test_every_data_set_is_a_client():
             np.testing.assert_array_equal(column[2:], part)
 
 
-def test_common_names_and_columns_stay():
-    federation = combine({"a": texts([2], 3), "b": texts([1], 3)})
-    assert federation.data.label_names == ("a", "b")
-    assert "token_type_ids" not in federation.data.columns
-
-
 @pytest.mark.parametrize(
     ("datasets", "match"),
     [
@@ -73,9 +67,12 @@ def test_refusals(datasets, match):
         combine(datasets)
 
 
-def test_a_common_task_is_kept():
+def test_common_names_columns_and_tasks_stay():
     pair = {"a": texts([2], 3), "b": texts([3], 3)}
-    assert combine(pair).data.task is None
+    plain = combine(pair).data
+    assert plain.label_names == ("a", "b")
+    assert "token_type_ids" not in plain.columns
+    assert plain.task is None
     images = {name: replace(data, task=image_classification()) for name, data in pair.items()}
     assert combine(images).data.task.name == "image_classification"
     assert combine({**images, "b": pair["b"]}).data.task is None

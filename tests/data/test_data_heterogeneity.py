@@ -80,12 +80,13 @@ def test_histograms_count_labels_or_another_key():
     topic = np.array(["sea", "land", "sea", "air", "sea"])
     data = Dataset({"labels": labels}, ("x", "y", "z"), meta={"topic": topic})
     rows = tuple(np.array(r, np.int32) for r in ([0, 1, 4], [], [2]))
-    counts, names = heterogeneity.histograms(Clients(data, rows))
-    assert (counts.tolist(), names) == ([[1, 0, 2], [0, 0, 0], [0, 0, 1]], ("x", "y", "z"))
-    counts, names = heterogeneity.histograms(Clients(data, rows), by="topic")
-    assert (counts.tolist(), names) == ([[0, 1, 2], [0, 0, 0], [0, 0, 1]], ("air", "land", "sea"))
-    counts, names = heterogeneity.histograms(Clients(labels, rows))
-    assert (counts.tolist(), names) == ([[1, 0, 2], [0, 0, 0], [0, 0, 1]], ("0", "1", "2"))
+    for of, by, names, first in (
+        (data, None, ("x", "y", "z"), [1, 0, 2]),
+        (data, "topic", ("air", "land", "sea"), [0, 1, 2]),
+        (labels, None, ("0", "1", "2"), [1, 0, 2]),
+    ):
+        counts, found = heterogeneity.histograms(Clients(of, rows), by=by)
+        assert (counts.tolist(), found) == ([first, [0, 0, 0], [0, 0, 1]], names)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +105,5 @@ def test_histograms_count_labels_or_another_key():
 def test_bad_tables_are_named(table, options, message):
     with pytest.raises(InputError, match=message):
         js_divergence(table, **options)
-
-
-def test_bad_eps_is_named():
     with pytest.raises(InputError, match="eps must not be negative, but is -1"):
         jeffreys(EXAMPLE, eps=-1)

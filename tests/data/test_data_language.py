@@ -48,22 +48,22 @@ def test_a_text_as_long_as_a_block_needs_another_for_its_end():
     assert data.columns["attention_mask"].sum(axis=1).tolist() == [len(tokens), 1]
 
 
-def test_a_very_long_text_and_a_lone_surrogate():
+def test_a_very_long_text_a_lone_surrogate_and_none():
     data = encode(["red " * 25_000, "a\ud800b"], max_length=256)
     assert np.sum(data.meta["unit"] == 0) > 100
     assert data.meta["unit"][-1] == 1
-
-
-def test_no_texts():
     assert encode([]).columns["input_ids"].shape == (0, 8)
 
 
-def test_errors_name_data_that_cannot_be_used():
-    with pytest.raises(InputError, match="no token for the end of a text"):
-        encode(["x"], tiny_tokenizers.bert())
-    with pytest.raises(InputError, match="Row 2 of the file has None"):
-        encode(["x", None])
-    with pytest.raises(InputError, match="max_length is 1"):
-        encode(["x"], max_length=1)
-    with pytest.raises(InputError, match="not a fast tokenizer"):
-        encode(["x"], object())
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (["x"], {"tokenizer": tiny_tokenizers.bert()}, "no token for the end of a text"),
+        (["x", None], {}, "Row 2 of the file has None"),
+        (["x"], {"max_length": 1}, "max_length is 1"),
+        (["x"], {"tokenizer": object()}, "not a fast tokenizer"),
+    ],
+)
+def test_data_that_cannot_be_used_are_named(texts, options, message):
+    with pytest.raises(InputError, match=message):
+        encode(texts, **options)

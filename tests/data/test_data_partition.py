@@ -256,30 +256,28 @@ def keyed():
     return Dataset(columns, ("O",), "toy", "tagging", meta)
 
 
-def test_any_key_can_take_the_place_of_labels(keyed):
-    meta = {key: x for key, x in keyed.meta.items() if key != "unit"}
+@pytest.mark.parametrize("key", ["cluster", "client"])
+def test_any_key_can_take_the_place_of_labels(keyed, key):
+    meta = {name: x for name, x in keyed.meta.items() if name != "unit"}
     data = Dataset(keyed.columns, keyed.label_names, "toy", meta=meta)
-    for key in ("cluster", "client"):
-        _, labels = np.unique(meta[key], return_inverse=True)
-        for make in (
-            lambda d, by=None: partition.dirichlet(d, 6, 0.5, by=by),
-            lambda d, by=None: partition.pathological(d, 6, 2, by=by),
-        ):
-            assert_same(make(data, key), make(labels))
+    _, labels = np.unique(meta[key], return_inverse=True)
+    assert_same(partition.dirichlet(data, 6, 0.5, by=key), partition.dirichlet(labels, 6, 0.5))
+    assert_same(partition.pathological(data, 6, 2, by=key), partition.pathological(labels, 6, 2))
     shares = [[1, 0], [0, 1], [1, 0], [0, 1], [1, 0]]
     two = partition.label_share(data, shares, by="client")
     assert set(meta["client"][two.indices[1]]) == {"user 1", "user 3"}
 
 
 def test_a_wrong_key_names_the_right_ones(keyed):
-    with pytest.raises(InputError, match=r"'toy' has no 'clusters' .* Did you mean 'cluster'\?"):
-        partition.dirichlet(keyed, 2, 1.0, by="clusters")
-    with pytest.raises(InputError, match=r"shape \(90, 8\) .* by\. Known: client, cluster, unit"):
-        partition.pathological(keyed, 2)
-    with pytest.raises(InputError, match=r"shape \(90, 8, 2\)"):
-        partition.natural(keyed, "offsets")
-    with pytest.raises(InputError, match=r"'bare' has no 'client' .* There are none"):
-        partition.natural(Dataset({"x": np.zeros(3)}, name="bare"))
+    bare = Dataset({"x": np.zeros(3)}, name="bare")
+    for call, message in (
+        (lambda: partition.dirichlet(keyed, 2, 1.0, by="clusters"), "'clusters' .* mean 'cluster'"),
+        (lambda: partition.pathological(keyed, 2), r"\(90, 8\) .* Known: client, cluster, unit"),
+        (lambda: partition.natural(keyed, "offsets"), r"shape \(90, 8, 2\)"),
+        (lambda: partition.natural(bare), "'bare' has no 'client' .* There are none"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
 
 
 @quick
@@ -349,10 +347,8 @@ def test_natural_draws_among_clients_of_a_size():
     assert sorted(map(int, drawn.names)) == list(map(int, drawn.names))
     assert drawn.sizes.tolist() == list(map(int, drawn.names))
     assert drawn.sizes.min() >= 10
-    everyone = {
-        name for i in range(60) for name in partition.natural(keys, clients=5, seed=i).names
-    }
-    assert everyone == {str(n) for n in range(1, 20)}
+    runs = [partition.natural(keys, clients=5, seed=i).names for i in range(60)]
+    assert {name for names in runs for name in names} == {str(n) for n in range(1, 20)}
     assert partition.natural(keys, min_size=18).names == ("18", "19")
 
 
@@ -378,8 +374,7 @@ def test_grouped_merges_clients_equally():
 
 def test_feature_shift_splits_at_random_and_changes_the_images():
     pixels = np.full((40, 1, 4, 4), 100, np.uint8)
-    labels = np.zeros(40, np.int32)
-    data = Dataset({"pixel_values": pixels, "labels": labels}, ("a",), task="image_classification")
+    data = Dataset({"pixel_values": pixels}, task="image_classification")
     clients = partition.feature_shift(data, 4, "brightness", 0.8, seed=3)
     assert_same(clients, partition.iid(data, 4, seed=3))
     means = [clients.data.columns["pixel_values"][rows].mean() for rows in clients.indices]
