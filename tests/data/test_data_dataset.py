@@ -33,8 +33,8 @@ def test_length_labels_and_take(data):
     ("make", "message"),
     [
         (lambda: Dataset({"a": np.zeros(3), "b": np.zeros(2)}), "'a' has 3 rows, 'b' has 2"),
-        (lambda: Dataset({"labels": np.array([0, -1])}, ("x",)), "value -1 in row 1; .* 0 to 0"),
-        (lambda: Dataset({"labels": np.array([2, 3])}, ("x",) * 3), "value 3 in row 1; .* 0 to 2"),
+        (lambda: Dataset({"labels": np.array([0, -1])}, ("x",)), "value -1 in row 1, .* 0 to 0"),
+        (lambda: Dataset({"labels": np.array([2, 3])}, ("x",) * 3), "value 3 in row 1, .* 0 to 2"),
         (lambda: Dataset({}), "no columns"),
         (lambda: Dataset({"a": np.zeros(2)}).labels, "no column 'labels', only a"),
         (lambda: Clients(np.zeros(6), rows([0], [], [1, 6])), "Client 2 owns row 6"),

@@ -432,7 +432,7 @@ BAD = [
     ),
     ("rte", "train__tsv", "nonsense\n", r"train\.tsv does not start with the columns"),
     ("rte", "train__tsv", "", r"train\.tsv does not start"),
-    ("rte", "train__tsv", b"index\tlabel\n0\t\xff\n", r"Line 2 of .*train\.tsv is not UTF-8"),
+    ("rte", "train__tsv", b"sentence1\tlabel\n\xff\t0\n", r"Line 2 of .*train\.tsv is not UTF-8"),
     ("rte", "train__tsv", "sentence1\tlabel\tlabel\nA.\t0\t1\n", "two columns 'label'"),
     ("", "train__csv", "label,text\n\n0,hello,\n", r"Row 1 of .*train\.csv has 3 fields, .* has 2"),
     ("", "train__csv__gz", "text,label,label\na,0,1\n", r"train\.csv\.gz has two columns 'label'"),

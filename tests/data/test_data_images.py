@@ -208,7 +208,7 @@ X, Y = images(3, 5, 4), np.arange(3)
         ({"x_train": X[0], "y_train": Y}, r"uint8 \[5, 4\]"),
         ({"x_train": X, "y_train": Y[:2]}, "3 images, but 2 labels"),
         ({"x_train": X, "y_train": np.eye(3)}, r"float64 \[3, 3\], not a number or name"),
-        ({"x_train": X, "y_train": np.array([None, 1, 2])}, "some.npz could not be read.* pickle"),
+        ({"x_train": X, "y_train": np.array([None, 1, 2])}, "some.npz could not be read.*pickle"),
     ],
 )
 def test_npz_that_does_not_fit(tmp_path, arrays, named):

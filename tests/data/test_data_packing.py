@@ -169,7 +169,7 @@ def test_weights_decide_about_sampling_by_size():
         (lambda: clients().pack(16).pack(16), "packed already"),
         (
             lambda: Clients(Dataset({"x": np.ones(2)}), (np.arange(2),)).pack(16),
-            "no column 'los",
+            "has no 'loss_mask'",
         ),
         (lambda: Clients(np.zeros(3, int), (np.arange(3),)).pack(16), "not labels alone"),
         (lambda: clients().pack(1), "length = 1 must be"),
