@@ -220,7 +220,7 @@ def test_lengths_and_strides_that_do_not_fit_are_refused(options, message, monke
         ({"answer_starts": []}, "Row 2 .* for its answers"),
         ({"answers": [], "answer_starts": []}, "Row 2 .* no answer"),
         ({"answers": [""]}, "Row 2 .* answer ''"),
-        ({"answers": [float("nan")]}, "Row 2 .* nan.* for its answers"),
+        ({"answers": [float("nan")]}, "Row 2 .* for its answers"),
         ({"context": None}, "Row 2 .* None in place of a context"),
         ({"question": 3}, "Row 2 .* 3 in place of a question"),
     ],
