@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -21,16 +22,37 @@ from fedjax_peft.support.errors import InputError
 
 def at_least(low: float, **options: float) -> None:
     """Raises InputError for an option that is below ``low`` or not finite."""
-    for name, value in _known(options):
-        if not low <= value < float("inf"):
-            raise InputError(f"{name} = {value!r} must be a finite number from {low} up.")
+    _check(options, lambda x: low <= x < math.inf, f"a finite number from {low} up")
 
 
 def positive(**options: float) -> None:
     """Raises InputError for an option that is not above 0, or not finite."""
-    for name, value in _known(options):
-        if not 0 < value < float("inf"):
-            raise InputError(f"{name} = {value!r} must be a positive finite number.")
+    _check(options, lambda x: 0 < x < math.inf, "a positive finite number")
+
+
+def fraction(**options: float) -> None:
+    """Raises InputError for an option that is not from 0 to below 1."""
+    _check(options, lambda x: 0 <= x < 1, "a number from 0 to below 1")
+
+
+def share(**options: float) -> None:
+    """Raises InputError for an option that is not from 0 to 1."""
+    _check(options, lambda x: 0 <= x <= 1, "a number from 0 to 1")
+
+
+def _check(options: Mapping[str, Any], fits: Callable[[Any], bool], what: str) -> None:
+    """Raises InputError for an option that is no number, or one that does not fit.
+
+    A run-time value is an array, such as a rate that a schedule changes. It was checked as a number
+    before.
+    """
+    for name, value in options.items():
+        if isinstance(value, Array):
+            continue
+        if not isinstance(value, numbers.Real):
+            raise InputError(f"{name} = {show(value)} must be a number.")
+        if not fits(value):
+            raise InputError(f"{name} = {value!r} must be {what}.")
 
 
 def whole(low: int, **options: int) -> None:
@@ -38,32 +60,6 @@ def whole(low: int, **options: int) -> None:
     for name, value in options.items():
         if not isinstance(value, int) or value < low:
             raise InputError(f"{name} = {value!r} must be a whole number from {low} up.")
-
-
-def fraction(**options: float) -> None:
-    """Raises InputError for an option that is not from 0 to below 1."""
-    for name, value in _known(options):
-        if not 0 <= value < 1:
-            raise InputError(f"{name} = {value!r} must be a number from 0 to below 1.")
-
-
-def share(**options: float) -> None:
-    """Raises InputError for an option that is not from 0 to 1."""
-    for name, value in _known(options):
-        if not 0 <= value <= 1:
-            raise InputError(f"{name} = {value!r} must be a number from 0 to 1.")
-
-
-def _known(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Returns the options that are plain numbers; run-time values were checked as numbers before.
-
-    A run-time value is an array, such as a rate that a schedule changes.
-    """
-    known = [(name, value) for name, value in options.items() if not isinstance(value, Array)]
-    for name, value in known:
-        if not isinstance(value, numbers.Real):
-            raise InputError(f"{name} = {show(value)} must be a number.")
-    return known
 
 
 SHARED_OPTIONS = {
@@ -195,34 +191,27 @@ def _documented(document: str, options: Iterable[str]) -> str:
 
 
 def _check_optimizer(algorithm: str, argument: str, value: Any) -> None:
-    if callable(getattr(value, "init", None)) and callable(getattr(value, "update", None)):
-        return
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        advice = f"Give one with this learning rate, such as optax.adamw({value!r})."
-    elif isinstance(value, str):
-        advice = f"Give the object and not its name, such as optax.{value}(1e-3)."
-    elif callable(value):
-        advice = f"Call it: {getattr(value, '__name__', 'the function')}(1e-3)."
-    else:
-        advice = "Give one such as optax.adamw(1e-3)."
-    raise InputError(
-        f"The argument {argument!r} of {algorithm!r} is {show(value)}, and no optax optimizer."
-        f" {advice}"
-    )
+    if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        rate = repr(value) if number else "1e-3"
+        what = (f"The argument {argument!r} of {algorithm!r}", "no optax optimizer")
+        raise _wrong(*what, value, "optax", f"({rate})", f"optax.adamw({rate})")
 
 
 def _check_aggregator(algorithm: str, value: Any) -> None:
-    if isinstance(value, c.Aggregator):
-        return
+    if not isinstance(value, c.Aggregator):
+        what = (f"The argument 'aggregator' of {algorithm!r}", "no aggregator")
+        raise _wrong(*what, value, "fp.aggregators", "()", "fp.aggregators.mean()")
+
+
+def _wrong(argument: str, kind: str, value: Any, home: str, call: str, example: str) -> InputError:
+    """Returns the error for an argument that is not what a function of ``home`` returns."""
+    advice = f"Give one such as {example}."
     if isinstance(value, str):
-        advice = f"Give the object and not its name: fp.aggregators.{value}()."
+        advice = f"Give the object and not its name, such as {home}.{value}{call}."
     elif callable(value):
-        advice = f"Call it: {getattr(value, '__name__', 'the function')}()."
-    else:
-        advice = "Give one such as fp.aggregators.mean()."
-    raise InputError(
-        f"The argument 'aggregator' of {algorithm!r} is {show(value)}, and no aggregator. {advice}"
-    )
+        advice = f"Call it: {getattr(value, '__name__', 'the function')}{call}."
+    return InputError(f"{argument} is {show(value)}, and {kind}. {advice}")
 
 
 def only_head(algorithm: str, given: HeadPolicy, wanted: HeadPolicy) -> None:

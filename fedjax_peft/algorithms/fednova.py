@@ -35,7 +35,7 @@ from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.algorithms.common import Local, init_local, train
+from fedjax_peft.algorithms.common import Local, init_local, replace_server, train
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -102,19 +102,14 @@ def fednova(
 
         return c.ClientUpdate(init, step, final)
 
-    def update(state: c.Params, new: c.PyTree, context: c.RoundContext) -> c.Params:
-        return _moved(state, new)
-
     def update_norm(upload: c.PyTree, template: c.PyTree, fixed: c.Params) -> Array:
         # A direction is the change per step: multiplied by the client's ‖a_k‖₁ it is θ_k - θ.
         lengths, direction = upload["work"]["length"], upload["direction"]
         moved = {n: lengths[i] * x for i, (n, x) in enumerate(sorted(direction.items()))}
         return tree.distance(moved, template["direction"])
 
-    server = c.ServerUpdate(
-        init=lambda shared: shared,
-        update=update,
-        broadcast=lambda state: state,
+    server = replace_server()._replace(
+        update=lambda state, new, context: _moved(state, new),
         template=lambda state: {
             "direction": jax.tree.map(jnp.zeros_like, state),
             "work": {"length": jnp.zeros(len(state))},

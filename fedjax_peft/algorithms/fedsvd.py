@@ -26,7 +26,14 @@ from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model, whole
-from fedjax_peft.algorithms.common import Local, init_local, loss_beside, send_shared, train
+from fedjax_peft.algorithms.common import (
+    Local,
+    init_local,
+    loss_beside,
+    replace_server,
+    send_shared,
+    train,
+)
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.linalg import canonical, qr, svd
 from fedjax_peft.numerics.lowrank import matmul, one_by_one, pairs
@@ -92,12 +99,7 @@ def _server(period: int) -> c.ServerUpdate:
         now = (context.round_index % period == 0) & (context.participants > 0)
         return {name: jnp.where(now, turned[name], x) for name, x in model.items()}
 
-    return c.ServerUpdate(
-        init=lambda shared: shared,
-        update=update,
-        broadcast=lambda state: state,
-        template=_without_a,
-    )
+    return replace_server()._replace(update=update, template=_without_a)
 
 
 def _without_a(leaves: c.Params) -> c.Params:

@@ -21,7 +21,7 @@ import jax
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, positive, whole, with_factor
-from fedjax_peft.algorithms.common import optimizer_step, proximal
+from fedjax_peft.algorithms.common import optimizer_step, proximal, replace_server
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -107,11 +107,10 @@ def pfedme(
         return jax.tree.map(lambda old, mean: old + step * (mean - old), state, new)
 
     moves_partly = bool(server_schedule) or is_traced(beta) or beta != 1
-    server = c.ServerUpdate(lambda shared: shared, update, lambda state: state)
     algorithm = averaging("pfedme", optimizer, head_roles(head), aggregator)
     algorithm = algorithm._replace(
         client=client,
-        server=server,
+        server=replace_server()._replace(update=update),
         init_client_state=lambda shared, private: {"personal": {**shared, **private}},
         model=lambda broadcast, client_state: client_state["personal"],
         personal=True,

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, model_with
-from fedjax_peft.algorithms.common import Local
+from fedjax_peft.algorithms.common import Local, replace_server
 from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -48,7 +48,8 @@ def ravan(
     algorithm = averaging("ravan", optimizer, head_roles(head), aggregator)
     return algorithm._replace(
         client=lambda context: _client(optimizer, context),
-        server=_server(),
+        # The server keeps the shared leaves without the scales, which are 1.
+        server=replace_server()._replace(init=_folded, params=_with_scales),
         model=lambda broadcast, private: {**_with_scales(broadcast), **private},
         weights=weights,
         check=model_with(
@@ -75,16 +76,6 @@ def _client(optimizer: c.Optimizer, context: c.ClientContext) -> c.ClientUpdate:
         return _folded(upload), private
 
     return c.ClientUpdate(init, inner.step, final)
-
-
-def _server() -> c.ServerUpdate:
-    """Returns the server whose state is the shared leaves without the scales, which are 1."""
-    return c.ServerUpdate(
-        init=_folded,
-        update=lambda state, new, context: new,
-        broadcast=lambda state: state,
-        params=_with_scales,
-    )
 
 
 def _folded(leaves: c.Params) -> c.Params:

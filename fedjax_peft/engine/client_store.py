@@ -18,7 +18,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -28,18 +28,12 @@ from jax import Array
 from fedjax_peft.contracts import PyTree
 from fedjax_peft.engine.client_records import ClientRow, Medium, Packing
 from fedjax_peft.numerics import tree
-from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError
 
 ClientPlace: TypeAlias = Literal["device", "host", "disk"]
 """Where the state of all clients is between rounds. ``device``: in the device's memory. ``host``:
 in the host's memory. ``disk``: in a file. With ``host`` and ``disk``, only the clients of a round
 are on the device."""
-
-
-def check_place(place: str) -> None:
-    """Raises InputError for a place that does not exist."""
-    check_choice("client_state", place, get_args(ClientPlace))
 
 
 class ClientStore:

@@ -1,17 +1,18 @@
 """How a session computes its rounds; the results do not depend on it, but for rounding."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 
-from fedjax_peft.engine.client_store import ClientPlace, check_place
+from fedjax_peft.engine.client_store import ClientPlace
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.reference import ReferenceProgram
-from fedjax_peft.engine.streaming import ExamplesPlace, check_examples_place
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.engine.streaming import ExamplesPlace
+from fedjax_peft.support.checks import check_choice
+from fedjax_peft.support.errors import InputError
 
 Engine: TypeAlias = Literal["compiled", "reference"]
 """``compiled``: a round is one XLA program. ``reference``: a round is a Python loop over clients,
@@ -45,11 +46,10 @@ class Computation(NamedTuple):
 
     def check(self, layout: Layout) -> None:
         """Raises InputError for unknown places and engines, or lanes that do not fit."""
-        check_place(self.client_state)
-        check_examples_place(self.examples)
-        if not callable(self.engine) and self.engine not in ENGINES:
-            known = nearest(str(self.engine), ENGINES)
-            raise InputError(f"There is no engine {self.engine!r}. {known}")
+        check_choice("client_state", self.client_state, get_args(ClientPlace))
+        check_choice("examples", self.examples, get_args(ExamplesPlace))
+        if not callable(self.engine):
+            check_choice("engine", self.engine, ENGINES)
         if self.lanes != "auto":
             layout.check_lanes(self.lanes)
         if callable(self.engine) and self.examples != "device":

@@ -35,7 +35,8 @@ from fedjax_peft.contracts import ApplyFn, Params, Platform, PyTree, Splits, on_
 from fedjax_peft.engine.gather_at_use import gather_at_use
 from fedjax_peft.engine.sharding import frozen_axis, lane_axis
 from fedjax_peft.numerics import tree as trees
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.checks import check_choice
+from fedjax_peft.support.errors import InputError
 
 ModelSharding: TypeAlias = Literal["tensor", "gather"]
 """How devices share the frozen matrices. ``tensor``: each computes with its part. ``gather``: each
@@ -268,10 +269,7 @@ def layout_over(
             f"devices = {devices}, but {jax.process_count()} processes share all"
             f" {len(available)} devices: leave devices out."
         )
-    if model_sharding not in (forms := get_args(ModelSharding)):
-        raise InputError(
-            f"There is no model_sharding {model_sharding!r}. {nearest(str(model_sharding), forms)}"
-        )
+    check_choice("model_sharding", model_sharding, get_args(ModelSharding))
     if model_parallel < 1 or devices % model_parallel:
         raise InputError(
             f"model_parallel = {model_parallel} does not divide devices = {devices}: each copy of"

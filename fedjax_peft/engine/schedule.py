@@ -144,19 +144,24 @@ class Schedule(NamedTuple):
         return self.tokens.padding_share(plan.examples[:used], plan.bucket[:used])
 
     def members(self, round_index: int) -> list[int]:
-        """Returns the ids of the clients that are drawn for a round, sorted."""
+        """Returns the ids of the clients that are drawn for a round, sorted.
+
+        Of those available, ``uniform`` and ``size`` draw ``per_round``, all if there are fewer. The
+        other samplings draw as ever, and leave out the clients that are not available.
+        """
         if self.timelines is not None:
             return [job.client for job in self.aggregation(round_index).jobs]
         clients = len(self.indices)
         rng = host_rng(self.seed, "cohort", round_index)
-        if self.among is not None:
-            return sorted(self._members_among(rng, round_index).tolist())
+        there = np.arange(clients) if self.among is None else self.among
         match self.sampling:
             case "uniform":
-                drawn = rng.choice(clients, self.per_round, replace=False)
+                drawn = rng.choice(there, min(self.per_round, len(there)), replace=False)
             case "size":
-                p = self.weights / self.weights.sum()
-                drawn = rng.choice(clients, self.per_round, replace=False, p=p)
+                weights = self.weights[there]
+                number = min(self.per_round, int(np.count_nonzero(weights)))
+                p = weights / weights.sum() if number else None
+                drawn = rng.choice(there, number, replace=False, p=p)
             case "poisson":
                 drawn = np.flatnonzero(rng.random(clients) < self.per_round / clients)
             case "round_robin":
@@ -166,24 +171,9 @@ class Schedule(NamedTuple):
                 drawn = order[np.arange(first, first + self.per_round) % clients]
             case "all":
                 drawn = np.arange(clients)
+        if self.among is not None:
+            drawn = np.intersect1d(drawn, self.among)
         return sorted(drawn.tolist())
-
-    def _members_among(self, rng: np.random.Generator, round_index: int) -> np.ndarray:
-        """Returns the clients that are drawn from those available.
-
-        ``uniform`` and ``size`` draw ``per_round`` of them, all if there are fewer. The other
-        samplings draw as ever, and leave out the clients that are not available.
-        """
-        assert self.among is not None
-        sizes = np.array([self.weight(c) for c in self.among.tolist()], float)
-        match self.sampling:
-            case "uniform":
-                return rng.choice(self.among, min(self.per_round, len(self.among)), replace=False)
-            case "size":
-                number = min(self.per_round, int(np.count_nonzero(sizes)))
-                p = sizes / sizes.sum() if number else None
-                return rng.choice(self.among, number, replace=False, p=p)
-        return np.intersect1d(self._replace(among=None).members(round_index), self.among)
 
     def failed(self, round_index: int) -> list[int]:
         """Returns the members of a round that have examples and drop out of it."""

@@ -5,7 +5,7 @@ the host's.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -15,16 +15,10 @@ from fedjax_peft.engine.program import OuterProgram
 from fedjax_peft.engine.round import RoundResult
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
-from fedjax_peft.support.checks import check_choice
 
 ExamplesPlace: TypeAlias = Literal["device", "host"]
 """Where the training examples are. ``device``: all of them on the device. ``host``: in arrays of
 the host, perhaps memory-mapped files; only the examples of a round are on the device."""
-
-
-def check_examples_place(place: str) -> None:
-    """Raises InputError for a place that does not exist."""
-    check_choice("examples", place, get_args(ExamplesPlace))
 
 
 def of_plan(columns: Mapping[str, np.ndarray], plan: Plan) -> tuple[Params, Plan]:
