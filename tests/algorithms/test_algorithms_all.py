@@ -79,7 +79,7 @@ AS_OTHERS = (
     *("fedavg_flexlora", "fedavg_hetlora", "fedavg_ilora", "fedavg_lora_fair", "fedavg_median"),
     *("fedavg_flora_na", "fedavg_geometric_median_product", "fedavgm_product"),
     *("fedadagrad", "fedavgm", "fedbabu", "feddpa_f", "fedmatch", "fedyogi", "fra_ffa"),
-    *("fedper", "fedsa", "fedsb", "ffa", "pfedlora", "rolora"),
+    *("fedper", "fedsa", "fedsb", "ffa", "hetlora", "pfedlora", "rolora"),
 )
 """Rarely tested: their rounds have nothing that no other algorithm has, or an aggregator that
 ``tests/aggregators`` runs with any number of lanes. Other files compare each one with a loop."""

@@ -1,5 +1,6 @@
 """FedRot-LoRA equals a loop over clients in NumPy float64, written from the authors' formulas."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from fedjax_peft.algorithms import fedrot
 from fedjax_peft.algorithms.fedrot import _aligned
 
 pytestmark = pytest.mark.slow
+
+aligned = jax.jit(_aligned, static_argnums=4)
 
 
 def polar(matrix):
@@ -71,7 +74,7 @@ def turned(rank=4, seed=0, reflect=False):
 @pytest.mark.parametrize("reflect", [True, False])
 def test_the_same_update_in_another_basis_comes_back_as_it_was(on_a, reflect):
     upload, received, _ = turned(reflect=reflect)
-    new = _aligned(upload, received, {}, jnp.array(on_a), 1.0)
+    new = aligned(upload, received, {}, jnp.array(on_a), 1.0)
     for n, x in new.items():
         assert_close(x, received[n], rtol=0, atol=1e-5)
 
@@ -81,7 +84,7 @@ def test_the_product_stays(strength):
     """With a strength of 0 the factors stay too: this is federated averaging."""
     upload, received, _ = turned(reflect=True)
     upload[A] = upload[A] + 0.3
-    new = _aligned(upload, received, {}, jnp.array(True), strength)
+    new = aligned(upload, received, {}, jnp.array(True), strength)
     assert_close(new[A] @ new[B], upload[A] @ upload[B], rtol=0, atol=2e-5)
     rest = np.abs(new[A] - upload[A]).max()
     assert rest > 0.1 if strength else rest < 1e-5
@@ -92,7 +95,7 @@ def test_half_of_a_turn_in_a_plane_is_a_turn_by_half_the_angle():
     q = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     _, received, _ = turned(rank=2)
     upload = {A: received[A] @ q, B: q.T @ received[B]}
-    new = _aligned(upload, received, {}, jnp.array(True), 0.5)
+    new = aligned(upload, received, {}, jnp.array(True), 0.5)
     half = np.array(
         [[np.cos(angle / 2), -np.sin(angle / 2)], [np.sin(angle / 2), np.cos(angle / 2)]]
     )
@@ -106,7 +109,7 @@ def test_below_a_strength_of_one_a_reflection_becomes_the_best_rotation():
     r = u @ np.diag([1, 1, -1]) @ vt
     assert np.linalg.det(r) == approx(1)
     r = polar(0.3 * np.eye(3) + 0.7 * r)
-    new = _aligned(upload, received, {}, jnp.array(True), 0.7)
+    new = aligned(upload, received, {}, jnp.array(True), 0.7)
     assert_close(new[A], upload[A] @ r, rtol=0, atol=1e-5)
 
 
@@ -117,7 +120,7 @@ def test_a_client_of_a_smaller_rank_turns_only_among_its_own_directions():
         A: upload[A].at[:, 2:].set(received[A][:, 2:]),
         B: upload[B].at[2:].set(received[B][2:]),
     }
-    new = _aligned(small, received, fixed, jnp.array(True), 1.0)
+    new = aligned(small, received, fixed, jnp.array(True), 1.0)
     for n, rows in ((A, np.s_[:, 2:]), (B, np.s_[2:])):
         assert_close(new[n][rows], received[n][rows], rtol=0, atol=1e-6)
     r = polar(np.asarray(small[A][:, :2].T @ received[A][:, :2]))
@@ -132,7 +135,7 @@ def test_layers_of_different_ranks_are_aligned_together_as_alone():
 
     upload = named(one[0], "p") | named(two[0], "q")
     received = named(one[1], "p") | named(two[1], "q")
-    new = _aligned(upload, received, {}, jnp.array(False), 1.0)
+    new = aligned(upload, received, {}, jnp.array(False), 1.0)
     for n, x in new.items():
         assert_close(x, received[n], rtol=0, atol=1e-5)
 
@@ -149,6 +152,6 @@ def test_the_error_of_the_average_is_smaller_than_without_the_rotation():
         a, b = (np.mean([u[n] for u in uploads], axis=0) for n in (A, B))
         return np.abs(a @ b - received[A] @ received[B]).max()
 
-    turned_back = [_aligned(u, received, {}, jnp.array(True), 1.0) for u in uploads]
+    turned_back = [aligned(u, received, {}, jnp.array(True), 1.0) for u in uploads]
     assert error(uploads) > 0.5
     assert_small(error(turned_back), 1e-4)

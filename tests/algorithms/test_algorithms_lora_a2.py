@@ -1,5 +1,6 @@
 """LoRA-A² equals a loop over clients in NumPy float64, written from the paper's formulas."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -60,6 +61,7 @@ class SlowLoRAA2(Slow):
     ],
     ids=["one", "mixed"],
 )
+@pytest.mark.sample("mixed")
 def test_rounds_equal_the_slow_reference(options, slow):
     results = slow_lora.check(slow_lora.engine(lora_a2(SGD, **options)), slow.run())
     for result, rests in zip(results, (A, B, A), strict=True):
@@ -86,7 +88,7 @@ def test_directions_of_all_matrices_compete(on_b, budget):
             changes[path, i] = np.linalg.norm(moved)
     best = sorted(changes, key=changes.get, reverse=True)[: budget * len(shapes)]
     as_jax = [{n: jnp.asarray(x, jnp.float32) for n, x in x.items()} for x in (upload, received)]
-    new = _selected(*as_jax, jnp.int32(budget), jnp.array(on_b))
+    new = jax.jit(_selected)(*as_jax, jnp.int32(budget), jnp.array(on_b))
     factor, axis = ("lora_b", 1) if on_b else ("lora_a", 0)
     for path, (_, r, _) in shapes.items():
         name = f"{path}.{factor}"
