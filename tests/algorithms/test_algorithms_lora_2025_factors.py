@@ -65,7 +65,7 @@ class SlowEverySecond(SlowFedSVD):
 class SlowFair(Slow):
     """Proximal gradient descent with a numerical derivative of the cosine, entry by entry."""
 
-    lam, step_size, steps = 1e-4, 0.1, 3
+    lam, step_size, steps = 5e-4, 0.1, 3
 
     def distance(self, exact, change):
         made = self.leaves[A] @ (self.leaves[B] + change)
