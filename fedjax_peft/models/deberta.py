@@ -137,12 +137,22 @@ def log_buckets(difference: np.ndarray, buckets: int, farthest: int) -> np.ndarr
     return np.where(np.abs(difference) <= near, difference, far)
 
 
-def table_rows(c: DebertaConfig, queries: int, keys: int) -> np.ndarray:
-    """Returns the row of the relative embeddings for query - key = 1 - keys, ..., queries - 1."""
-    difference = np.arange(1 - keys, queries)
+def table_rows(c: DebertaConfig, length: int) -> np.ndarray:
+    """Returns the row of the relative embeddings for query - key = 1 - length, ..., length - 1."""
+    difference = np.arange(1 - length, length)
     if c.position_buckets > 0:
         difference = log_buckets(difference, c.position_buckets, c.farthest)
     return np.clip(difference + c.span, 0, 2 * c.span - 1)
+
+
+def nearest_first(length: int) -> np.ndarray:
+    """Returns the places of the differences 1 - length, ..., length - 1 in 0, 1, -1, 2, -2, ...
+
+    A shorter text has the first places of a longer one. So dropout inside an adapted projection,
+    whose mask counts rows, does not depend on the padded length.
+    """
+    difference = np.arange(1 - length, length)
+    return 2 * np.abs(difference) - (difference > 0)
 
 
 def skew(x: Array, m: int) -> Array:
@@ -230,7 +240,8 @@ class SelfAttention(nnx.Module):
         scores = _product("bqhd,bkhd->bhqk", q, k)
         if table is not None:
             # The rows of the table are projected, at a cost that does not depend on the batch.
-            rows = table_rows(self.config, q.shape[1], k.shape[1])
+            length = k.shape[1]
+            rows = table_rows(self.config, length)[np.argsort(nearest_first(length))]
             scores = self._positions(scores, q, k, self.pos_dropout(table)[rows])
         scores = jnp.where(mask[:, :, :queries], scores, jnp.finfo(jnp.float32).min)
         probabilities = self.dropout(jax.nn.softmax(scores, axis=-1).astype(x.dtype))
@@ -238,20 +249,23 @@ class SelfAttention(nnx.Module):
         return jnp.einsum("bhqk,bkhd->bqhd", probabilities, v).reshape(asking.shape)
 
     def _positions(self, scores: Array, q: Array, k: Array, relative: Array) -> Array:
-        """Returns the scores with the position terms, for ``relative [differences, width]``.
+        """Returns the scores with the position terms.
+
+        ``relative``, ``[differences, width]``, is in the order of :func:`nearest_first`.
 
         In the products the heads come first, because this order needs no copy. The axes are swapped
         after the skew, which halves the columns.
         """
         c = self.config
+        places = nearest_first(k.shape[1])[: q.shape[1] + k.shape[1] - 1]  # by query - key
         if "c2p" in c.terms:
             project = self.key_proj if c.share_att_key else self.pos_key_proj
-            keys = self._heads(project(relative))[::-1]  # by key - query
+            keys = self._heads(project(relative))[places[::-1]]
             term = skew(_product("bqhd,rhd->hbqr", q, keys), k.shape[1])
             scores = scores + term.swapaxes(0, 1)
         if "p2c" in c.terms:
             project = self.query_proj if c.share_att_key else self.pos_query_proj
-            queries = self._heads(project(relative)) * self.scale
+            queries = self._heads(project(relative))[places] * self.scale
             if q.shape[1] == 1:  # one query: each key has one difference
                 scores = scores + _product("bkhd,khd->bhk", k, queries[::-1])[:, :, None]
             else:
