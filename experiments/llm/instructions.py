@@ -94,7 +94,7 @@ def rows_of(name: str, source: str, split: str, tokenizer: object, length: int) 
     labels = entry.label_names or label_names(tables["train"])
     names = list(dict.fromkeys(map(request.answer, labels)))
     table = prepared(tables[split], request.answer)
-    table = as_instructions(request.form, table, names, part=split, seed=0).table
+    table = as_instructions(request.form, table, names, part=split, seed=0)
     rows = [{"messages": messages, "task": name} for messages in table.columns["messages"]]
     texts = tokenizer.apply_chat_template([row["messages"] for row in rows], tokenize=False)
     sizes = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

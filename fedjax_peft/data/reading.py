@@ -40,9 +40,6 @@ class Reading(NamedTuple):
 USUAL = Reading()
 
 
-USUAL = Reading()
-
-
 def entry_of(name: str, source: str) -> Source:
     """Returns the catalogue's entry of a data set, or :data:`OWN` for a file or folder.
 

@@ -28,7 +28,16 @@ __all__ = [
     "tagging",
 ]
 
-_FUNCTIONS: dict[str, Callable[..., Task]] = {name: globals()[name] for name in __all__}
+# Of two tasks with the same head, the first is the head's own.
+_FUNCTIONS: dict[str, Callable[..., Task]] = {
+    "classification": classification,
+    "image_classification": image_classification,
+    "next_token": next_token,
+    "instruction_tuning": instruction_tuning,
+    "multiple_choice": multiple_choice,
+    "question_answering": question_answering,
+    "tagging": tagging,
+}
 
 
 def find(name: str) -> Callable[..., Task]:

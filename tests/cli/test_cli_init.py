@@ -9,6 +9,7 @@ import pytest
 from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
+from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_tables
 from fedjax_peft.simulation.rows import read_metrics
 
@@ -133,9 +134,8 @@ def test_how_a_csv_file_is_written(place, capsys):
     assert cli.main(["init", "x", "--data", "r.csv", "--no-header", "--sep", ";", *latin]) == 0
     resolved = config.resolve(config.override(config.load(place / "x/config.toml"), "model=model"))
     assert resolved["data"]["csv"] == {"sep": ";", "encoding": "latin-1", "header": False}
-    _, tables = load_tables(
-        **{key: resolved["data"][key] for key in ("name", "columns", "csv", "test_share")}
-    )
+    chosen = {key: resolved["data"][key] for key in ("columns", "csv", "test_share")}
+    _, tables = load_tables(resolved["data"]["name"], Reading(**chosen))
     rows = [
         (text, label)
         for table in tables.values()

@@ -75,6 +75,6 @@ def test_labelled_data_become_requests(files):
 def test_other_tasks_cannot_have_instructions(files):
     data = {"name": "sst2", "source": "tiny", "instructions": True}
     wrong = configs.resolve(config(files, data, task="next_token"))
-    with pytest.raises(InputError, match="data for instruction_tuning, and the task is 'next_tok"):
+    with pytest.raises(InputError, match="is for instruction_tuning, and the task is 'next_token'"):
         configs.load_data(wrong)
     assert tasks.for_head("causal_lm").name == "next_token"

@@ -96,7 +96,7 @@ WHO_WORKS = [
 ]
 DATA = [
     ({"test": UNLABELLED}, r"The test data are for classification, but have no column 'lab"),
-    ({"test": UNANSWERED}, r"questions without a known answer, such as .* id 'q1'"),
+    ({"test": UNANSWERED}, "test data have questions without an answer: 'q1'"),
     ({"test": FOUR}, r"The test data have the label 3, but .* head has 3 classes \(0 to 2\)"),
     ({"clients": Clients(FOUR, SOME)}, r"The training data have the label 3"),
     ({"client_test": Clients(FOUR, SOME)}, r"The client_test data have the"),
