@@ -23,7 +23,7 @@ def cells(study: Study, fresh: Study | None) -> dict[str, Cell]:
     chosen = study.chosen(study.choose_by)
     for name, cell in chosen.items():
         for other in [] if fresh is None else fresh.methods.get(name, []):
-            if _rate(other) == _rate(cell):
+            if other.learning_rate == cell.learning_rate:
                 chosen[name] = cell._replace(runs={**cell.runs, **other.runs})
     return chosen
 
@@ -37,7 +37,7 @@ def table(title: str, study: Study, fresh: Study | None, metric: str, baseline: 
     texts = differences_in_words(pairs, 100) if baseline in found else ["-"] * len(pairs)
     rows = []
     for name, cell in found.items():
-        row = [name, f"{_rate(cell):g}", str(len(cell.runs))]
+        row = [name, f"{cell.learning_rate:g}", str(len(cell.runs))]
         row += [summarise(values[name, at]).text(100) for at in OUTCOMES]
         i = names.index(name) if name in names else None
         row += ["-"] * 2 if i is None else texts[2 * i : 2 * i + 2]
@@ -53,11 +53,6 @@ def table(title: str, study: Study, fresh: Study | None, metric: str, baseline: 
     if any(len(several) > 1 for several in study.methods.values()):
         notes.insert(1, f"The setting was chosen by {study.choose_by}, its mean over seeds.")
     return TextTable(title, header, rows, notes)
-
-
-def _rate(cell: Cell) -> float:
-    """Returns the learning rate of a cell."""
-    return float(next(iter(cell.runs.values())).config["optimizer"]["learning_rate"])
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -16,6 +16,7 @@ from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
 from fedjax_peft.config.sweeps import plan
 from fedjax_peft.data.table import Table
+from fedjax_peft.report.cells import Cell
 
 pytestmark = pytest.mark.usefixtures("no_drawings")
 
@@ -80,7 +81,7 @@ def test_scores_by_task():
 
 def test_the_table_compares_with_the_most_frequent_answer():
     record = SimpleNamespace(config={"optimizer": {"learning_rate": 0.1}})
-    cells = {"fedavg": SimpleNamespace(runs={0: record, 1: record})}
+    cells = {"fedavg": Cell("fedavg", {}, {0: record, 1: record})}
     scores = {"fedavg": {0: {"all": 0.5}, 1: {"all": 0.7}}}
     fixed = {"the base": {"all": 0.0}, FIGURES["FREQUENT"]: {"all": 0.35}}
     made = FIGURES["table"](cells, scores, fixed)

@@ -81,11 +81,6 @@ def values(cell: Cell, name: str) -> dict[Any, float]:
     return {}
 
 
-def rate_of(cell: Cell) -> float:
-    """Returns the learning rate of a cell."""
-    return float(next(iter(cell.runs.values())).config["optimizer"]["learning_rate"])
-
-
 def criterion(name: str) -> str:
     """Returns the validation metric that chooses a method's rate."""
     return "client_validation_accuracy_mean" if name in PERSONAL else "validation_accuracy"
@@ -122,7 +117,9 @@ def write_config(chosen: Mapping[str, Cell], path: Path) -> None:
     """Writes the config with more seeds at the chosen rates."""
     config = tomllib.loads(CONFIG.read_text())
     for name, cell in chosen.items():
-        config["methods"][name]["sweep"] = {"grid": {"seed": list(SEEDS), RATE: [rate_of(cell)]}}
+        config["methods"][name]["sweep"] = {
+            "grid": {"seed": list(SEEDS), RATE: [cell.learning_rate]}
+        }
     path.write_text(tomli_w.dumps(config))
 
 
@@ -143,10 +140,10 @@ def read(out: Path) -> tuple[list[Entry], list[dict[str, Any]], list[str]]:
     for family, names in FAMILIES.items():
         for name in [name for name in names if name in chosen]:
             cell, other = chosen[name], fresh.get(name)
-            if other is not None and rate_of(other) == rate_of(cell):
+            if other is not None and other.learning_rate == cell.learning_rate:
                 cell = cell._replace(runs={**cell.runs, **other.runs})
             entries.append(Entry(family, cell))
-            tried = [one for one in study.methods[name] if rate_of(one) != rate_of(cell)]
+            tried = [one for one in study.methods[name] if one.learning_rate != cell.learning_rate]
             rows += [row for one in (cell, *tried) for row in of_runs(family, one, one is cell)]
     missing = [name for names in FAMILIES.values() for name in names if name not in chosen]
     notes = [f"Not run yet: {', '.join(missing)}."] if missing else []
@@ -160,7 +157,7 @@ def of_runs(family: str, cell: Cell, chosen: bool) -> list[dict[str, Any]]:
     names = ("test_accuracy", "client_accuracy_mean", "client_accuracy_worst")
     columns = {name: values(cell, name) for name in (criterion(cell.name), *names)}
     columns["validation"] = columns.pop(criterion(cell.name))
-    key = {"method": cell.name, "family": family, "rate": rate_of(cell), "chosen": chosen}
+    key = {"method": cell.name, "family": family, "rate": cell.learning_rate, "chosen": chosen}
     return [
         {**key, "seed": seed, **{name: found.get(seed) for name, found in columns.items()}}
         | {f"bytes_{way}": summary(one.rows)[f"bytes_{way}"] for way in ("up", "down")}
@@ -182,12 +179,12 @@ def table(entries: Sequence[Entry], notes: Sequence[str]) -> TextTable:
     rows = []
     for entry in entries:
         family, cell = entry
-        facts = summary(next(iter(cell.runs.values())).rows)
+        facts = summary(cell.first.rows)
         names = ("test_accuracy", "client_accuracy_mean", "client_accuracy_worst")
         scores = [summarise(entry.values(name)).text(100) for name in names]
         if cell.name == "centralised":
             scores[1:] = "-", "-"
-        row = [cell.name, family, f"{rate_of(cell):g}", str(len(cell.runs)), *scores]
+        row = [cell.name, family, f"{cell.learning_rate:g}", str(len(cell.runs)), *scores]
         row += [texts.get(cell.name, "-"), f"{facts['trained']:,}"]
         rows.append([*row, *(f"{facts[f'bytes_{way}'] / 1e6:.1f}" for way in ("up", "down"))])
     header = ["algorithm", "kind", "rate", "seeds", "test %", "clients' own %", "worst client %"]

@@ -62,7 +62,7 @@ class Sweep(NamedTuple):
 def read_sweep(path: Path) -> Sweep:
     """Returns a sweep of one of the configs here."""
     study = read_study(path)
-    config = a_run(study.cells[0]).config
+    config = study.cells[0].first.config
     own = str(config["data"]["name"])
     data = STAND_INS.get(own, own)
     name = str(config["partition"]["name"]).rpartition(":")[2]
@@ -73,14 +73,9 @@ def read_sweep(path: Path) -> Sweep:
     return Sweep(path.resolve().name, study, data, clients, title)
 
 
-def a_run(cell: Cell) -> Any:
-    """Returns one of the runs of a cell."""
-    return next(iter(cell.runs.values()))
-
-
 def rate(cell: Cell) -> str:
     """Returns the learning rate of a cell."""
-    return f"{a_run(cell).config['optimizer']['learning_rate']:g}"
+    return f"{cell.learning_rate:g}"
 
 
 # ------------------------------------------------------------------------------ tables of accuracy
@@ -113,7 +108,7 @@ def accuracy_table(sweep: Sweep) -> TextTable:
         *choice.notes,
         "Best on test: the best rate and the best round on test data, as in the paper; optimistic.",
         *(["n.s.: 0 is in the 95 % interval of Student's t or of the bootstrap."] if base else []),
-        settings([a_run(cell).config for cell in sweep.chosen.values()]),
+        settings([cell.first.config for cell in sweep.chosen.values()]),
         *study.notes,
     ]
     return TextTable(f"Table {paper.table}: {sweep.title}", header, rows, notes)

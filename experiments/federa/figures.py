@@ -142,7 +142,7 @@ def by_budget(study: Study) -> dict[str, dict[int, Cell]]:
     """Returns method -> trained parameters without the head -> the cell that validation chose."""
     found: dict[str, dict[int, Cell]] = {}
     for cell in study.chosen().values():
-        run = next(iter(cell.runs.values()))
+        run = cell.first
         size = int(run.rows[0]["parameters"]["adapter"])
         found.setdefault(method_name(cell), {})[size] = cell
     names = [name for name in METHODS.values() if name in found]

@@ -101,14 +101,14 @@ def sweep(source: Source, name: str) -> Study | None:
 
 def method_name(cell: Cell) -> str:
     """Returns the paper's name of a cell's method."""
-    run = next(iter(cell.runs.values()))
+    run = cell.first
     system = str(run.config.get("preset")).replace("federa/deberta/", "federa/")
     return METHODS.get(system.replace("federa/federa", "federa"), cell.name)
 
 
 def model_name(study: Study) -> str:
     """Returns the paper's model whose rows stand beside a sweep."""
-    run = next(iter(study.cells[0].runs.values()))
+    run = study.cells[0].first
     return backbone(str(run.config["model"]["name"]))
 
 
@@ -121,14 +121,14 @@ def chosen(study: Study) -> tuple[dict[str, Cell], Choice]:
 
 def columns(study: Study, wanted: Sequence[int], metric: str) -> list[int]:
     """Returns the rounds of a table's columns: the wanted ones, or as many of the last tests."""
-    run = next(iter(study.cells[0].runs.values()))
+    run = study.cells[0].first
     tested = [int(r) for r in series(run.rows, "round", f"test_{metric}")[0] if r]
     return list(wanted) if set(wanted) <= set(tested) else tested[-len(wanted) :]
 
 
 def settings(study: Study) -> str:
     """Returns a sentence with the settings of a sweep that a reader needs to compare."""
-    config = next(iter(study.cells[0].runs.values())).config
+    config = study.cells[0].first.config
     part, model = config["partition"], Path(str(config["model"]["name"])).name
     steps = config.get("local_steps")
     work = f"{steps} local steps" if steps else f"{config.get('epochs', 1)} local epoch"
@@ -146,7 +146,7 @@ def rates(cells: dict[str, Cell]) -> str:
     """Returns a sentence with the learning rate of each method."""
     found = []
     for name, cell in cells.items():
-        config = next(iter(cell.runs.values())).config
+        config = cell.first.config
         found.append(f"{name} {config['optimizer']['learning_rate']:g}")
     return f"Learning rates: {', '.join(found)}."
 
@@ -188,7 +188,7 @@ def score_table(
             _add_scores(header, rows, cells, federation, study, metric or study.headline, label)
             _add_paper(header, rows, number, federation, label, model_name(study))
         for method, cell in cells.items():
-            counts = next(iter(cell.runs.values())).rows[0].get("parameters", {})
+            counts = cell.first.rows[0].get("parameters", {})
             rows[method][1] = f"{counts.get('adapter', 0):,}"
         notes += [f"{federation.label}: {settings(study)} {rates(cells)}", *study.notes]
         notes += chosen_by(federation.label, choice)
@@ -321,7 +321,7 @@ def table5(source: Source) -> TextTable:
         cells, choice = chosen(study)
         value, note = target_value(target, cells)
         rows += _target_rows(target, value, cells)
-        every = next(iter(study.cells[0].runs.values())).config["evaluation"]["every"]
+        every = study.cells[0].first.config["evaluation"]["every"]
         note += f" It was tested every {every} rounds. {settings(study)} {rates(cells)}"
         notes += [note, *chosen_by(target.label, choice)]
     notes += [

@@ -98,7 +98,7 @@ def footprint(cell: Cell) -> tuple[float, float]:
 
     The head, which stays with its client, is not counted.
     """
-    run = next(iter(cell.runs.values()))
+    run = cell.first
     parameters, row = run.rows[0]["parameters"], run.rows[1]
     # With full fine-tuning, the whole backbone is trained.
     backbone = parameters["frozen"] or parameters["adapter"]
@@ -108,7 +108,7 @@ def footprint(cell: Cell) -> tuple[float, float]:
 
 def rate(cell: Cell) -> str:
     """Returns the learning rate of a setting."""
-    run = next(iter(cell.runs.values()))
+    run = cell.first
     return f"{run.config['optimizer']['learning_rate']:g}"
 
 

@@ -46,7 +46,7 @@ class Rank(NamedTuple):
     def cells(self, method: str) -> dict[float, Cell]:
         """Returns learning rate -> the runs of a method."""
         found = self.study.methods.get(method, [])
-        return {float(rate_of(cell)): cell for cell in found}
+        return {cell.learning_rate: cell for cell in found}
 
     @property
     def chosen(self) -> dict[str, Cell]:
@@ -57,8 +57,8 @@ class Rank(NamedTuple):
     def fresh_cell(self, method: str) -> Cell | None:
         """Returns the runs of a method with other seeds, at its chosen rate."""
         cells = [] if self.fresh is None else self.fresh.methods.get(method, [])
-        rate = rate_of(self.chosen[method])
-        return next((cell for cell in cells if rate_of(cell) == rate), None)
+        rate = self.chosen[method].learning_rate
+        return next((cell for cell in cells if cell.learning_rate == rate), None)
 
 
 def read(root: Path) -> list[Rank]:
@@ -70,11 +70,6 @@ def read(root: Path) -> list[Rank]:
             fresh = read_study(other) if other.is_dir() else None
             found.append(Rank(int(match[1]), read_study(path), fresh))
     return sorted(found, key=lambda one: -one.rank)
-
-
-def rate_of(cell: Cell) -> float:
-    """Returns the learning rate of a cell."""
-    return float(next(iter(cell.runs.values())).config["optimizer"]["learning_rate"])
 
 
 def outcome(cell: Cell | None, at: At) -> dict[Any, float]:
@@ -101,7 +96,7 @@ def against(rows: Sequence[tuple[Cell | None, Cell | None]]) -> list[list[str]]:
 
 def facts(rank: Rank) -> list[str]:
     """Returns the notes that every table has."""
-    run = next(iter(rank.study.cells[0].runs.values()))
+    run = rank.study.cells[0].first
     tested = run.config["data"].get("test_examples") or 0
     error_of = f"{100 * math.sqrt(0.25 / tested):.1f}" if tested else "unknown"
     return [
@@ -157,7 +152,7 @@ def chosen_table(rank: Rank) -> TextTable:
     together = against([(both[name], both.get("fedavg")) for name in names])
     rows = []
     for name, cell in both.items():
-        row = [METHODS[name], f"{rate_of(cell):g}", str(len(cell.runs))]
+        row = [METHODS[name], f"{cell.learning_rate:g}", str(len(cell.runs))]
         row += [summarise(outcome(cell, one)).text(100) for one in OUTCOMES]
         i = names.index(name) if name in names else None
         row += ["-"] * 4 if i is None else [*together[i], *alone[i]]
@@ -188,7 +183,7 @@ def runs(ranks: Sequence[Rank]) -> list[dict[str, Any]]:
                     "error_first": error(cell, False),
                     "error_last": error(cell, True),
                 }
-                key = {"rank": rank.rank, "method": cell.name, "rate": rate_of(cell)}
+                key = {"rank": rank.rank, "method": cell.name, "rate": cell.learning_rate}
                 for seed in cell.runs:
                     values = {name: found.get(seed) for name, found in columns.items()}
                     rows.append({**key, "seeds": kind, "seed": seed, **values})

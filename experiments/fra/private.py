@@ -85,7 +85,7 @@ def table(study: Study, cells: Chosen, title: str) -> TextTable:
                 ]
             )
     header = ["method", "ε", "accuracy", "minus FedAvg", "minus own ε = ∞", "setting", "snr"]
-    one = next(iter(study.cells[0].runs.values()))
+    one = study.cells[0].first
     seeds = sorted({len(cell.runs) for by in cells.values() for cell in by.values()})
     about = (
         f"Test accuracy of the last round in %; mean ± standard deviation over"

@@ -80,7 +80,7 @@ def split_of(study: Study) -> Split:
 
 def tested(study: Study) -> tuple[Any, ...]:
     """Returns the rounds and the number of test examples of a sweep's runs."""
-    run = next(iter(study.cells[0].runs.values()))
+    run = study.cells[0].first
     return run.config["rounds"], run.config["data"].get("test_examples")
 
 
@@ -133,7 +133,7 @@ def accuracy_table(number: str, split: str, made: Mapping[Split, Results]) -> Te
             if name != "fedavg" and "fedavg" in one.cells:
                 base = one.cells["fedavg"].values("test_accuracy")
                 gap = paired(final, base).text(100)
-            rate = next(iter(cell.runs.values())).config["optimizer"]["learning_rate"]
+            rate = cell.learning_rate
             texts = [summarise(x).text(100) for x in (best, final)]
             row += [texts[0], printed, texts[1], gap, f"{rate:g}"]
         rows.append(row)
@@ -160,7 +160,7 @@ def label_table(number: str, data: str, one: Results) -> TextTable:
     """
     notes = ["The shares are the paper's."]
     cell = next(one.cells[name] for name in one.cells if name != "centralised")
-    config = next(iter(cell.runs.values())).config
+    config = cell.first.config
     counts = None
     try:
         _, clients = configs.federation(configs.resolve_recorded(config))

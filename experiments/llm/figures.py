@@ -170,7 +170,7 @@ def table(
         for name, found in fixed.items()
     ]
     for name, cell in cells.items():
-        rate = next(iter(cell.runs.values())).config["optimizer"]["learning_rate"]
+        rate = cell.learning_rate
         by_seed = {task: {s: x[task] for s, x in scores[name].items()} for task in tasks}
         difference = "-"
         if name != "fedavg" and "fedavg" in scores:

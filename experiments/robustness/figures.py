@@ -55,7 +55,7 @@ def cells(folders: Iterable[Path]) -> Cells:
     for folder in folders:
         for file in sorted(folder.rglob("sweep.toml")):
             for cell in read_study(file.parent).cells:
-                config = next(iter(cell.runs.values())).config
+                config = cell.first.config
                 attack = config.get("attack") or {}
                 share = float(attack.get("share", 0.0))
                 found[attack.get("name", "none"), share, cell.name] = cell

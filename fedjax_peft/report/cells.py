@@ -37,6 +37,16 @@ class Cell(NamedTuple):
         parts = (f"{key}={value_text(value)}" for key, value in _short(self.settings).items())
         return ", ".join(map(one_line, parts))
 
+    @property
+    def first(self) -> RunRecord:
+        """The run of the first seed, for what all seeds share, such as the config."""
+        return next(iter(self.runs.values()))
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the clients' optimizer."""
+        return float(self.first.config["optimizer"]["learning_rate"])
+
     def values(self, metric: str, at: At = "final") -> dict[Seed, float]:
         """Returns seed -> value of a metric; seeds without a finite value are missing.
 
