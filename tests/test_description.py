@@ -36,6 +36,7 @@ def text(value):
     return json.dumps(describe(value), sort_keys=True)
 
 
+@pytest.mark.slow
 def test_descriptions_are_the_same_in_another_process():
     own = {**os.environ, "PYTHONHASHSEED": "1"}
     run = [sys.executable, "-c", f"{MADE}\nprint(made)"]

@@ -49,6 +49,7 @@ def run_first_use(**variables):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_imports_set_no_variable_and_the_first_decomposition_limits_openblas():
     seen = run_first_use()
     assert (seen["imported"], seen["absl"]) == (None, logging.NOTSET)

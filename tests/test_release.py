@@ -23,6 +23,7 @@ def built(tmp_path_factory):
     return dist.build_here(source, place / "dist")
 
 
+@pytest.mark.slow
 def test_archives_have_what_they_should(built):
     """Both are there, none is too large, and nothing that tests or runs leave is in them."""
     assert [archive.suffix for archive in built] == [".whl", ".gz"]

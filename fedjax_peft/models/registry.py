@@ -265,11 +265,14 @@ def class_name(model: Model) -> str:
     kind = model.config["model_type"]
     family = FAMILIES[kind]
     held = {leaf for leaf, leaf_kind in model.kinds.items() if leaf_kind == "head"}
-    for name, k in family.kinds.items():
-        if k.head == model.head:
-            shapes = leaf_shapes(abstract_module(model.config, Head(name, model.labels)))
-            if held == {leaf for leaf in shapes if is_inside(leaf, k.head)}:
-                return family.name + k.architecture
+    fitting = {name: k for name, k in family.kinds.items() if k.head == model.head}
+    for name, k in fitting.items():
+        if len(fitting) == 1:
+            return family.name + k.architecture
+        # RoBERTa's heads for classes and for tags have one path, and differ inside.
+        shapes = leaf_shapes(abstract_module(model.config, Head(name, model.labels)))
+        if held == {leaf for leaf in shapes if is_inside(leaf, k.head)}:
+            return family.name + k.architecture
     raise InputError(f"The head ({', '.join(model.head) or 'none'}) is not a head of {kind}.")
 
 

@@ -92,6 +92,7 @@ def test_the_layers_own_weights_are_trained_leaves_with_the_names_of_lora():
         np.testing.assert_array_equal(model.trainable[n], plain.frozen[n])
 
 
+@pytest.mark.slow
 def test_merged_weights_predict_the_same(tmp_path):
     model, rng = fp.attach(small(), lora_with_base(rank=2)), np.random.default_rng(0)
     params = {

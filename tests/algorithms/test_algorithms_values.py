@@ -101,6 +101,7 @@ def same(one, other):
         assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_transforms_can_be_functions_of_the_values():
     def make(p):
         return algorithms.fedavg(optax.sgd(p["rate"]))

@@ -135,6 +135,7 @@ def test_a_device_and_the_least_time_of_a_round(plan):
 SMALLEST = "model.quantize=nf4 batch_size=1 --lanes 1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("memory", "words", "remedy"),
     [

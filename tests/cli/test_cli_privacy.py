@@ -58,6 +58,7 @@ def test_example_level_counts_local_steps_and_names_examples(capsys):
     assert "client sends" not in text
 
 
+@pytest.mark.slow
 def test_the_epsilon_of_examples_is_that_of_a_run(capsys):
     """Shuffled: an example of 80 is in one of 10 batches of a pass, and 15 steps are two passes."""
     words = ["--examples", 80, "--batch-size", 8, "--steps", 15, "--unit", "example"]

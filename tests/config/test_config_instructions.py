@@ -34,6 +34,7 @@ def config(files, data, **more):
     return small(**tables | {"partition": {"name": "natural", "by": "category"}, **more})
 
 
+@pytest.mark.slow
 def test_a_run_records_the_task_of_its_rows(files, tmp_path):
     data = {"name": str(files / "own.jsonl"), "max_length": 60, "packing": 120}
     raw = config(files, data | {"template": "{prompt} "}, evaluation={"client_holdout": 0.25})

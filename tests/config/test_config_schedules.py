@@ -121,6 +121,7 @@ def plain(optimizer):
 """
 
 
+@pytest.mark.slow
 def test_own_functions_follow_a_schedule_without_a_word(tmp_path):
     """An algorithm of a user's file need not be decorated, and a schedule is a function."""
     path = tmp_path / "own.py"

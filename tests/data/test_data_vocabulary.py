@@ -73,6 +73,7 @@ def recurrent(**changes):
     } | changes
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_words(folder, tmp_path):
     data = {"name": str(folder), "vocabulary": 12, "max_length": 8}
     config = configs.resolve(recurrent(data=data))

@@ -203,6 +203,7 @@ def test_bad_input_is_refused(call, said):
         call()
 
 
+@pytest.mark.slow
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     accounting._dp_accounting.cache_clear()

@@ -172,6 +172,7 @@ def test_the_page_shows_all_figures_and_writes_their_files(runs, tmp_path, monke
         assert len(list(csv.DictReader(file))) == 40
 
 
+@pytest.mark.slow
 def test_a_page_of_many_runs_is_small(monkeypatch):
     """Of 20 methods, 250 rounds and all heat maps it has at most 1.5 MB; here is a tenth of that.
 
