@@ -48,6 +48,9 @@ GAIN, lengths._GAIN = lengths._GAIN, 1.0
 """What another padded length must save, which here none does: a round has a copy of the local step
 for each of them, so with one it compiles in half of the time."""
 
+os.fsync = lambda file: None
+"""No test loses power, and waiting for the disk takes longer than most tests."""
+
 pytest_plugins = ["timing"]
 
 

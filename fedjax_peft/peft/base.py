@@ -24,7 +24,7 @@ from fedjax_peft.models.quantized import (
     is_code,
     quantized,
 )
-from fedjax_peft.models.registry import Dtype, default_targets, module_builder, parse_config
+from fedjax_peft.models.registry import Dtype, default_targets, module_shapes, parse_config
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.errors import InputError, nearest
 
@@ -169,12 +169,12 @@ def abstract_model(
     Args:
       config: such as ``{"model_type": "roberta", ...}``.
     """
-    build, paths = module_builder(config, head, dtype=dtype, dropout=dropout)
+    definition, shapes, paths = module_shapes(config, head, dtype=dtype, dropout=dropout)
     family, _ = parse_config(config)
     bound: list[Model] = []
 
-    def make() -> tuple[Params, Params]:
-        module = quantized(build(), quantize, paths)
+    def make(state: nnx.State) -> tuple[Params, Params]:
+        module = quantized(nnx.merge(definition, state), quantize, paths)
         set_options(module, remat, scan_layers, attention)
         model = bind(
             module, head=paths, config=config, splits=family.splits, dtype=jnp.dtype(dtype)
@@ -183,7 +183,7 @@ def abstract_model(
         bound.append(model if method is None else attach(model, method))
         return bound[0].frozen, bound[0].trainable
 
-    frozen, trainable = jax.eval_shape(make)
+    frozen, trainable = jax.eval_shape(make, shapes)
     return bound[0].replace(frozen=frozen, trainable=trainable)
 
 
