@@ -68,7 +68,7 @@ def _resolved(raw: keys.Config) -> keys.Config:
         result[table] = resolve_table(table, given)
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
-    _check_schedules(result)
+    _check_parts(result)
     rate(result)  # raises InputError if it is missing
     result["model"]["head"] = head_kind(result["model"]["head"])
     return result
@@ -106,21 +106,27 @@ def _check_noise(table: keys.Config) -> None:
         )
 
 
-def _check_schedules(config: keys.Config) -> None:
-    """Raises InputError for a schedule that its algorithm cannot follow, or a wrong number."""
+def _check_parts(config: keys.Config) -> None:
+    """Raises InputError for a schedule or an aggregator that the algorithm does not take."""
     name = config["algorithm"]["name"]
     options = inspect.signature(keys.function_of("algorithm", name)).parameters
     for table in filter(config.get, keys.SCHEDULES):
         call(config, table)  # raises InputError for values that cannot be used
-        if table == "schedule" and "optimizer" not in options:
-            raise InputError(f"[schedule] is for an optimizer, and {show(name)} takes none.")
-        if table == "server_schedule" and table not in options:
-            made = {n: inspect.signature(getattr(algorithms, n)) for n in algorithms.__all__}
-            known = [n for n, signature in made.items() if table in signature.parameters]
-            raise InputError(
-                f"[server_schedule] is for a server with a learning rate, and that of {show(name)}"
-                f" has none. Remove the table, or use one of {', '.join(known)}."
-            )
+    if config["schedule"] and "optimizer" not in options:
+        raise InputError(f"[schedule] is for an optimizer, and {show(name)} takes none.")
+    if config["server_schedule"] and "server_schedule" not in options:
+        made = {n: inspect.signature(getattr(algorithms, n)) for n in algorithms.__all__}
+        known = [n for n, signature in made.items() if "server_schedule" in signature.parameters]
+        raise InputError(
+            f"[server_schedule] is for a server with a learning rate, and that of {show(name)}"
+            f" has none. Remove the table, or use one of {', '.join(known)}."
+        )
+    if config["aggregator"] and "aggregator" not in options:
+        raise InputError(
+            f"[aggregator] chooses {show(config['aggregator']['name'])}, and {show(name)} takes no"
+            " aggregator: a built-in algorithm of this kind has its own. Remove the table, or give"
+            " your own function an argument 'aggregator'."
+        )
 
 
 def _resolved_link(table: str, name: str, options: Any) -> keys.Config:

@@ -16,6 +16,9 @@ def median(trim=0.1, times=2):
     """In truth a mean."""
     return aggregators.mean(error=False)._replace(name=f"median {trim} {times} {beside.WORD}")
 
+def plain(optimizer):
+    return algorithms.fedavg(optimizer)
+
 def my_fedavg(optimizer, aggregator=None, mu=0.5):
     return algorithms.fedavg(optimizer, aggregator=aggregator)._replace(name=f"my_fedavg {mu}")
 
@@ -43,6 +46,14 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "wrong.py").write_text("def f(:")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "configs"
+
+
+@pytest.mark.parametrize("name", ["flora", "my_functions.py:plain"])
+def test_an_aggregator_that_the_algorithm_does_not_take_is_refused(folder, monkeypatch, name):
+    monkeypatch.chdir(folder)
+    raw = {**CONFIG, "partition": {"name": "iid", "clients": 3}, "aggregator": {"name": "fra"}}
+    with pytest.raises(InputError, match=r"\[aggregator\] chooses 'fra', and '.*' takes no aggr"):
+        configs.resolve({**raw, "algorithm": {"name": name}})
 
 
 def test_functions_of_a_module_in_the_configs_folder(folder):
