@@ -12,7 +12,7 @@ compare it with. What a round computes::
         upload                <-  stages(upload)                               upload_stages
     server                    <-  update(server, aggregate(uploads))           server_step
 
-``simulate(..., engine="reference")`` runs it, so a breakpoint or a print in an algorithm shows real
+``simulate(..., placement=Placement(engine="reference"))`` runs it, so a breakpoint or a print in an algorithm shows real
 numbers. It is slow, because every operation is dispatched separately.
 """
 
