@@ -38,7 +38,7 @@ for name, value in {
     "jax_disable_most_optimizations": UNOPTIMISED,
     "jax_traceback_in_locations_limit": 0,  # nobody reads them, and compiling carries them
     "jax_compilation_cache_dir": COMPILED,
-    "jax_persistent_cache_min_compile_time_secs": 0.05,  # to store a quick one takes longer
+    "jax_persistent_cache_min_compile_time_secs": 0.3,  # to store a quick one takes longer
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }.items():
     jax.config.update(name, value)

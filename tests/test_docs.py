@@ -33,14 +33,23 @@ PAGES = sorted(
 RARE = (
     "howto/asynchrony.md",
     "howto/compression.md",
+    "howto/early-stopping.md",
+    "howto/figures.md",
     "howto/gradients-through-rounds.md",
+    "howto/instruction-data.md",
+    "howto/learning-rates.md",
+    "howto/logging.md",
     "howto/many-clients.md",
+    "howto/memory.md",
+    "howto/own-texts.md",
     "howto/privacy.md",
+    "howto/reuse.md",
     "howto/robustness.md",
+    "howto/search.md",
+    "howto/unequal-work.md",
 )
-"""Pages with many programs, of calls that other tests have too: those of transforms, privacy,
-attacks, aggregators, asynchrony and simulation, and ``test_differentiable.py``. Their calls are
-compared with the signatures, and ``make exhaustive`` runs them."""
+"""Pages whose calls other tests have too, with the same arguments. Their calls are compared with the
+signatures, and ``make exhaustive`` runs them."""
 CASES = [
     pytest.param(page, id=name, marks=[pytest.mark.exhaustive] * (name in RARE))
     for page in PAGES

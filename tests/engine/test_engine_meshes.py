@@ -23,7 +23,7 @@ KERNELS = {
 }
 """Name of the run (algorithm, devices, model_parallel, model_sharding) -> the part of the frozen
 kernel ``[5, 8]`` that a device has."""
-MORE = [*list(KERNELS)[2:], "decoder-tensor"]
+MORE = [*list(KERNELS)[1:], "decoder-tensor", "decoder-gather"]
 """Further runs of the product of all settings."""
 
 
