@@ -48,8 +48,8 @@ RARE = (
     "howto/search.md",
     "howto/unequal-work.md",
 )
-"""Pages whose calls other tests have too, with the same arguments. Their calls are compared with the
-signatures, and ``make exhaustive`` runs them."""
+"""Pages whose calls other tests have too, with the same arguments. Their calls are compared with
+the signatures, and ``make exhaustive`` runs them."""
 CASES = [
     pytest.param(page, id=name, marks=[pytest.mark.exhaustive] * (name in RARE))
     for page in PAGES

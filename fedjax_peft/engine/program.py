@@ -117,7 +117,7 @@ class Program:
         """Returns a key of everything that the compiled program depends on, besides ``apply``."""
         s = self._setup
         training = self._work == "training"
-        # With run-time values, the program depends on the functions of the values alone.
+        # What a maker makes is new each time, and equal makers make the same.
         own = (s.algorithm, s.transform, s.stages)
         made: tuple = own if s.maker is None else tuple(s.maker)
         context = (s.total_clients, s.sampling_probability, made[1:])

@@ -12,8 +12,8 @@ compare it with. What a round computes::
         upload                <-  stages(upload)                               upload_stages
     server                    <-  update(server, aggregate(uploads))           server_step
 
-``simulate(..., placement=Placement(engine="reference"))`` runs it, so a breakpoint or a print in an algorithm shows real
-numbers. It is slow, because every operation is dispatched separately.
+``simulate(..., placement=Placement(engine="reference"))`` runs it, so a breakpoint or a print in an
+algorithm shows real numbers. It is slow, because every operation is dispatched separately.
 """
 
 from collections.abc import Mapping

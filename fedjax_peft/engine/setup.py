@@ -48,8 +48,8 @@ class Setup(NamedTuple):
     stages: Stages = Stages()
     """What else happens to uploads in training."""
     maker: Maker | None = None
-    """Makes ``algorithm``, ``stages`` and ``transform`` from the run-time values of a state; None
-    if there are no run-time values."""
+    """Makes ``algorithm``, ``stages`` and ``transform``, from the run-time values of a state if
+    it has some. Setups with equal makers share their programs."""
 
     def made(self, values: Values) -> "Setup":
         """Returns the setup with what the maker makes of these run-time values."""

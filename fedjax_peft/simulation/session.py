@@ -93,8 +93,8 @@ def session(
       InputError: arguments contradict each other or the data.
     """
     given = SimpleNamespace(**locals())
-    plain, varies = parametrised(algorithm, values)
-    uploads, uploads_vary = parametrised(transforms, values)
+    plain, _ = parametrised(algorithm, values)
+    uploads, _ = parametrised(transforms, values)
     _check(given, plain)
     work = {name: getattr(given, name) for name in _WORK}
     buckets = placement.length_buckets
@@ -133,9 +133,8 @@ def session(
         asynchrony.check_transform_state(transform, chosen, shared)
     checks.check_memory(schedule)
     setup = _setup(given, made, schedule, federation, names["fixed"])
-    if varies is not None or uploads_vary is not None or wrappers != (None, None, None):
-        hashable = tuple(transforms) if isinstance(transforms, list) else transforms
-        setup = setup._replace(maker=Maker(make, _Transform(hashable)))
+    hashable = tuple(transforms) if isinstance(transforms, list) else transforms
+    setup = setup._replace(maker=Maker(make, _Transform(hashable)))
     place: tuple = (placement.engine, placement.client_state, placement.examples)
     if placement.reuse != "none":
         upper, complete = _reusing(given, setup.task)

@@ -60,6 +60,17 @@ def test_another_seed_or_data_or_more_rounds_compile_no_program(model):
     assert compilations, "another attack is another program"
 
 
+def test_the_same_transforms_share_a_program(model):
+    """Although what joins them is a new object in each run."""
+    given = [fp.transforms.clip_norm(0.5), fp.transforms.quantize(bits=8)]
+    run(model, rounds=1, transforms=given)
+    compilations.clear()
+    run(model, rounds=1, transforms=given)
+    assert not compilations
+    run(model, rounds=1, transforms=given[:1])
+    assert compilations, "other transforms are another program"
+
+
 def test_validation_uses_the_programs_of_the_test():
     model, own = toy.model(), {"client_test": toy.clients([4] * len(SIZES), seed=5)}
     run(model, running.FEDAVG, **own)
