@@ -151,6 +151,7 @@ def test_the_config_of_a_run_without_rows_continues_it(single, tmp_path, runs, m
     assert runs.calls[-1][1] == Path("here")
 
 
+@pytest.mark.exhaustive  # test_simulation_origin and test_cli_sweep resume runs of configs too
 def test_a_run_is_resumed_from_its_directory_alone(finished, single, tmp_path):
     out, moved = tmp_path / "run", tmp_path / "moved"
     assert cli.main(["run", single, "rounds=1", "--out", str(out), "-q"]) == 0

@@ -152,7 +152,7 @@ def test_the_reference_engine_gives_the_same_run(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample("traffic", "batches")
+@pytest.mark.sample("traffic")
 def test_lanes_and_the_places_of_clients_and_examples_do_not_change_a_run(name):
     packing = ("lanes", "slot_utilisation", "padded_utilisation", "layers")
     other = run(name, lanes=1, client_state="host", examples="host")

@@ -46,7 +46,7 @@ def emptied(*which):
     ("sampling", "per_round"),
     [("uniform", 3), ("size", 3), ("poisson", 2), ("round_robin", 3), ("all", None)],
 )
-@pytest.mark.sample("size-3", "poisson-2", "round_robin-3")
+@pytest.mark.sample("poisson-2", "round_robin-3")
 def test_every_sampling_runs_in_one_program(sampling, per_round):
     counts = []
     result = run(

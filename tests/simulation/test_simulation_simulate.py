@@ -96,6 +96,7 @@ def test_the_same_seed_gives_the_same_rows_to_the_bit(finished):
     assert all(a != b for a, b in zip(*losses, strict=True))
 
 
+@pytest.mark.exhaustive  # those of richer runs: test_simulation_combined
 def test_lanes_do_not_change_the_metrics(finished):
     one, many = run("mean", lanes=1), finished("mean")[0]
     assert {row["lanes"] for row in many.metrics[1:]} == {3}
