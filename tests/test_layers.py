@@ -1,8 +1,10 @@
-"""Where heavy packages are imported; import-linter holds the rules between rooms."""
+"""What importing loads and sets, and where; import-linter holds the rules between rooms."""
 
 import ast
 import functools
 import json
+import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,9 +111,8 @@ def test_heavy_packages_stay_at_the_rim(package, homes, lazy):
         assert [i for i in found if not i.lazy] == []
 
 
-def test_modules_loaded_in_a_new_process():
-    script = """
-import json, sys
+IMPORTS = """
+import json, logging, os, sys
 def loaded(names):
     return [n for n in names.split() if n in sys.modules]
 import fedjax_peft
@@ -122,8 +123,35 @@ import fedjax_peft.engine.program, fedjax_peft.engine.schedule, fedjax_peft.algo
 engine = loaded("flax transformers datasets matplotlib orbax pydantic rich torch")
 import fedjax_peft.simulation.simulate
 loop = loaded("transformers datasets matplotlib torch pydantic")
-print(json.dumps([package, reading, engine, loop]))
+seen = {"loaded": [package, reading, engine, loop]}
+
+from threadpoolctl import threadpool_info
+import fedjax_peft.simulation.checkpoint, fedjax_peft.models.hub
+from fedjax_peft.numerics import linalg
+import jax
+seen["imported"] = os.environ.get("OPENBLAS_NUM_THREADS")
+seen["absl"] = logging.getLogger("absl").level
+jax.jit(linalg.svd)(jax.numpy.eye(3))
+seen["used"] = os.environ.get("OPENBLAS_NUM_THREADS")
+seen["scipy"] = [x["num_threads"] for x in threadpool_info() if "scipy.libs" in x["filepath"]]
+print(json.dumps(seen))
 """
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert json.loads(done.stdout) == [[], [], [], []]
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """What a new process saw that imported one part of the package after the other."""
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    command = [sys.executable, "-c", IMPORTS]
+    options = {"capture_output": True, "text": True, "timeout": 120, "check": True}
+    return json.loads(subprocess.run(command, env=environment, **options).stdout)
+
+
+def test_modules_loaded_in_a_new_process(seen):
+    assert seen["loaded"] == [[], [], [], []]
+
+
+def test_imports_set_no_variable_and_the_first_decomposition_limits_openblas(seen):
+    assert (seen["imported"], seen["absl"]) == (None, logging.NOTSET)
+    assert seen["used"] == "1"
+    assert all(threads == 1 for threads in seen["scipy"])

@@ -1,10 +1,8 @@
-"""Settings of other libraries are made in one place, at first use, and not at import."""
+"""Settings of other libraries are made in one place, at first use. For imports: test_layers."""
 
-import json
 import logging
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,40 +19,6 @@ from fedjax_peft.support import errors, libraries
 
 VARIABLE = "OPENBLAS_NUM_THREADS"
 ROOT = Path(fedjax_peft.__file__).parent
-
-FIRST_USE = """
-import json, logging, os
-from threadpoolctl import threadpool_info
-import fedjax_peft.algorithms, fedjax_peft.simulation.checkpoint, fedjax_peft.models.hub
-from fedjax_peft.numerics import linalg
-import jax
-seen = {"imported": os.environ.get("OPENBLAS_NUM_THREADS"), "absl": logging.getLogger("absl").level}
-jax.jit(linalg.svd)(jax.numpy.eye(3))
-seen["used"] = os.environ.get("OPENBLAS_NUM_THREADS")
-seen["scipy"] = [x["num_threads"] for x in threadpool_info() if "scipy.libs" in x["filepath"]]
-print(json.dumps(seen))
-"""
-
-
-def run_first_use(**variables):
-    environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_USE],
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return json.loads(done.stdout)
-
-
-@pytest.mark.slow
-def test_imports_set_no_variable_and_the_first_decomposition_limits_openblas():
-    seen = run_first_use()
-    assert (seen["imported"], seen["absl"]) == (None, logging.NOTSET)
-    assert seen["used"] == "1"
-    assert all(threads == 1 for threads in seen["scipy"])
 
 
 @pytest.mark.parametrize("use", [libraries.limit_blas_threads, lambda: linalg.qr(jnp.eye(2))])

@@ -87,7 +87,8 @@ def straight(place):
 @pytest.mark.sample("disk")
 def test_runs_equal_those_of_the_device_and_resume(place, tmp_path):
     whole = straight(place)
-    check(whole, straight("device"), rtol=1e-5, atol=1e-6)
+    if place == "host":  # a store on disk beside the device: test_simulation_combined
+        check(whole, straight("device"), rtol=1e-5, atol=1e-6)
     out = tmp_path / "run"
     run(out, place, rounds=3)
     resumed = run(out, place, resume=True)

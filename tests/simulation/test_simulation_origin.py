@@ -107,7 +107,8 @@ def test_the_refusal_of_a_resume_names_the_way(first, tmp_path):
 
 
 def test_a_guarantee_says_that_it_counts_its_own_rounds_only(first):
-    private = run(1, first, privacy=fp.privacy.central(1.0, noise_multiplier=1.0))
+    central = fp.privacy.central(1.0, noise_multiplier=1.0)
+    private = run(1, first, privacy=central, on_round=lambda row: True)  # row 0 says it
     statement = private.metrics[0]["privacy"]["statement"]
     assert statement.endswith(
         f"The run starts from {first.out.resolve()}, and ε counts its own rounds only. That run"

@@ -200,13 +200,13 @@ def test_evaluation_has_its_rounds_and_the_last_is_always_one():
 
 
 def test_head_policies(finished):
-    start = MODEL.trainable
-    for name, result in ((name, finished(name)[0]) for name in ("mean", "private", "local")):
+    start, bare = MODEL.trainable, {"rounds": 2, "test": None, "client_test": None}
+    shared, private = (finished(n)[0] for n in ("mean", "private"))
+    frozen, alone = (run(n, **bare) for n in ("frozen", "local"))
+    for name, result in {"mean": shared, "private": private, "local": alone}.items():
         fixed = result.params["layer.lora_scale"]
         np.testing.assert_array_equal(fixed, start["layer.lora_scale"], err_msg=name)
 
-    shared, private, alone = (finished(n)[0] for n in ("mean", "private", "local"))
-    frozen = run("frozen", rounds=2)
     assert (shared.client_state, frozen.client_state) == ({}, {})
     assert set(private.client_state) == set(toy.HEAD)
     assert set(alone.client_state) == set(toy.SHARED)

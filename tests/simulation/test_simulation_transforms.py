@@ -1,5 +1,6 @@
 """Upload transforms in ``simulate``: bytes, records, configs, refusals."""
 
+import functools
 import re
 
 import documented_fields
@@ -8,7 +9,7 @@ import pytest
 import running
 import toy
 from closeness import assert_close
-from running import CLIENTS, PRIVATE
+from running import CLIENTS, FEDAVG, PRIVATE
 from small_config import small
 from toy_transforms import feedback, ones, record
 
@@ -32,8 +33,14 @@ def run(out=None, *, rounds=2, given=BOTH, algorithm=None, **options):
     return running.run(algorithm or PRIVATE, rounds=rounds, out=out, transforms=given, **options)
 
 
+@functools.cache
+def whole():
+    """Returns a run in which all five clients take part."""
+    return run(algorithm=FEDAVG, clients_per_round=5)
+
+
 def test_the_rows_have_the_metrics_of_transforms_and_the_table_knows_them():
-    row = run().metrics[-1]
+    row = whole().metrics[-1]
     assert 0 <= row["clip_share"] <= 1
     assert row["clip_median_norm"] > 0
     assert row["feedback_length"] > 0
@@ -43,7 +50,7 @@ def test_the_rows_have_the_metrics_of_transforms_and_the_table_knows_them():
 
 def test_a_row_without_an_accepted_upload_has_no_share():
     poisoned = toy.poisoned(CLIENTS, *range(5))
-    row = run(clients=poisoned, rounds=1, given=BOTH[0], clients_per_round=None).metrics[-1]
+    row = run(clients=poisoned, rounds=1, algorithm=FEDAVG, clients_per_round=5).metrics[-1]
     assert (row["clip_share"], row["clip_median_norm"]) == (None, None)
 
 
@@ -74,11 +81,11 @@ def test_bytes_of_a_transform_replace_those_of_the_leaves():
 
 
 def test_a_run_and_its_forecast_count_the_same_bytes():
-    made = run(clients_per_round=5, rounds=2, algorithm=algorithms.fedavg(SGD))
+    made = whole()
     assert made.metrics[1]["bytes_up"] == 5 * (TOY_ADAPTER + TOY_HEAD) // 2
     expected = forecast(
         toy.model(),
-        algorithms.fedavg(SGD),
+        FEDAVG,
         clients=5,
         rounds=2,
         steps=1,
