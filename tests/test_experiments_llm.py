@@ -124,6 +124,7 @@ def test_from_texts_to_the_table(tmp_path, capsys):
     tiny += ["data.packing=256", "task.max_new_tokens=20", "partition.clients=4"]
     tiny += ["partition.min_size=1", "clients_per_round=2", "rounds=2", "local_steps=2"]
     tiny += ["evaluation.every=2", "seed=0..0", "optimizer.learning_rate=6e-3"]
+    tiny += ["peft.rank=2", 'peft.targets=["q_proj"]']
     words = ["sweep", str(FOLDER / "methods.toml"), *tiny, "--only", "fedavg"]
     assert cli.main([*words, "--out", str(sweep)]) == 0
     capsys.readouterr()
