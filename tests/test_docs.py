@@ -30,6 +30,7 @@ PAGES = sorted(
     for page in (ROOT / "docs").rglob("*.md")
     if BLOCK.search(page.read_text()) and str(page.relative_to(ROOT / "docs")) not in ELSEWHERE
 )
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RARE = (
     "howto/asynchrony.md",
     "howto/compression.md",
@@ -248,10 +249,19 @@ def named(node):
     return fp if isinstance(node, ast.Name) and node.id == "fp" else None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def python_of(page):
+    """Returns the Python of a page, or of the cells of a notebook."""
+    text = page.read_text()
+    if page.suffix == ".md":
+        return "\n".join(BLOCK.findall(text))
+    cells = json.loads(text)["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.stem)
 def test_calls_of_a_page_fit_the_signatures(page):
     """Every name of the library exists and has the arguments, also where the page is not run."""
-    for node in ast.walk(ast.parse("\n".join(BLOCK.findall(page.read_text())))):
+    for node in ast.walk(ast.parse(python_of(page))):
         called = named(node.func if isinstance(node, ast.Call) else node)
         if isinstance(node, ast.Call) and called is not None:
             known = inspect.signature(called).parameters
@@ -296,7 +306,7 @@ def test_code_of_pages_is_not_cut():
         blocks = fence.findall(page.read_text())
         wide = [line for block in blocks for line in block.splitlines() if len(line) > 84]
         assert not wide, (page.name, wide)
-    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+    for notebook in NOTEBOOKS:
         cells = json.loads(notebook.read_text())["cells"]
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         wide = [line for cell in code for line in cell.splitlines() if len(line) > 84]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -166,6 +167,12 @@ def test_tables_and_figures_of_a_sweep(sweep, script, tmp_path):
     assert_close([float(row["value"]) for row in low], [10, 11, 12])
 
 
+def in_seconds(duration):
+    """Returns the seconds of "3 h 37 min" or "8 min 17 s"."""
+    parts = re.findall(r"(\d+) (h|min|s)\b", duration)
+    return sum(int(number) * {"h": 3600, "min": 60, "s": 1}[unit] for number, unit in parts)
+
+
 @pytest.mark.slow
 def test_tables_without_runs(script, tmp_path):
     shown = script("--costs", "--out", tmp_path)
@@ -182,4 +189,8 @@ def test_tables_without_runs(script, tmp_path):
         if row["Paper MiB"] != "-":
             printed, ours = (float(row[x].replace(",", "")) for x in ("Paper MiB", "Ours MiB"))
             assert ours == approx(printed, rel=4e-3)
+            printed, ours = (in_seconds(row[x]) for x in ("Paper's time", "Our time"))
+            # Ours is rounded to seconds, or to minutes as the paper's.
+            exact = 60 if " h " in row["Paper's time"] else 0
+            assert ours == approx(printed, rel=6e-3, abs=exact), row
     assert "| Epsilon | .0005 | .0005 | 0.0005 | 0.0005 |" in shown

@@ -38,8 +38,9 @@ def model():
     return fp.Model(apply, frozen, trained, kinds, None)
 
 
-@pytest.mark.slow  # three algorithms are compiled twice
+@pytest.mark.slow  # algorithms are compiled twice
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.sample("FRA", "Ditto")  # a mean is in Ditto too
 def test_the_page_equals_simulate(name, model):
     columns, train, test = PAGE["make_data"]()
     columns = {name: np.asarray(x) for name, x in columns.items()}

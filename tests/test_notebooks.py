@@ -69,7 +69,7 @@ def assets(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the Jupyter client's own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 @pytest.mark.long("a notebook compiles its programs one after the other")
-@pytest.mark.sample("01_*")
+@pytest.mark.exhaustive  # dist.py runs the first one, and test_docs.py compares all calls
 def test_notebook(path, client, assets, tmp_path):
     """Every cell runs, and none prints an error."""
     nbformat = pytest.importorskip("nbformat")

@@ -88,7 +88,7 @@ def system(name, config, head):
         ("federa/deberta/fedlr", 1.68),
     ],
 )
-@pytest.mark.sample("*fedft*", "federa/fedap*", "federa/fedlr*")
+@pytest.mark.exhaustive  # tests of Tables 8 and 9 in test_experiments_federa.py have the cells
 def test_federas_seconds_of_communication(role, seconds):
     options = {"clients": 100, "clients_per_round": 10, "rounds": 1, "steps": 0}
     model, time = federa(role)
@@ -134,7 +134,7 @@ def test_federas_hours_to_the_target():
 @pytest.mark.parametrize(
     ("rank", "millions"), [(3, 0.1), (32, 1.2), (48, 1.8), (64, 2.4), (128, 4.8)]
 )
-@pytest.mark.sample("3-*", "128-*")
+@pytest.mark.exhaustive  # likewise
 def test_federas_communication_by_budget(rank, millions):
     """Table 9; whole ranks miss the budgets by up to 8 %, and the seconds by .03."""
     _, time = federa("federa/fedlr")
@@ -185,7 +185,7 @@ def cut(size):
 @pytest.mark.parametrize(
     ("method", "size"), [("pfeiffer", 3.41), ("lora", 1.12), ("houlsby", 6.82)]
 )
-@pytest.mark.sample("lora-*", "houlsby-*-images", "pfeiffer-*-text")
+@pytest.mark.sample("houlsby-*-images")
 def test_sizes_of_adapters(data, method, size):
     model, _ = built(f"{data}/{method}")
     assert cut(model.nbytes()["adapter"] / MIB) == size
@@ -201,6 +201,7 @@ def test_sizes_of_adapters(data, method, size):
         ("images/cnn", 18.36),
     ],
 )
+@pytest.mark.exhaustive  # test_tables_without_runs in test_experiments_fedadapters.py has them
 def test_sizes_of_whole_models(name, size):
     model, time = built(name)
     costs = forecast(model, SHARED, clients=1, rounds=1, steps=0, time_model=time, whole=True)
@@ -221,6 +222,7 @@ def test_sizes_of_whole_models(name, size):
     ],
     ids=["gpt2", "vit", "lstm", "cnn", "gpt2-lora", "vit-lora"],
 )
+@pytest.mark.exhaustive  # likewise
 def test_traffic_and_its_time(name, whole, megabytes, clock):
     """Eq 1 (whole models) and Eq 2 (LoRA), to .4 %: the paper cuts its sizes before it multiplies.
 

@@ -81,6 +81,7 @@ def test_a_python_loop_over_local_steps_gives_the_same_loss():
     [
         pytest.param(FEDAVG, {}, marks=pytest.mark.exhaustive),
         (algorithms.fednova(SGD), {}),
+        (algorithms.fednova(SGD, head="private"), {}),
         (algorithms.fedper(SGD), {}),
         (algorithms.ditto(SGD), {}),
         pytest.param(algorithms.apfl(SGD), {}, marks=pytest.mark.exhaustive),
@@ -89,9 +90,9 @@ def test_a_python_loop_over_local_steps_gives_the_same_loss():
             {"client_ranks": [1, 2, 2, 1]},
         ),
     ],
-    ids=["fedavg", "fednova", "fedper", "ditto", "apfl", "ranks"],
+    ids=["fedavg", "fednova", "fednova_private", "fedper", "ditto", "apfl", "ranks"],
 )
-@pytest.mark.sample("fednova", "fedper")
+@pytest.mark.sample("fednova_private")  # its upload has another form, and it keeps leaves
 def test_a_local_model_is_that_of_a_round_with_this_client_alone(algorithm, options):
     """The aggregate of one upload is the upload, for these aggregators up to rounding."""
     options |= {"batch_size": 4, "clients_per_round": 4}

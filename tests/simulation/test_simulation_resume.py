@@ -87,6 +87,7 @@ def cut(path, keep=0.5):
     path.write_bytes(data[: int(len(data) * keep)])
 
 
+@pytest.mark.exhaustive  # what it leaves is made by hand below
 def test_a_run_survives_kill_9_while_it_saves(straight, tmp_path):
     """Exceptions and lines that were torn, below, stand for kills at other moments."""
     out = tmp_path / "run"
@@ -131,6 +132,14 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(straight, copy, capl
     caplog.clear()
     assert_same(run(copy, resume=True), straight)
     assert caplog.text == ""
+
+
+def test_a_checkpoint_that_was_being_written_is_none(straight, copy):
+    """Orbax writes beside its place, and renames at the end."""
+    half = (copy / "checkpoints" / "8").rename(copy / "checkpoints" / "8.orbax-checkpoint-tmp")
+    cut(half / "default" / "_METADATA")
+    assert_same(run(copy, resume=True), straight)
+    assert checkpoints(copy) == ["6", "8"]
 
 
 def test_without_a_readable_checkpoint_no_file_is_deleted(copy):
