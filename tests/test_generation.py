@@ -25,7 +25,7 @@ PROMPTS = ["Give three tips.", "a", "Where is the lighthouse of Marenholm, and w
 @functools.cache
 def directory(root):
     # Large weights: a random model then says more than one word.
-    return write_tiny_language_model(root, initializer_range=0.5)
+    return write_tiny_language_model(root, initializer_range=0.5, num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,12 @@ def test_lengths_share_programs(model):
     assert run._cache_size() == 2
 
 
-def test_scanned_layers_generate_the_same(model, path):
-    scanned = fp.load_model(path, head=fp.heads.causal_lm(), scan_layers=True)
+@pytest.mark.exhaustive  # caches of stacked blocks have their tests in test_models_cache.py
+def test_scanned_layers_generate_the_same(tmp_path):
+    path = write_tiny_language_model(tmp_path, initializer_range=0.5)
+    model, scanned = (
+        fp.load_model(path, head=fp.heads.causal_lm(), scan_layers=scan) for scan in (False, True)
+    )
     rows, how = [np.arange(3) + 10, np.arange(5) + 30], Sampling(10)
     expected = complete(model, model.trainable, rows, how, batch_size=2)
     got = complete(scanned, scanned.trainable, rows, how, batch_size=2)
