@@ -36,6 +36,12 @@ SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=$?
 wait
 exit $code
 """
+SIMPLE = """
+import pytest, runpy, shallow, sys
+shallow.simplify(pytest.MonkeyPatch())
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+"""What runs a script with the encoder of ``shallow.simple_encoder``."""
 WORDS = '#!/bin/bash\nprintf "%s\\n" "$@"\n'
 
 
@@ -97,7 +103,7 @@ def test_the_script_of_the_guide_runs(project, path, monkeypatch):
     (text,) = re.findall(r"```\{code-block\} python\n:caption: train.py\n(.*?)```", page, re.DOTALL)
     (project / "train.py").write_text(text)
     monkeypatch.setenv("JOB", str(os.getpid() + 1))
-    (ended,) = run_together([["srun", sys.executable, project / "train.py"]])
+    (ended,) = run_together([["srun", sys.executable, "-c", SIMPLE, project / "train.py"]])
     assert ended.out == "Run(fedavg: 2 rounds)\n"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from closeness import approx
 from safetensors.numpy import load_file
-from shallow import draw_nothing
+from shallow import draw_nothing, simplify
 from tiny_project import fails, rows
 
 from fedjax_peft import __version__, algorithms
@@ -55,7 +55,7 @@ def test_the_recorded_config_reproduces_the_run(finished, project):
 
 def test_a_config_with_several_methods(project, capsys, monkeypatch):
     """Each [methods.NAME] table is a run; overrides apply to all of them."""
-    draw_nothing(monkeypatch)
+    simplify(monkeypatch)
     path = project / "both.toml"
     path.write_text(
         (project / "config.toml").read_text().replace("rank = 2", 'name = "head_only"')
@@ -127,7 +127,8 @@ def test_predict_names_the_invalid_line(finished, tmp_path, capsys, line, compla
     assert not target.exists()
 
 
-def test_bench_prints_one_json_object(capsys):
+def test_bench_prints_one_json_object(capsys, monkeypatch):
+    simplify(monkeypatch)
     shape = ["layers=1", "hidden=16", "heads=2", "ffn=16", "vocab=32", "length=4", "batch=2"]
     more = ["clients=3", "steps=1", "rank=2", "lanes=2", "repeats=1", "dropout=0.0"]
     assert cli.main(["bench", *shape, *more, "--json"]) == 0

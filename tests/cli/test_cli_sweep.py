@@ -8,17 +8,27 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import tomli_w
-from shallow import draw_nothing
+from shallow import simple_encoder  # noqa: F401
 from tiny_project import rows
 
 from fedjax_peft.cli import main as cli
 from fedjax_peft.cli import sweeping
 from fedjax_peft.support.toml import read_toml
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
+
+TESTS = Path(__file__).parents[1]
+SIMPLE = """
+import pytest, shallow, sys
+from fedjax_peft.cli import main as cli
+shallow.simplify(pytest.MonkeyPatch())
+sys.exit(cli.main(sys.argv[1:]))
+"""
+"""A command with the encoder of ``shallow.simple_encoder``."""
 
 METHODS = ("one", "two")
 POINTS = [f"{name}/seed={seed},learning_rate=0.03" for name in METHODS for seed in (0, 1)]
@@ -63,8 +73,10 @@ def test_a_sweep_is_a_directory_of_complete_runs_and_prints_each(straight):
 @pytest.mark.exhaustive  # its runs survive: test_simulation_resume
 def test_a_sweep_survives_kill_9_and_repeats_no_finished_point(project, config, straight, capsys):
     out = project / "killed"
-    command = [sys.executable, "-m", "fedjax_peft", "sweep", config, "--out", out]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+    command = [sys.executable, "-c", SIMPLE, "sweep", config, "--out", out]
+    env = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=env, **pipes) as child:
         deadline = time.monotonic() + 300
         while not (out / POINTS[2] / "metrics.jsonl").exists():  # in the middle of the third point
             assert child.poll() is None, child.stderr.read()
@@ -79,8 +91,7 @@ def test_a_sweep_survives_kill_9_and_repeats_no_finished_point(project, config, 
         assert rows(out / name) == rows(straight[0] / name)
 
 
-def test_a_point_can_be_resumed_reported_and_exported(straight, tmp_path, monkeypatch):
-    draw_nothing(monkeypatch)
+def test_a_point_can_be_resumed_reported_and_exported(straight, tmp_path):
     run = tmp_path / "point"
     shutil.copytree(straight[0] / POINTS[1], run)
     assert cli.main(["resume", str(run), "rounds=3"]) == 0

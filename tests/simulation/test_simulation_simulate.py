@@ -14,6 +14,7 @@ from closeness import approx
 from compiled import compilations
 from options import run_options
 from running import leaves, rows
+from shallow import simplify
 
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg, local
@@ -113,7 +114,8 @@ def tiny_bert(dtype):
     return attach(model, lora(rank=2), seed=0)
 
 
-def test_bfloat16_computes_and_float32_learns():
+def test_bfloat16_computes_and_float32_learns(monkeypatch):
+    simplify(monkeypatch)
     model, data = tiny_bert("bfloat16"), tiny_dataset(12)
     frozen = model.compute_frozen()
     assert frozen["bert.encoder.layer.0.output.dense.kernel"].dtype == jnp.bfloat16

@@ -39,15 +39,15 @@ max_length = 20
 {model}
 """
 BERT = 'name = "{root}/model"'
-GPT2 = """
-name = "gpt2"
+RNN = """
+name = "rnn"
 [model.config]
-model_type = "gpt2"
-n_layer = 1
-n_embd = 16
-n_head = 2
-n_positions = 32
+model_type = "rnn"
 vocab_size = 64
+embedding_size = 8
+hidden_size = 8
+[peft]
+name = "head_only"
 """
 VIT = """
 name = "vit"
@@ -133,7 +133,7 @@ CASES = {
     "wnut17": (wnut17, BERT, "", "f1", {"accuracy", "f1", "precision", "recall", "lost_entities"}),
     "squad": (squad, BERT, "", "f1", {"accuracy", "exact_match", "f1", "raw_f1"}),
     "stack_overflow": (
-        stack_overflow, GPT2, 'tokenizer = "{root}/model"', "accuracy", {"accuracy", "perplexity"}
+        stack_overflow, RNN, 'tokenizer = "{root}/model"', "accuracy", {"accuracy", "perplexity"}
     ),
     "fashion_mnist": (fashion_mnist, VIT, "", "accuracy", {"accuracy", "macro_f1"}),
 }  # fmt: skip
