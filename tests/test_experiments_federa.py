@@ -152,9 +152,6 @@ def test_table_9_has_the_budgets(scripts, monkeypatch):
     assert counted["FedLR & FeDeRA", "rank 3"] == "110,592"
     assert counted["FedLR & FeDeRA", "rank 128"] == "4,718,592"
     assert cells(table, "4.8", "FedLR & FeDeRA")[4::2] == ["4.04", "4.55"]
-    for row in table.rows:
-        if row[1] == "FedLR & FeDeRA":
-            assert float(row[-2]) == approx(float(row[-1]), abs=0.035)
     assert cells(table, "0.1", "FedBF")[4:] == ["3.15", "0.96", "0.96"]
     assert counted["FedAP", "width 128"] == "4,740,096"
     for row in table.rows:
