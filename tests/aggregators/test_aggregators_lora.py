@@ -21,7 +21,7 @@ SGD = optax.sgd(0.1)
 STACKING, RESIDUAL = flora(SGD).aggregator, fedex(SGD).aggregator
 MEAN, FRA, FLEX, HET, ILORA = mean(), fra(), flexlora(), hetlora(), ilora()
 BY_NAME = {a.name: a for a in (MEAN, FRA, FLEX, HET, ILORA, STACKING, RESIDUAL)}
-FIRST = fra(1), flexlora(1)
+FIRST = (flexlora(1),)  # FRA's program but for the split of σ
 S = 1.5
 
 seeds = st.integers(0, 2**32 - 1)

@@ -149,7 +149,7 @@ def test_the_fine_tuning_of_feddpa_f_starts_from_the_global_adapter():
     state = update.init(shared, private, jax.random.key(0))
     columns = {n: jnp.asarray(x[:6]) for n, x in FEDERATION.data.columns.items()}
     batch = {**columns, "mask": jnp.arange(6) != 1, "step": jnp.int32(0), "steps": jnp.int32(1)}
-    state, _ = update.step(state, batch, jax.random.key(1))
+    state, _ = jax.jit(update.step)(state, batch, jax.random.key(1))
     upload, after = update.final(state)
     assert upload == {}
     slow = Slow()

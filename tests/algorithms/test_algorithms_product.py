@@ -77,23 +77,21 @@ def test_truncating_aggregators_warn_after_an_svd_start(algorithm):
 # ------------------------------------------------------------------------ against a slow reference
 
 SIZES = (7, 4, 12, 3)
-FEDERATION = toy.clients(SIZES)
+FEDERATION, MODEL = toy.clients(SIZES), toy.model(dropout=0)
 RANK, SCALE = toy.RANK, 1.5
 A, B = "layer.lora_a", "layer.lora_b"
 
 
 def slow(serve, rounds, rate=0.3, split="balanced", rank=RANK):
     """Returns the server's leaves after FedOpt on the product; ``serve(name, change)`` -> step."""
-    theta = reference.leaves64(toy.model().trainable)
-    frozen = reference.leaves64(toy.model().frozen)
+    theta, frozen = reference.leaves64(MODEL.trainable), reference.leaves64(MODEL.frozen)
+    options = {"batch_size": 4, "epochs": 1, "dropout": False}
     for number in range(1, rounds + 1):
         members, sizes = reference.cohort_of(FEDERATION, number, 3)
         uploads = []
         for k in members:
             leaves = theta
-            for x, y, kept in reference.local_batches(
-                FEDERATION, k, number, batch_size=4, epochs=1
-            ):
+            for x, y, kept in reference.local_batches(FEDERATION, k, number, **options):
                 by = reference.gradients(frozen, leaves, x, y, kept)
                 leaves = {**leaves, **{n: leaves[n] - rate * by[n] for n in toy.SHARED}}
             uploads.append(leaves)
@@ -134,7 +132,7 @@ def adam(rate, b1, b2, tau):
 
 
 def run(algorithm, rounds=3):
-    rig = toy.Engine(algorithm, FEDERATION, per_round=3, lanes=2)
+    rig = toy.Engine(algorithm, FEDERATION, per_round=3, lanes=2, bound=MODEL)
     result = rig.rounds(range(1, rounds + 1))[-1]
     return algorithm.server.model(result.server), result
 
@@ -158,7 +156,7 @@ def test_product_rounds_equal_the_slow_reference(name):
     expected = slow(serve(), 3)
     for n in toy.SHARED:
         assert_close(model[n], expected[n], rtol=0, atol=2e-5)
-    start = toy.model().trainable
+    start = MODEL.trainable
     assert np.abs(model[A] @ model[B] - start[A] @ start[B]).max() > 1e-2
     # The error that is reported is that of the last truncation, in units of s·AB.
     assert result.aggregation["aggregation_error"] > 1e-3
@@ -196,7 +194,7 @@ def test_split_and_rank_are_those_of_the_aggregator():
 @pytest.mark.sample("fedavgm")
 def test_unchanged_uploads_do_not_change_the_server(algorithm):
     model, _ = run(algorithm, 8)
-    start = jax.device_get(toy.model().trainable)
+    start = jax.device_get(MODEL.trainable)
     product = start[A] @ start[B]
     assert_close(model[A] @ model[B], product, rtol=0, atol=5e-6)
     for n in toy.HEAD:

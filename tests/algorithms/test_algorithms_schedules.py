@@ -37,11 +37,12 @@ from fedjax_peft.support.errors import InputError
 pytestmark = pytest.mark.slow
 
 SIZES, BATCH = (7, 4, 9), 4
-FEDERATION = toy.clients(SIZES)
+FEDERATION, MODEL = toy.clients(SIZES), toy.model(dropout=0)
 
 
 def engine(algorithm, **options):
-    return toy.Engine(algorithm, FEDERATION, **{"per_round": 3, "lanes": 3, **options})
+    options = {"per_round": 3, "lanes": 3, "bound": MODEL, **options}
+    return toy.Engine(algorithm, FEDERATION, **options)
 
 
 # -------------------------------------------------------------------------------------- schedules
@@ -49,13 +50,12 @@ def engine(algorithm, **options):
 
 def test_sgd_with_a_cosine_over_rounds_is_the_numpy_loop():
     """FedAvg in float64; the factors are written out: (1 + cos(π (t - 1) / 4)) / 2."""
-    model = toy.model()
-    frozen, server = reference.leaves64(model.frozen), reference.leaves64(model.trainable)
+    frozen, server = reference.leaves64(MODEL.frozen), reference.leaves64(MODEL.trainable)
     for t, factor in ((1, 1.0), (2, (2 + 2**0.5) / 4), (3, 0.5)):
         uploads = []
         for client in range(len(SIZES)):
             leaves = server
-            options = {"batch_size": BATCH, "epochs": 1}
+            options = {"batch_size": BATCH, "epochs": 1, "dropout": False}
             for x, labels, kept in reference.local_batches(FEDERATION, client, t, **options):
                 by = reference.gradients(frozen, leaves, x, labels, kept)
                 leaves = {**leaves, **{n: leaves[n] - 0.3 * factor * g for n, g in by.items()}}

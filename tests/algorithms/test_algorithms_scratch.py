@@ -9,7 +9,7 @@ from fedjax_peft import heads
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data import Dataset, partition
 from fedjax_peft.models.registry import random_model
-from fedjax_peft.simulation.records import Evaluation
+from fedjax_peft.simulation.records import Evaluation, Placement
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task
 
@@ -59,7 +59,7 @@ def test_recurrent_models_learn_the_next_word(kind):
 
 def test_a_cnn_learns_images():
     config = {"model_type": "cnn", "image_size": 8, "num_channels": 1, "hidden_size": 16}
-    model = random_model(config, head=heads.classification(2))
+    model = random_model(config | {"channels": [4, 8]}, head=heads.classification(2))
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 48).astype(np.int32)
     images = rng.normal(0, 0.3, (48, 1, 8, 8)) + labels[:, None, None, None]
@@ -71,6 +71,7 @@ def test_a_cnn_learns_images():
         "clients_per_round": 3,
         "batch_size": 8,
         "evaluation": Evaluation(every=3),
+        "placement": Placement(lanes=1),
     }
-    result = simulate(model, fedavg(optax.adam(3e-3)), clients, test=data, **options)
+    result = simulate(model, fedavg(optax.adam(1e-2)), clients, test=data, **options)
     assert result.metrics[-1]["test_accuracy"] > 0.9
