@@ -272,6 +272,21 @@ def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
 # ------------------------------------------------------------------------- against hand calculation
 
 
+@functools.cache
+def quadratic():
+    """Returns the model ½ (x - b)² and its task, for which algorithms compile once."""
+
+    def apply(frozen, trainable, batch, key, train):
+        distance = trainable["x"][None] - batch["b"]
+        return Outputs(distance, distance)
+
+    def loss(outputs, batch):
+        losses = jnp.where(batch["mask"], outputs.logits**2 / 2, 0.0)
+        return jnp.sum(losses), jnp.sum(batch["mask"], dtype=jnp.float32)
+
+    return apply, Task(loss, lambda outputs, batch: {"loss": loss(outputs, batch)})
+
+
 class Quadratics:
     """Four clients with the losses ½ (x - b)² and SGD of step ½, which halves the distance to b.
 
@@ -280,16 +295,7 @@ class Quadratics:
     """
 
     def __init__(self, algorithm):
-        def apply(frozen, trainable, batch, key, train):
-            distance = trainable["x"][None] - batch["b"]
-            return Outputs(distance, distance)
-
-        def loss(outputs, batch):
-            losses = jnp.where(batch["mask"], outputs.logits**2 / 2, 0.0)
-            return jnp.sum(losses), jnp.sum(batch["mask"], dtype=jnp.float32)
-
-        task = Task(loss, lambda outputs, batch: {"loss": loss(outputs, batch)})
-        setup = Setup(algorithm, apply, task, {}, {}, 4)
+        setup = Setup(algorithm, *quadratic(), {}, {}, 4)
         self.program = Program(setup, {"b": np.array([1, 4, 4], np.float32)})
         self.algorithm, shared = algorithm, {"x": jnp.zeros(())}
         client_state = tree.broadcast(algorithm.init_client_state(shared, {}), 4)
@@ -522,8 +528,8 @@ def nova_length(optimizer, steps):
 @pytest.mark.sample("nesterov", "warm-up")
 def test_fednova_measures_the_weight_of_gradients(optimizer):
     lengths = [nova_length(optimizer, steps) for steps in (1, 2)]
-    alone = [(0, 1.0, [[0]])], [(1, 2.0, [[1], [2]])]
-    moves = [Quadratics(fedavg(optimizer)).round(rows) for rows in alone]
+    alone, plain = ([(0, 1.0, [[0]])], [(1, 2.0, [[1], [2]])]), fedavg(optimizer)
+    moves = [Quadratics(plain).round(rows) for rows in alone]
     effective = (lengths[0] + 2 * lengths[1]) / 3
     directions = [m / n if n else 0.0 for m, n in zip(moves, lengths, strict=True)]
     expected = effective * (directions[0] + 2 * directions[1]) / 3
@@ -531,22 +537,19 @@ def test_fednova_measures_the_weight_of_gradients(optimizer):
 
 
 def test_fednova_counts_the_steps_of_adam_and_does_not_change_masked_leaves():
-    rig = Quadratics(fednova(optax.adam(0.1)))
-    ends = [
-        Quadratics(fedavg(optax.adam(0.1))).round(rows)
-        for rows in ([(0, 1.0, [[0]])], [(1, 2.0, [[1], [2]])])
-    ]
+    rig, plain = Quadratics(fednova(optax.adam(0.1))), fedavg(optax.adam(0.1))
+    ends = [Quadratics(plain).round(rows) for rows in ([(0, 1.0, [[0]])], [(1, 2.0, [[1], [2]])])]
     expected = 5 / 3 * (ends[0] + 2 * ends[1] / 2) / 3
     assert rig.round() == approx(expected, rel=1e-5)
 
     still = optax.masked(optax.set_to_zero(), {n: n in toy.HEAD for n in toy.SHARED})
     algorithm = fednova(optax.chain(optax.sgd(RATE), still))
-    whole = toy.Engine(algorithm, FEDERATION, per_round=4, lanes=2)
+    whole = toy.Engine(algorithm, FEDERATION, per_round=4, lanes=2, bound=MODEL)
     result = whole.run(whole.schedule.cohort(1))
     for n in toy.HEAD:
-        np.testing.assert_array_equal(result.server[n], toy.model().trainable[n])
+        np.testing.assert_array_equal(result.server[n], MODEL.trainable[n])
     for n in toy.ADAPTER:
-        assert np.abs(result.server[n] - toy.model().trainable[n]).max() > 1e-3
+        assert np.abs(result.server[n] - MODEL.trainable[n]).max() > 1e-3
 
 
 def test_fednova_measures_each_leaf_by_itself():
@@ -554,14 +557,14 @@ def test_fednova_measures_each_leaf_by_itself():
     slow, heavy = optax.sgd(RATE), optax.sgd(RATE, momentum=0.6)
     labels = {n: "heavy" if n in toy.HEAD else "slow" for n in toy.SHARED}
     mixed = optax.multi_transform({"heavy": heavy, "slow": slow}, labels)
-    plain = toy.Engine(fedavg(mixed), FEDERATION, per_round=4, lanes=2)
+    plain = toy.Engine(fedavg(mixed), FEDERATION, per_round=4, lanes=2, bound=MODEL)
     everybody = plain.schedule.cohort(1)
     ends = [plain.run(Cohort(*([x[k]] for x in everybody))).server for k in range(4)]
-    nova = toy.Engine(fednova(mixed), FEDERATION, per_round=4, lanes=2)
+    nova = toy.Engine(fednova(mixed), FEDERATION, per_round=4, lanes=2, bound=MODEL)
     result = nova.run(everybody).server
     steps, weights = np.array([2, 1, 3, 1]), np.array(SIZES) / sum(SIZES)
     for n in toy.SHARED:
-        start = toy.model().trainable[n]
+        start = MODEL.trainable[n]
         rho = 0.6 if n in toy.HEAD else 0.0
         length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         directions = [(end[n] - start) / a for end, a in zip(ends, length, strict=True)]

@@ -41,6 +41,9 @@ def fake(noise_multiplier=2.0) -> Privacy:
     )
 
 
+FAKE = fake()
+
+
 def simulate(privacy, **options):
     given = {"model": MODEL, "sampling": "poisson", "clients_per_round": 2}
     return running.run(**{**given, "privacy": privacy, **options})
@@ -48,7 +51,7 @@ def simulate(privacy, **options):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return simulate(fake(), out=tmp_path_factory.mktemp("runs") / "run")
+    return simulate(FAKE, out=tmp_path_factory.mktemp("runs") / "run")
 
 
 def test_each_row_has_the_guarantee_so_far(run):
@@ -86,7 +89,7 @@ def test_the_report_has_a_column_and_the_statement(run, tmp_path):
 
 def test_the_banner_promises_the_guarantee_of_all_rounds():
     promised = []
-    simulate(fake(), on_phase=lambda p: promised.append(p.details.get("privacy")), rounds=2)
+    simulate(FAKE, on_phase=lambda p: promised.append(p.details.get("privacy")), rounds=2)
     total = accounting.epsilon(accounting.gaussian_event(2.0, 2, 0.4), DELTA)
     assert promised[0].startswith(f"({total:.4g}, 1e-05)-differential privacy")
 
@@ -117,31 +120,31 @@ def test_a_run_is_not_resumed_with_other_noise(run, tmp_path):
     again = {"out": tmp_path / "run", "resume": True, "rounds": 3}
     with pytest.raises(InputError, match="was run with another config: privacy"):
         simulate(fake(3.0), **again)
-    assert simulate(fake(), **again).metrics[-1]["epsilon"] > run.metrics[-1]["epsilon"]
+    assert simulate(FAKE, **again).metrics[-1]["epsilon"] > run.metrics[-1]["epsilon"]
 
 
 def test_an_error_that_names_one_client_is_refused():
     with pytest.raises(InputError, match="nonfinite='raise' would tell everyone"):
-        simulate(fake(), nonfinite="raise")
+        simulate(FAKE, nonfinite="raise")
 
 
 def test_a_transform_that_changes_the_sum_with_what_it_measured_is_refused():
     with pytest.raises(
         InputError, match="'feedback' changes the sum, and may use what it measured"
     ):
-        simulate(fake(), transforms=toy_transforms.feedback())
-    simulate(fake(), transforms=fp.transforms.clip_norm(1.0), rounds=1)
+        simulate(FAKE, transforms=toy_transforms.feedback())
+    simulate(FAKE, transforms=fp.transforms.clip_norm(1.0), rounds=1)
 
 
 def test_measurements_of_single_clients_are_warned_of():
     with pytest.warns(UserWarning, match="measurements of single clients") as caught:
-        simulate(fake(), diagnostics=["clients"], rounds=1)
+        simulate(FAKE, diagnostics=["clients"], rounds=1)
     assert len(caught) == 1
 
 
 def test_a_stop_rule_on_training_data_is_warned_of_once():
     with pytest.warns(UserWarning, match=r"stop rule reads \['train_loss'\]") as caught:
-        simulate(fake(), stop=early_stop(metric="train_loss", patience=9), rounds=3)
+        simulate(FAKE, stop=early_stop(metric="train_loss", patience=9), rounds=3)
     assert len(caught) == 1
 
 
@@ -161,7 +164,7 @@ COSTS = {"bytes_up", "simulated_seconds", "time"}
     ],
 )
 def test_a_stop_rule_is_warned_of_all_that_the_guarantee_does_not_cover(unit, personal, secret):
-    private = Accounted(fake()._replace(unit=unit), None, personal)
+    private = Accounted(FAKE._replace(unit=unit), None, personal)
     ways = [
         lambda row, name: row[name],
         lambda row, name: row.get(name),
@@ -183,7 +186,7 @@ def test_a_stop_rule_is_warned_of_all_that_the_guarantee_does_not_cover(unit, pe
 
 def test_personal_models_under_client_privacy_have_no_public_test_score():
     personal = running.FEDAVG._replace(personal=True)
-    options = {"model": MODEL, "test": toy.clients((6,)).data, "privacy": fake()}
+    options = {"model": MODEL, "test": toy.clients((6,)).data, "privacy": FAKE}
     with pytest.warns(UserWarning, match=r"reads \['test_loss'\].*global_test_"):
         running.run(personal, stop=early_stop(metric="test_loss", patience=9), **options)
     running.run(personal, stop=early_stop(metric="global_test_loss", patience=9), **options)
@@ -191,4 +194,4 @@ def test_personal_models_under_client_privacy_have_no_public_test_score():
 
 def test_a_stop_rule_on_a_public_test_set_is_fine():
     examples = toy.clients((6,)).data
-    simulate(fake(), stop=early_stop(target=2.0), test=examples, rounds=2)
+    simulate(FAKE, stop=early_stop(target=2.0), test=examples, rounds=2)

@@ -259,7 +259,7 @@ def protected(factory, clip=0.2, noise_multiplier=0.5, **options):
 
 
 def rig(factory=algorithms.fedavg, clip=0.2, **options):
-    options |= {"per_round": 5, "lanes": 3, "bound": toy.lora_model()}
+    options |= {"per_round": 5, "lanes": 3, "bound": toy.lora_model(dropout=0)}
     return toy.Engine(protected(factory, clip), running.CLIENTS, **options)
 
 
@@ -292,7 +292,7 @@ def test_leaves_that_rest_and_directions_that_nobody_owns_keep_every_bit():
 
 
 def test_a_round_without_clients_releases_noise_and_is_a_round_like_any_other():
-    clients, model = toy.clients([4, 4, 4]), toy.lora_model()
+    clients, model = toy.clients([4, 4, 4]), toy.lora_model(dropout=0)
     options = {"clients_per_round": 1, "sampling": "poisson", "rounds": 8}
     make, algorithm = {"privacy": central(1.0, 0.5), **options}, algorithms.fedavgm(SGD)
     made = fp.simulate(model, algorithm, clients, **run_options(**make))
@@ -311,7 +311,7 @@ def test_a_round_without_clients_releases_noise_and_is_a_round_like_any_other():
 
 
 def test_one_program_serves_every_clip_norm_and_noise_multiplier():
-    clients, model = toy.clients([4, 4, 4]), toy.lora_model()
+    clients, model = toy.clients([4, 4, 4]), toy.lora_model(dropout=0)
     values = {"clip": 0.5, "noise": 0.8}
     session = fp.session(
         *(model, algorithms.fedavg(SGD), clients),

@@ -249,9 +249,8 @@ def test_a_sum_of_too_few_shares_is_not_released():
     assert_close(flat(withheld.update), start, rtol=1e-6)
     assert not np.allclose(flat(released.update), start)
     # The shares of three clients are as large as all the noise that is needed.
-    plain = protected(distributed(0.5, 2.0), aggregators.mean())
-    needed = combined(plain, sent, template, fixed).metrics["privacy_noise_std"]
-    assert_close(full.metrics["privacy_noise_std"] / needed, math.sqrt(5 / 3), rtol=1e-2)
+    needed = 2.0 * 0.5 / CLIENTS  # and rounding adds 2 % at most
+    assert_close(full.metrics["privacy_noise_std"] / needed, math.sqrt(5 / 3), rtol=0.03)
 
 
 def test_the_guarantee_of_the_distributed_discrete_gaussian():
@@ -287,7 +286,7 @@ IN_SPACE = {"mean": 18 + 3 + 10 + 12, "fra": 18 + 3 + 5 * 6}
 )
 def test_bytes_are_those_of_what_is_sent(base, privacy, size):
     algorithm = FEDAVG._replace(aggregator=BASES[base]())
-    options = {"model": toy.lora_model(), "privacy": privacy, "rounds": 1, "lanes": 1}
+    options = {"model": toy.lora_model(dropout=0), "privacy": privacy, "rounds": 1, "lanes": 1}
     run = running.run(algorithm, **options)
     assert run.metrics[1]["bytes_up"] == size * len(SIZES)
     assert np.isfinite(run.metrics[1]["epsilon"])
@@ -347,22 +346,28 @@ def test_a_client_without_a_usable_upload_sends_its_noise(make, lanes, engine):
         assert bool(told.finite.all()) == (bool(without) or math.isfinite(size))
 
 
-@pytest.mark.parametrize("make", [local, distributed])
+@pytest.mark.parametrize(
+    ("make", "least", "size"),
+    [(local, 0.5 / 2, 4 * 18), (distributed, 0.5 / 4, 2 * 32)],
+    ids=["local", "distributed"],
+)
 @pytest.mark.sample("distributed")
-def test_late_clients_and_those_without_examples_send_noise_in_a_run(make):
-    """With one step in time, client 2 (three steps) is late, and client 1 has no examples."""
+def test_late_clients_and_those_without_examples_send_noise_in_a_run(make, least, size):
+    """With one step in time, client 2 (three steps) is late, and client 1 has no examples.
+
+    Noise and bytes are those of four clients: a change has 18 numbers, which shares pad to 32.
+    """
     options = {"privacy": make(0.5, 1.0), "model": linear.model(), "rounds": 1}
     options |= {"time_model": fp.TimeModel(seconds_per_step=1.0, latency=0.0)}
     clients = toy.clients((4, 0, 12, 3))
     row = running.run(clients=clients, deadline=2.5, **options).metrics[1]
     assert (row["late"], row["clients"], row["steps"]) == ([2], [0, 1, 2, 3], 2)
     assert row["simulated_seconds"] == 2.5
-    whole = running.run(clients=toy.clients((4, 1, 11, 3)), **options).metrics[1]
-    assert row["privacy_noise_std"] == whole["privacy_noise_std"]
-    assert row["bytes_up"] == whole["bytes_up"]
     nobody = running.run(clients=clients, deadline=0.5, **options)
     assert nobody.metrics[1]["late"] == [0, 2, 3]
-    assert nobody.metrics[1]["privacy_noise_std"] == whole["privacy_noise_std"]
+    for found in (row, nobody.metrics[1]):
+        assert least * (1 - 1e-6) <= found["privacy_noise_std"] < 1.02 * least
+        assert found["bytes_up"] == 4 * size
     assert not np.allclose(nobody.params["head.bias"], linear.model().trainable["head.bias"])
 
 

@@ -6,6 +6,7 @@ import math
 import dp_accounting
 import jax
 import jax.numpy as jnp
+import linear
 import numpy as np
 import optax
 import pytest
@@ -251,7 +252,7 @@ def test_clip_norm_and_noise_are_run_time_values(monkeypatch):
 @pytest.mark.sample("poisson")
 def test_a_run_states_its_guarantee(sampling):
     options = {"clients": toy.clients((8, 16)), "batch_sampling": sampling, "lanes": 1}
-    run = running.run(model=model(), privacy=fp.privacy.example(1.0, 2.0), **options)
+    run = running.run(model=linear.model(), privacy=fp.privacy.example(1.0, 2.0), **options)
     event = dp_accounting.GaussianDpEvent(2.0)
     if sampling == "shuffled":  # one pass in each round
         events = [(event, 2)]
