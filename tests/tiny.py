@@ -24,11 +24,12 @@ def forward(model, batch, trainable=None):
     """Returns the outputs for a batch, with other trainable leaves if they are given.
 
     The operations of BERT are compiled one by one, for most tests share them; so adapters that add
-    zeros leave the very bits. A model of another family is one program.
+    zeros leave the very bits. A model of another family is one program; so is one with a prompt,
+    whose longer texts no other test has.
     """
     trainable = model.trainable if trainable is None else trainable
-    apply = model.apply
-    if model.config.get("model_type") != "bert":
+    apply, prompt = model.apply, getattr(model.method, "name", "") == "prompt_tuning"
+    if prompt or model.config.get("model_type") != "bert":
         apply = jax.jit(apply, static_argnums=4)
     return apply(model.frozen, trainable, batch, None, False)
 

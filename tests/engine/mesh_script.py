@@ -180,7 +180,7 @@ def resumed(_):
 
 
 def columns(_):
-    session = fp.session(MODEL, DITTO, FEDERATION, **session_options(**mesh(2), **OPTIONS))
+    session = fp.session(MODEL, DITTO, FEDERATION, **session_options(**mesh(4), **OPTIONS))
     everything = FEDERATION.data.columns
     layout = session.setup.layout._replace(whole_columns=0)
     split = Session(

@@ -74,7 +74,8 @@ def rounds(case, place, model, **options):
 @pytest.mark.sample("both", "fedrep")
 def test_results_are_those_of_the_device(case, monkeypatch):
     host = rounds(case, "host", model())
-    assert_trees_close(host, rounds(case, "device", model()))
+    if case != "both":  # which test_engine_meshes.py compares
+        assert_trees_close(host, rounds(case, "device", model()))
     same(host, rounds(case, "disk", model()))
     if case == "fedrep":  # evaluation and tuning in small parts
         monkeypatch.setattr(client_store, "_MOST_CLIENTS", 3)

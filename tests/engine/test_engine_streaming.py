@@ -90,7 +90,7 @@ def test_device_has_the_examples_of_a_round_only():
     data, sizes = toy.clients([5] * 200), {}
     for examples in ("device", "host"):
         session = fp.session(
-            *(model(), FEDAVG, data),
+            *(MODEL, FEDAVG, data),
             **session_options(**{"clients_per_round": 2, "batch_size": 4, "examples": examples}),
         )
         state = session.init()

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tiny
 import torch
 from closeness import approx, assert_close
 from flax import nnx
@@ -174,7 +175,7 @@ def test_every_method_computes_with_the_dequantised_weights(name):
     model = fp.random_model(NARROW, head=fp.heads.classification(4), quantize="nf4")
     plain = fp.merge(model)  # dequantised
     assert all(x.dtype == jnp.float32 for x in plain.frozen.values())
-    batch = {k: jnp.asarray(v[:4]) % 16 for k, v in tiny_dataset(8).columns.items()}
+    batch = {k: jnp.asarray(v) % 16 for k, v in tiny.BATCH.items()}
     rng = np.random.default_rng(0)
     params, models = {}, [fp.attach(base, METHODS[name], seed=2) for base in (model, plain)]
     for leaf, x in models[0].trainable.items():

@@ -17,6 +17,7 @@ from fedjax_peft.peft import dual_lora, lora
 from fedjax_peft.peft.base import attach, merge
 from fedjax_peft.peft.dual_lora import DualLoRALinear
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.testing import tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +38,11 @@ def changed(model, seed=1):
         n: x + normal(rng, *x.shape) * 0.3 if ".lora_a" in n or ".lora_b" in n else x
         for n, x in model.trainable.items()
     }
+
+
+def short():
+    """Returns the classifier with one layer, which compiles in half of the time."""
+    return tiny_model(3, num_hidden_layers=1)
 
 
 @pytest.mark.parametrize("weight", [0.3, [0.0, 1.0, 0.25]])
@@ -67,7 +73,7 @@ def test_either_adapter_alone_is_a_lora():
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_a_reference_gives_every_example_a_weight_of_its_own(family):
-    model = tiny() if family == "bert" else random_model(GPT2, head=classification(3))
+    model = short() if family == "bert" else random_model(GPT2, head=classification(3))
     model = attach(model, dual_lora(2))
     params = changed(model)
     batch = {n: jnp.asarray(x) for n, x in BATCH.items()}
@@ -88,7 +94,7 @@ def test_a_reference_gives_every_example_a_weight_of_its_own(family):
 
 
 def test_in_training_the_constant_weight_is_used():
-    model = attach(tiny(), dual_lora(2))
+    model = attach(short(), dual_lora(2))
     params, apply = changed(model), jax.jit(model.apply, static_argnums=4)
     with_target, plain = (
         apply(model.frozen, {**params, **more}, BATCH, jax.random.key(0), True).logits

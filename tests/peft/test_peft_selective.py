@@ -13,6 +13,7 @@ from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.heads import causal_lm
 from fedjax_peft.peft.base import attach, count
+from fedjax_peft.testing import tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,7 @@ def test_marked_leaves_are_trained_beside_the_head_and_no_others(method, ends):
 
 
 def test_all_trained_leaves_have_a_gradient():
-    model = attach(tiny(), peft.full())
+    model = attach(tiny_model(3, num_hidden_layers=1), peft.full())
 
     @jax.jit
     def slope(trainable):
