@@ -12,7 +12,6 @@ import reference
 import slow_lora
 import toy
 from closeness import approx, assert_close
-from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms import hilora
@@ -20,7 +19,7 @@ from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.simulation.checks import check_method
 from fedjax_peft.support.errors import InputError
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
+pytestmark = pytest.mark.slow
 
 MODEL = toy.sum_model()
 RATE, S, RANK = 0.3, slow_lora.S, toy.RANK
@@ -319,10 +318,9 @@ def test_planted_subspaces_become_clusters():
 
 
 def test_traffic_is_that_of_the_stage_and_of_one_cluster():
-    model = fp.attach(fp.testing.tiny_model(classes=4), fp.peft.lora_sum(rank=2))
-    clients = fp.partition.iid(fp.testing.tiny_dataset(48), clients=4)
-    algorithm = hilora(optax.adam(1e-2), clients=4, root_rounds=2, cluster_rounds=2)
-    run = fp.simulate(model, algorithm, clients, rounds=6, batch_size=8)
+    model, clients = MODEL, toy.clients([8] * 4)
+    algorithm = hilora(optax.adam(5e-2), clients=4, root_rounds=2, cluster_rounds=2)
+    run = fp.simulate(model, algorithm, clients, rounds=6, batch_size=4)
 
     def size(part):
         return sum(

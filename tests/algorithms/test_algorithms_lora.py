@@ -368,8 +368,8 @@ def trained_alone(simple_encoder):  # noqa: F811
     return model, run(model, local(RATE_OF_BERT)).client_state
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [flora, fedex])
-@pytest.mark.sample("fedex")
 def test_the_global_bert_is_the_exact_average(trained_alone, make):
     model, clients = trained_alone
     start = model.trainable

@@ -37,8 +37,8 @@ REFUSED = {
     "fedmcp": "couples the examples of a batch",
     "fra_ffa_plateau": "training losses",
 }
-RUN = ("fedrep", "moon", "pfedme", "scaffold")
-"""Algorithms whose private rounds are run: each has a client step that no other one has."""
+RUN = ("moon", "scaffold")
+"""Algorithms whose private rounds are run: a loss of several passes, and uploads of two fields."""
 COUNTED = ("apfl", "ditto", "feddpa_t", "fedrep", "moon", "pfedme")
 """Algorithms whose steps take several gradients, or a gradient of a loss of their own."""
 

@@ -20,7 +20,7 @@ from fedjax_peft.support.errors import InputError
 MODEL, FEDERATION = toy.lora_model(), toy.clients((7, 4, 12, 1, 9))
 CONSTANTS = ("fedadam", "scaffold")
 """Algorithms that are also compared with a program that has their numbers as constants."""
-RUN = ("fedmcp", "hetlora_prunes", "pfedme", *CONSTANTS)
+RUN = ("hetlora_prunes", *CONSTANTS)
 """Algorithms that run with values; those of the others are traced, if there are any but a rate."""
 
 
