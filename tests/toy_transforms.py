@@ -15,7 +15,7 @@ from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.transforms.clip import clipped
 
-MODEL, ALGORITHM = toy.model(), fedavg(optax.sgd(0.1))
+MODEL, ALGORITHM = toy.model(dropout=0), fedavg(optax.sgd(0.1))
 FEDERATION = toy.clients([7, 4, 12, 1, 9])
 
 

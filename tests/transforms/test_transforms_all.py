@@ -98,7 +98,7 @@ def test_a_transform_encodes_uploads_or_is_refused_with_a_reason(kind, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fra", "rolora", "scaffold", "ditto"])
-@pytest.mark.sample("fra", "ditto")
+@pytest.mark.sample("fra")
 def test_rounds_with_compressors_run_in_algorithms_of_all_kinds(kind):
     """One program: a chain of compressors, with the downlink where it is allowed."""
     given = [example(name) for name in ("top_directions", "top_k", "quantize")]
