@@ -85,8 +85,12 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(autouse=True)
 def _optimised_programs_for_real_models(monkeypatch, request):
-    """Turns on XLA's optimisations for models of real size, which run longer than they compile."""
-    if request.node.get_closest_marker("assets") is None:
+    """Turns on XLA's optimisations for models of real size, which run longer than they compile.
+
+    Unless a test runs its model ``once``.
+    """
+    marker = request.node.get_closest_marker("assets")
+    if marker is None or marker.kwargs.get("once"):
         yield
         return
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "false")

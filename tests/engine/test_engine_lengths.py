@@ -12,15 +12,13 @@ import toy
 from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
-from shallow import simple_encoder  # noqa: F401
 
-from fedjax_peft import Clients, Dataset, attach, lora
+from fedjax_peft import Clients, Dataset
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.engine.lengths import Lengths, token_columns
 from fedjax_peft.tasks import Task
-from fedjax_peft.testing import tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.lengths, pytest.mark.usefixtures("simple_encoder")]
+pytestmark = [pytest.mark.slow, pytest.mark.lengths]
 
 FULL = 64
 
@@ -123,19 +121,15 @@ def federation():
 
 
 ALGORITHM = fedavg(optax.sgd(0.1))
+text_model = functools.cache(toy.text_model)
+"""With dropout, but not of single tokens; for that see ``test_models_padding.py``."""
 
 
 @functools.cache
-def with_dropout():
-    """Returns a model with dropout of its own and of LoRA."""
-    return attach(tiny_model(3, hidden_dropout_prob=0.1), lora(rank=2, dropout=0.1))
-
-
-@functools.cache
-def run(length_buckets, *, model=with_dropout, lanes=1, task=None, **options):
+def run(length_buckets, *, lanes=1, task=None, **options):
     clients = federation()
     options |= {"clients": clients, "test": clients.data, "client_test": clients, "batch_size": 2}
-    options |= {"model": model(), "eval_batch_size": 4, "length_buckets": length_buckets}
+    options |= {"model": text_model(), "eval_batch_size": 4, "length_buckets": length_buckets}
     return running.run(ALGORITHM, lanes=lanes, task=task, **options)
 
 
@@ -174,7 +168,7 @@ def test_predictions_are_scored_in_the_order_of_the_data():
         score=score,
     )
     clients = federation()
-    result = run(2, task=task, eval_every=2, model=toy.text_model)
+    result = run(2, task=task, eval_every=2)
     assert len(seen) == 2 * (1 + len(SIZES))
     for predictions, data in seen:
         np.testing.assert_array_equal(predictions["label"], data.columns["labels"])

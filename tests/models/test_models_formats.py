@@ -151,7 +151,7 @@ def test_an_onnx_file_that_cannot_be_read_is_one_paragraph(tmp_path, change):
         onnx.Onnx(path)
 
 
-@pytest.mark.assets
+@pytest.mark.assets(once=True)
 def test_minilm_l3_is_what_onnxruntime_computes():
     """The numbers are those of onnxruntime 1.32, for the first token's state."""
     model = load_model("minilm-l3", head=classification(2))

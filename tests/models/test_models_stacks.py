@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from closeness import assert_close
+from shallow import simplify
 
 import fedjax_peft as fp
 from fedjax_peft.models.registry import random_model
@@ -163,8 +164,9 @@ def test_the_backward_pass_reads_the_inputs_of_the_blocks_alone():
     assert shapes.count((2, *IDS.shape, 16)) == 1
 
 
-def test_runs_checkpoints_and_exports(tmp_path):
+def test_runs_checkpoints_and_exports(tmp_path, monkeypatch):
     """A run, its resumption, and a merged export, which is that of the model without a scan."""
+    simplify(monkeypatch)
     config, head = {**tiny_model().config, "num_hidden_layers": 3}, fp.heads.classification(4)
     plain, model = (
         fp.attach(random_model(config, head=head, scan_layers=scan, dropout=0.0), fp.lora(rank=2))

@@ -38,12 +38,15 @@ def test_the_noises_of_all_rounds_have_the_covariance_of_the_inverse_matrix():
     noise = correlated_noise(made, scale)
 
     def one(keys):
-        zeros, rows = {"x": jnp.zeros(())}, []
-        state = noise.init(lambda: zeros)
-        for i in range(ROUNDS):
-            drawn, state = noise.add(zeros, keys[i], state, jnp.int32(i + 1))
-            rows.append(drawn["x"])
-        return jnp.stack(rows)
+        zeros = {"x": jnp.zeros(())}
+
+        def step(state, given):
+            key, number = given
+            drawn, state = noise.add(zeros, key, state, number)
+            return state, drawn["x"]
+
+        numbers = jnp.arange(1, ROUNDS + 1, dtype=jnp.int32)
+        return jax.lax.scan(step, noise.init(lambda: zeros), (keys, numbers))[1]
 
     keys = jax.random.split(jax.random.key(0), (draws, ROUNDS))
     rows = np.asarray(jax.jit(jax.vmap(one))(keys), np.float64)
@@ -86,14 +89,15 @@ def test_the_whole_run_is_one_gaussian_mechanism():
 
 def test_the_noise_of_a_run_is_correlated():
     """With a learning rate of 0 the model moves by the noise alone."""
-    clients, model = toy.clients([4] * 6), toy.lora_model(width=40)  # many numbers to correlate
+    clients = toy.clients([4] * 6)
+    model = toy.lora_model(width=40, dropout=0)  # many numbers to correlate
     options = {
-        "privacy": correlated(1.0, 1.0, rounds=4),
+        "privacy": correlated(1.0, 1.0, rounds=ROUNDS),
         "sampling": "round_robin",
         "clients_per_round": 2,
     }
     arguments = (model, algorithms.fedavg(optax.sgd(0.0)), clients)
-    made = strategy(4, 3, 3)
+    made = strategy(ROUNDS, 3, 3)
     session = fp.session(*arguments, **options)
     state, moved = session.init(0), []
     for _ in range(4):
