@@ -48,6 +48,7 @@ RARE = (
     "howto/robustness.md",
     "howto/search.md",
     "howto/unequal-work.md",
+    "tutorials/language-models.md",
 )
 """Pages whose calls other tests have too, with the same arguments. Their calls are compared with
 the signatures, and ``make exhaustive`` runs them."""

@@ -96,6 +96,7 @@ def test_processes_of_this_machine_run_a_config(project, path, monkeypatch):
     assert np.isfinite(losses).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long("the script starts two processes, which import and connect")
 def test_the_script_of_the_guide_runs(project, path, monkeypatch):
     """``train.py`` of docs/howto/many-hosts.md, in two processes that JAX connects."""

@@ -111,7 +111,7 @@ def test_every_family_goes_on_from_the_kept_states(family):
 
 
 def test_the_head_alone_keeps_the_last_block():
-    bare = fp.attach(tiny_model(num_hidden_layers=3, **STILL), fp.peft.head_only())
+    bare = fp.attach(tiny_model(**STILL | {"num_hidden_layers": 3}), fp.peft.head_only())
     assert split(bare, DATA.columns).below == 2
 
 

@@ -118,7 +118,7 @@ def test_data_are_plain_numbers(tmp_path):
     assert (tmp_path / "new" / "f.csv").read_text() == 'a,b,"c, d"\n0.100000001,,\n,,3\n'
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_files_are_the_same_bytes_in_another_process(tmp_path):
     """Also if Python hashes texts in another way; and only drawing imports matplotlib."""
     save(*(lambda fig, data: (fig, tmp_path / "a", data))(*draw()))

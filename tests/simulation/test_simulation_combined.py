@@ -144,7 +144,7 @@ def assert_same(one, other, *but):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample("work", "fedbuff")
+@pytest.mark.sample("work")
 def test_the_reference_engine_gives_the_same_run(name):
     """Also if it has its examples in host memory, and the clients' states on disk."""
     other = run(name, engine="reference", client_state="disk", examples="host")
