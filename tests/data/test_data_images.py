@@ -84,7 +84,11 @@ PIXELS, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
         (PIXELS, bytes([0, 0, 8, 3]) + b"\xff" * 12, "4294967295x4294967295x4294967295 .* has 0"),
         (LABELS, idx(images(4)), "5 images, but 4 labels"),
         (LABELS, None, f"{LABELS} could not be read: No such file"),
-        (f"{PIXELS}.gz", gzip.compress(idx(images(5, 4, 4)))[:-20], "ubyte.gz could not be read"),
+        (
+            f"{PIXELS}.gz",
+            gzip.compress(idx(images(5, 4, 4)), mtime=0)[:-20],
+            "ubyte.gz could not be read",
+        ),
         (f"{PIXELS}.gz", b"not gzip", "ubyte.gz could not be read"),
     ],
 )

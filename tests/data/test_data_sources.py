@@ -251,7 +251,11 @@ GOOD = jsonl([("one", "x")])
         ("train__jsonl", GOOD + jsonl([(None, "x")]), r"Row 2 of .*train\.jsonl has None in"),
         ("train__jsonl", GOOD + jsonl([("one", None)]), r"Row 2 of .*train\.jsonl .*label None"),
         ("train__jsonl", jsonl([("one", 1.5)]), r"Row 1 of .*label 1\.5: neither"),
-        ("train__jsonl__gz", gzip.compress(GOOD)[:-9], r"train\.jsonl\.gz could not be read"),
+        (
+            "train__jsonl__gz",
+            gzip.compress(GOOD, mtime=0)[:-9],
+            r"train\.jsonl\.gz could not be read",
+        ),
         ("train__parquet", b"junk", r"train\.parquet could not be read"),
         ("test__jsonl", jsonl([("a", "x"), ("b", "new")]), r"Row 2 of .*test\.jsonl .*'new'"),
         ("test__csv", GOOD, r"several files for one split: test\.csv, test\.jsonl"),
