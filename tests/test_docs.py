@@ -36,6 +36,7 @@ RARE = (
     "howto/compression.md",
     "howto/early-stopping.md",
     "howto/figures.md",
+    "howto/generation.md",
     "howto/gradients-through-rounds.md",
     "howto/instruction-data.md",
     "howto/learning-rates.md",
@@ -47,6 +48,7 @@ RARE = (
     "howto/reuse.md",
     "howto/robustness.md",
     "howto/search.md",
+    "howto/study.md",
     "howto/unequal-work.md",
     "tutorials/language-models.md",
 )
