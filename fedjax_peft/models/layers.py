@@ -173,14 +173,12 @@ UNSEEDED: Any = Unseeded()
 
 def linear(n_in: int, n_out: int, dtype: Any, *, bias: bool = True) -> nnx.Linear:
     """Returns a dense layer; its values come from a checkpoint or from ``registry.initialise``."""
-    return nnx.Linear(
-        n_in, n_out, use_bias=bias, dtype=dtype, kernel_init=nnx.initializers.zeros, rngs=UNSEEDED
-    )
+    return nnx.Linear(n_in, n_out, use_bias=bias, dtype=dtype, rngs=UNSEEDED)
 
 
 def table(rows: int, width: int, dtype: Any) -> nnx.Embed:
     """Returns a table of embeddings, such as those of positions."""
-    return nnx.Embed(rows, width, dtype=dtype, embedding_init=nnx.initializers.zeros, rngs=UNSEEDED)
+    return nnx.Embed(rows, width, dtype=dtype, rngs=UNSEEDED)
 
 
 def layer_norm(width: int, epsilon: float, dtype: Any) -> nnx.LayerNorm:
