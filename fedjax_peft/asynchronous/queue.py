@@ -43,9 +43,9 @@ class Settings(NamedTuple):
     max_staleness: int | None
     steps: Callable[[int, int], int]
     """(client, round) -> local steps."""
-    seconds: Callable[[int, int, bool], float]
-    """(client, local steps, whether it is the client's first job) -> seconds from the beginning of
-    the download to the end of the upload."""
+    seconds: Callable[..., float]
+    """(client, local steps, ``first``: whether it is the client's first job, ``version``: the
+    server's) -> seconds from the beginning of the download to the end of the upload."""
     failure: Callable[[int], float]
     """client -> the probability that a job of it fails."""
     availability: Availability | None = None
@@ -165,8 +165,8 @@ class _State:
 
     def _start(self, client: int, leaves: float, now: float) -> None:
         settings, round_index = self.settings, self.rounds + 1
-        steps = settings.steps(client, round_index)
-        finish = now + settings.seconds(client, steps, client not in self.met)
+        steps, first = settings.steps(client, round_index), client not in self.met
+        finish = now + settings.seconds(client, steps, first=first, version=self.version)
         drawn = host_rng(settings.seed, "job failure", self.jobs).random()
         lost = leaves < finish or drawn < settings.failure(client)
         job = Job(
@@ -176,7 +176,7 @@ class _State:
             version=self.version,
             place=self.places[self.version],
             steps=steps,
-            first=client not in self.met,
+            first=first,
             start=now,
             finish=min(finish, leaves),
         )

@@ -1,6 +1,8 @@
 """Clients that come and go at random: a Markov chain of two states in continuous time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,7 +11,7 @@ from fedjax_peft.contracts import Availability
 from fedjax_peft.support.checks import check_number
 
 _EVENTS = 4.0
-"""Events of a client in a block of time, on average."""
+"""Events of one kind of a client in a block of time, on average."""
 _MOST = 32
 """The most events in a block; more have a probability below 1e-16."""
 
@@ -21,9 +23,9 @@ def markov(mean_on: float = 3_600.0, mean_off: float = 3_600.0) -> Availability:
     distributed. At the start of the run, each client is available with the probability
     ``mean_on / (mean_on + mean_off)``, as at any later time.
 
-    The chain is computed by uniformisation: events come at the rate 1 / mean_on + 1 / mean_off, and
-    at each event the state is drawn anew with this probability. That is the same chain, and its
-    state at any time follows from the last event before, without all the times in between.
+    The chain is computed from two streams of events, which do not depend on each other: a client
+    comes at the rate 1 / mean_off, and leaves at the rate 1 / mean_on; who is there already cannot
+    come. Its state follows from the last event before, without all the times in between.
 
     Args:
       mean_on: mean seconds for which a client is available.
@@ -46,46 +48,47 @@ class _Markov:
         self, seed: int, clients: np.ndarray, time: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns availability and the next change as :class:`Availability` says."""
-        clients = np.asarray(clients)
-        first = int(time // self._block)
-        there, found = np.zeros(clients.shape, bool), np.zeros(clients.shape, bool)
-        block = first
-        while not found.all():  # backwards, to the last event of each client
-            rows = np.flatnonzero(~found)
-            times, states = self._events(seed, clients[rows], block)
-            past = times <= time
-            last = past.sum(axis=1) - 1
-            some = last >= 0
-            there[rows[some]] = states[some, last[some]]
-            found[rows[some]] = True
-            block -= 1
-        until, block = np.full(clients.shape, np.inf), first
-        while not np.isfinite(until).all():  # forwards, to the first event that changes the state
-            rows = np.flatnonzero(~np.isfinite(until))
-            times, states = self._events(seed, clients[rows], block)
-            changes = (times > time) & np.isfinite(times) & (states != there[rows, None])
-            some = changes.any(axis=1)
-            until[rows[some]] = times[some, changes.argmax(axis=1)[some]]
-            block += 1
-        return there, until
+        comes = _Events(seed, np.asarray(clients), "comes", self.mean_off)
+        leaves = _Events(seed, np.asarray(clients), "leaves", self.mean_on)
+        there = comes.last(time) > leaves.last(time)
+        return there, np.where(there, leaves.next(time), comes.next(time))
 
-    @property
-    def _block(self) -> float:
-        """The seconds of a block of time."""
-        return _EVENTS / (1 / self.mean_on + 1 / self.mean_off)
 
-    def _events(self, seed: int, clients: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the times of the events in a block, ascending, and the states after them.
+class _Events(NamedTuple):
+    """The events of one kind, at a constant rate, of each client."""
 
-        Both are ``[clients, _MOST]``; the times after the last event are ``inf``.
-        """
-        number = np.searchsorted(_POISSON, uniforms(seed, "events", clients, np.int64(block)))
+    seed: int
+    clients: np.ndarray
+    kind: str
+    mean: float
+    """Mean seconds between two events."""
+
+    def last(self, time: float) -> np.ndarray:
+        """Returns the time of each client's last event up to a time."""
+        return self._search(time, -1, lambda times: np.where(times <= time, times, -np.inf).max(1))
+
+    def next(self, time: float) -> np.ndarray:
+        """Returns the time of each client's first event after a time."""
+        return self._search(time, 1, lambda times: np.where(times > time, times, np.inf).min(1))
+
+    def _search(
+        self, time: float, direction: int, nearest: Callable[[np.ndarray], np.ndarray]
+    ) -> np.ndarray:
+        """Returns the nearest events, from block to block until every client has one."""
+        found = np.full(self.clients.shape, np.inf)
+        block = int(time // (_EVENTS * self.mean))
+        while not np.isfinite(found).all():
+            rows = np.flatnonzero(~np.isfinite(found))
+            found[rows] = nearest(self._times(self.clients[rows], block))
+            block += direction
+        return found
+
+    def _times(self, clients: np.ndarray, block: int) -> np.ndarray:
+        """Returns the times of the events in a block, ``[clients, _MOST]``; ``nan`` fills up."""
+        number = np.searchsorted(_POISSON, uniforms(self.seed, self.kind, clients, np.int64(block)))
         places = np.arange(_MOST)
-        each = (clients[:, None], np.int64(block), places)
-        times = (block + uniforms(seed, "times", *each)) * self._block
-        times = np.sort(np.where(places < number[:, None], times, np.inf), axis=1)
-        on = self.mean_on / (self.mean_on + self.mean_off)
-        return times, uniforms(seed, "states", *each) < on
+        at = uniforms(self.seed, self.kind, clients[:, None], np.int64(block), places)
+        return np.where(places < number[:, None], (block + at) * _EVENTS * self.mean, np.nan)
 
 
 def _poisson() -> np.ndarray:

@@ -20,8 +20,8 @@ def trace(path: str, period: float | None = None) -> Availability:
 
     The file is CSV with the header ``client,start,end``: the number of a client from 0, and the
     simulated seconds from which on and up to which it is available. The lines can have any order;
-    intervals of a client that touch or overlap are joined. A client without a line is never
-    available.
+    intervals of a client that touch or overlap are joined, also where the trace begins again. A
+    client without a line is never available.
 
     Args:
       path: the file.
@@ -119,8 +119,18 @@ class _Trace:
         if self.period is not None:  # the first interval of the next repetition
             again = self.starts[np.minimum(first, len(self.starts) - 1)] + self.period
             starts = np.where(more, starts, np.where(last > first, again, np.inf))
-        until = np.where(there, self.ends[at], starts) + passed
+        until = np.where(there, self._end(first, last, at), starts) + passed
         return there, np.maximum(until, np.nextafter(time, np.inf))
+
+    def _end(self, first: np.ndarray, last: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Returns the ends of intervals; one that meets the next repetition's first goes on."""
+        ends = self.ends[at]
+        if self.period is None:
+            return ends
+        begin = np.minimum(first, len(self.starts) - 1)
+        goes_on = (ends == self.period) & (self.starts[begin] == 0)
+        always = goes_on & (last - first == 1)
+        return np.where(always, np.inf, np.where(goes_on, self.period + self.ends[begin], ends))
 
     def _begun(self, first: np.ndarray, last: np.ndarray, time: float) -> np.ndarray:
         """Returns, for each client, the index after its last interval that has begun.

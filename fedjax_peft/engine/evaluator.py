@@ -141,7 +141,9 @@ class Evaluator:
                 capacity //= 2
             sizes = {name: (x.shape, x.dtype) for name, x in columns.items()}
             padded = () if tokens is None else tokens.padded
-            shapes = _Shapes(sizes, batch_size, padded, capacity, most_slots(plan, capacity))
+            # Other members may be in one step together, as many as there are lanes.
+            slots = max(most_slots(plan, capacity), setup.layout.lane_devices)
+            shapes = _Shapes(sizes, batch_size, padded, capacity, slots)
         self._shapes: _Shapes = shapes
         self._part_steps, self._longest = 1, shapes.time_steps
         while most_slots(plan, self._longest) > shapes.slots and self._longest > 1:

@@ -56,6 +56,7 @@ class Program:
         self._inputs = place_constants(setup, columns)
         self._compiled: Any = None
         self._clients_key: tuple[int, Key] | None = None
+        self._unique = object()
         self.compile_seconds = 0.0
 
     def __call__(self, state: State, plan: Plan, round_index: int) -> RoundResult:
@@ -118,8 +119,7 @@ class Program:
         s = self._setup
         training = self._work == "training"
         # What a maker makes is new each time, and equal makers make the same.
-        own = (s.algorithm, s.transform, s.stages)
-        made: tuple = own if s.maker is None else tuple(s.maker)
+        made: tuple = s.maker or (s.algorithm, s.transform, s.stages)
         context = (s.total_clients, s.sampling_probability, made[1:])
         who = (s.clients, context if training else None)
         static = (made[0], s.task, *who, s.layout, s.splits, s.diagnosis, s.probe, s.dtype)
@@ -129,8 +129,8 @@ class Program:
         key = (static, self._work, self._padded, self._gathered, structure, shapes, settings)
         try:
             hash(key)
-        except TypeError:  # without a hash, the program cannot be found again
-            return object()
+        except TypeError:  # without a hash, only this program can find it again
+            return self._unique
         return key
 
     def _compile(self, arguments: tuple) -> None:

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedjax_peft.contracts import Aggregation, Timeline
+from fedjax_peft.contracts import Aggregation, Job, Timeline
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import (
     Cohort,
@@ -105,7 +105,13 @@ class Schedule(NamedTuple):
         return self.per_round if self.slots is None else self.slots
 
     def for_rounds(self, rounds: int) -> "Schedule":
-        """Returns the schedule with exactly enough slots for the largest cohort of the rounds."""
+        """Returns the schedule with exactly enough slots for the largest cohort of the rounds.
+
+        Where ``uniform`` and ``size`` draw from the clients that are available, it may be any of
+        them, and none may fail, so there are slots for ``per_round``.
+        """
+        if self.intermittent and self.sampling in ("uniform", "size"):
+            return self._replace(slots=self.per_round)
         largest = max(len(self.present(round_index)) for round_index in range(1, rounds + 1))
         return self._replace(slots=max(largest, 1))
 
@@ -380,12 +386,14 @@ class Schedule(NamedTuple):
         )
         if self.timelines is None:
             return plan
-        return plan._replace(fetched=self._fetched(self.aggregation(round_index)))
+        aggregation = self.aggregation(round_index)
+        jobs = [job for job in aggregation.jobs if self.all_send or job.client not in without]
+        return plan._replace(fetched=self._fetched(aggregation, jobs))
 
-    def _fetched(self, aggregation: Aggregation) -> Fetched:
-        """Returns the versions from which the clients of an aggregation start, by slot."""
+    def _fetched(self, aggregation: Aggregation, jobs: Sequence[Job]) -> Fetched:
+        """Returns the versions from which the clients of a cohort start, by slot."""
         place, origin, staleness = np.zeros((3, self.capacity), np.int32)
-        for slot, job in enumerate(aggregation.jobs):
+        for slot, job in enumerate(jobs):
             place[slot], origin[slot] = job.place, job.round_index
             staleness[slot] = aggregation.version - job.version
         return Fetched(np.array(aggregation.place, np.int32), place, origin, staleness)

@@ -33,6 +33,8 @@ from fedjax_peft.numerics.hyperparameters import Values, as_arrays
 from fedjax_peft.support.errors import InputError, nearest
 
 _PLAIN = Computation()
+_EVALUATORS = 8
+"""The evaluations that a session keeps: those of the last data sets that it was given."""
 
 
 class Session:
@@ -234,17 +236,27 @@ class Session:
         """
         state.check_alive()
         personal = clients is not None or self.personal
-        rows = np.arange(len(data), dtype=np.int32)
         everyone = range(self.setup.clients)
+        if not len(data):
+            raise InputError("There are no examples to evaluate: the data set is empty.")
+        if clients is not None and not clients:
+            raise InputError("No client is named in clients. Leave it out to evaluate all.")
+        for client in clients or ():
+            if client not in everyone:
+                raise InputError(f"There is no client {client}: the last is {everyone[-1]}.")
+        rows = np.arange(len(data), dtype=np.int32)
         members = (
             [(client, rows) for client in (everyone if clients is None else clients)]
             if personal
             else self.global_members(len(data))
         )
-        key = (id(data), batch_size, tuple(client for client, _ in members))
-        if key not in self._evaluators:  # stored with the data, so that its id stays unique
+        key = (id(data), batch_size, personal, tuple(client for client, _ in members))
+        # Stored with the data, so that its id stays unique; the last few, so that a loop over ever
+        # new samples does not keep them all.
+        if key not in self._evaluators:
             evaluator = self.evaluator(data.columns, members, batch_size, personal=personal)
-            self._evaluators[key] = (data, evaluator)
+            last = list(self._evaluators.items())[1 - _EVALUATORS :]
+            self._evaluators = {**dict(last), key: (data, evaluator)}
         measured = self._evaluators[key][1](state)
         measured = measured if personal else joined(measured)
         task = self.setup.task
@@ -333,6 +345,7 @@ class Session:
         """
         state.check_alive()
         check_local_models(self.setup.algorithm, state.server)
+        state = state._replace(history=grown(state.history, plan.fetched))
         program = self.program(plan, int(state.seed), "uploads", places_of(state.history))
         result = program(state, plan, int(state.round_index) + 1)
         own = result.state.client_state

@@ -157,7 +157,7 @@ def asynchronous_schedule(
                     period=asynchronous.period,
                     max_staleness=asynchronous.max_staleness,
                     steps=schedule._replace(seed=seed).steps,
-                    seconds=lambda c, steps, first: own.job_seconds(c, steps, first=first),
+                    seconds=own.job_seconds,
                     failure=lambda c: failure(seed, c),
                     availability=availability,
                 )
@@ -189,12 +189,13 @@ def aggregation_row(aggregation: Aggregation, before: float, costs: Costs) -> Ro
     arrived = (*aggregation.jobs, *aggregation.discarded)
     row: Row = {"staleness_mean": float(np.mean(staleness))} if staleness else {}
     row |= {"staleness_max": max(staleness)} if staleness else {}
+    fetched = (costs.fetch(j.client, first=j.first, version=j.version) for j in aggregation.started)
     return row | {
         "failed": sorted({job.client for job in aggregation.lost}),
         "discarded": sorted({job.client for job in aggregation.discarded}),
         "in_flight": aggregation.in_flight,
         "versions": aggregation.versions,
         "bytes_up": sum(costs.up(job.client) for job in arrived),
-        "bytes_down": sum(costs.fetch(job.client, first=job.first) for job in aggregation.started),
+        "bytes_down": sum(fetched),
         "simulated_seconds": aggregation.time - before,
     }

@@ -125,17 +125,22 @@ class Costs:
         new = 0 if self.ledger.has_met(client) else self.preload
         return self.ledger.down(client) + new + self.extra
 
-    def fetch(self, client: int, *, first: bool) -> int:
+    def fetch(self, client: int, *, first: bool, version: int) -> int:
         """Returns the bytes that a client of an asynchronous server fetches for a job.
 
         The server has usually changed since the client's last job, so it fetches everything.
+
+        Args:
+          first: whether this is the client's first job.
+          version: of the server that it fetches; 0: the initial one.
         """
         preload = self.preload if first else 0
-        return self.ledger.whole(client, first=first) + preload + self.extra
+        fetched = self.ledger.whole(client, first=first, moved=version > 0)
+        return fetched + preload + self.extra
 
-    def job_seconds(self, client: int, steps: int, *, first: bool) -> float:
+    def job_seconds(self, client: int, steps: int, *, first: bool, version: int) -> float:
         """Returns the seconds of a job, from the beginning of its download to its upload's end."""
-        up, down = self.up(client), self.fetch(client, first=first)
+        up, down = self.up(client), self.fetch(client, first=first, version=version)
         return self.time.round_seconds(steps, up, down, self.slowness[client])
 
 

@@ -121,14 +121,16 @@ class Ledger:
         )
         return start + sum(changed.values()) - made + int(min(passed_on, self._dense + made))
 
-    def whole(self, client: int, *, first: bool) -> int:
+    def whole(self, client: int, *, first: bool, moved: bool) -> int:
         """Returns the bytes of the whole broadcast that a client fetches.
 
         Args:
           first: whether it also fetches the initial adapters that determine the frozen weights.
+          moved: whether the broadcast differs from the initial one, which has adapters in it.
         """
-        start = sum(size for name, size in self._start.items() if self._changed.get(name, 1))
-        return sum(self._of_client[client][1].values()) + (start if first else 0)
+        broadcast = self._of_client[client][1]
+        start = sum(size for name, size in self._start.items() if moved or name not in broadcast)
+        return sum(broadcast.values()) + (start if first else 0)
 
     def has_met(self, client: int) -> bool:
         """Returns whether a client has taken part in a round."""

@@ -222,11 +222,14 @@ class Loop:
             return {}, {}
         schedule, skipped = self._schedule(state, opening), self.skipped_leaves(state, round_index)
         steps, left = schedule.client_steps(round_index), dict[int, float]()
-        if opening is not None:
-            left = leaving(opening, self.costs.finish_seconds(steps, skipped))
-            steps = {client: n for client, n in steps.items() if client not in left}
         late = self.costs.late(steps, skipped)
-        return (late if self.system.late == "partial" else dict.fromkeys(late, 0)), left
+        if self.system.late == "drop":
+            late = dict.fromkeys(late, 0)
+        if opening is not None:  # who sends a part ends earlier, perhaps before it leaves
+            done = {**steps, **{client: n for client, n in late.items() if n}}
+            left = leaving(opening, self.costs.finish_seconds(done, skipped))
+            late = {client: n for client, n in late.items() if client not in left}
+        return late, left
 
     def _schedule(self, state: State, opening: Opening | None) -> Schedule:
         """Returns the schedule of a round with this opening."""
@@ -334,7 +337,7 @@ class Loop:
                 how: dict[str, Any] = {"each": self.each, "phases": self.phases}
                 scores |= evaluate(self.tested, state, seen=seen, **how)
             spent["eval_s"] = seconds_since(began)
-        if last and self.algorithm.tuning is not None:
+        if last and self.tested and self.algorithm.tuning is not None:
             began = time.perf_counter()
             tuned = evaluate(self.tested, self.session.tune(state), each=False, phases=self.phases)
             kinds = ("test_", "validation_", "client_")

@@ -61,12 +61,15 @@ def round_row(info: RoundInfo, *, each: bool = False, lower: Sequence[str] = ("l
     row["lanes"] = plan.lanes
     row["slot_utilisation"] = plan.slot_utilisation
     row["padded_utilisation"] = plan.padded_utilisation
-    good = took_part & finite
+    sent = ~plan.silent_slots  # the others took part without an update of their own
+    good = took_part & finite & sent
     row["update_norm"] = finite_or_none(norms[good].mean()) if good.any() else None
     if each:
-        per_client = {n: (s / np.maximum(c, 1))[took_part] for n, (s, c) in sums.items()}
-        per_client["update_norm"] = norms[took_part]
-        row |= _client_fields(per_client, finite[took_part], lower)
+        per_client = {n: s / np.maximum(c, 1) for n, (s, c) in sums.items()} | {
+            "update_norm": norms
+        }
+        per_client = {n: np.where(sent, x, np.nan)[took_part] for n, x in per_client.items()}
+        row |= _client_fields(per_client, good[took_part], lower)
     skipped = skipped_leaves(info.sent_leaves)
     return row | _aggregation_fields(aggregation) | ({"skipped_leaves": skipped} if skipped else {})
 

@@ -62,6 +62,8 @@ class Run:
 
     def client_params(self, client: int) -> Params:
         """Returns the trainable leaves of one client's model."""
+        if client_count(self.client_state):
+            check_clients([client], self.client_state)
         kept = client_rows(self.client_state, client)
         own = self.algorithm.model(self.algorithm.server.broadcast(self.server), kept)
         return of_client({**self.params, **own}, self.client_ranks, client)

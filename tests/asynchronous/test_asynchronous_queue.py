@@ -23,7 +23,7 @@ def queue(seconds, *, failure=0.0, **changes):
         period=None,
         max_staleness=None,
         steps=lambda client, round_index: 1,
-        seconds=lambda client, steps, first: seconds[client],
+        seconds=lambda client, steps, first, version: seconds[client],
         failure=lambda client: failure,
     )
     return Queue(given._replace(**changes))

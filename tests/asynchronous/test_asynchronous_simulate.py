@@ -65,6 +65,36 @@ def test_a_session_grows_its_history_beyond_the_foreseen_rounds():
     same(ends[0][1], ends[1][1], atol=1e-6)
 
 
+def test_clients_left_out_leave_the_versions_of_others():
+    session = fp.session(
+        *(model(), FEDAVG, CLIENTS),
+        **{"batch_size": 4, "asynchronous": FEDBUFF, "system": fp.System(time=TIME), "rounds": 9},
+    )
+    for number in range(1, 9):
+        whole = session.plan(number)
+        for gone in whole.client.tolist():
+            part, versions = session.plan(number, without=[gone]), []
+            for plan in (whole, part):
+                fetched = zip(*(x.tolist() for x in plan.fetched[1:]), strict=True)
+                versions.append(dict(zip(plan.client.tolist(), fetched, strict=True)))
+            del versions[0][gone]
+            assert versions[0].items() <= versions[1].items()
+
+
+def test_first_downloads_are_the_same_after_a_resume(tmp_path):
+    """With an SVD start, who comes after version 0 also fetches the factors that make the base."""
+    model = toy.lora_model(method=fp.lora(rank=1, init="svd"))
+    given = {"model": model, "asynchronous": fp.asynchronous.fedbuff(1, concurrency=2)}
+    whole = simulated(rounds=6, **given)
+    simulated(rounds=1, out=tmp_path / "run", **given)
+    parts = simulated(rounds=6, out=tmp_path / "run", resume=True, **given)
+    told = ["bytes_down", "bytes_up", "simulated_seconds", "clients"]
+    found = [[[row[n] for n in told] for row in run.metrics[1:]] for run in (whole, parts)]
+    assert found[0] == found[1]
+    sizes = {row[0] for row in found[0]}
+    assert len(sizes) > 1, "somebody comes late"
+
+
 def test_rows_tell_costs_and_staleness():
     rows = simulated(rounds=6, failure_rate=0.4).metrics[1:]
     size = 4 * sum(x.size for x in model().trainable.values())

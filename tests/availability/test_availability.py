@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import fedjax_peft as fp
 from fedjax_peft.availability.draws import uniforms
+from fedjax_peft.availability.markov import _Events
 
 CLIENTS = np.arange(200)
 
@@ -54,8 +55,7 @@ def test_the_next_change_is_the_next_change(models, name, time, seed):
     for client in np.flatnonzero(np.isfinite(until))[::37]:
         after = float(until[client]) + 1e-6
         changed, _ = at(seed, CLIENTS[[client]], after)
-        # Two intervals of a repeated trace may touch where it begins again.
-        assert changed[0] != there[client] or name == "repeated trace"
+        assert changed[0] != there[client]
 
 
 def test_diurnal_by_hand():
@@ -96,6 +96,36 @@ def test_markov_is_the_chain_with_these_means():
     assert later[now].mean() == approx(stays, abs=0.012)
     start = at(0, ids, 0.0)[0]
     assert start.mean() == approx(share, abs=0.01), "stationary from the beginning"
+
+
+def test_markov_with_unequal_means_needs_few_blocks(monkeypatch):
+    """A week on and a minute off: the search for the next change does not go minute by minute."""
+    blocks, times = [], _Events._times
+    monkeypatch.setattr(_Events, "_times", lambda *given: blocks.append(0) or times(*given))
+    there, until = fp.availability.markov(7 * 86_400.0, 60.0).at(0, CLIENTS, 1e6)
+    assert len(blocks) < 20
+    assert there.mean() > 0.98
+    assert (until - 1e6)[there].mean() == approx(7 * 86_400.0, rel=0.3)
+
+
+def test_a_repeated_trace_is_the_trace_written_out(tmp_path):
+    """Also for a client that is there over midnight, and for one that is always there."""
+    day, found = ["0,80,100", "0,0,20", "0,40,50", "1,0,100", "2,10,30"], []
+    for repeats, period in ((1, 100.0), (9, None)):
+        lines = [line.split(",") for line in day]
+        moved = [
+            f"{client},{int(start) + 100 * n},{int(end) + 100 * n}"
+            for n in range(repeats)
+            for client, start, end in lines
+        ]
+        path = tmp_path / f"{repeats}.csv"
+        path.write_text("\n".join(["client,start,end", *moved]))
+        at = fp.availability.trace(str(path), period).at
+        found.append([at(0, np.arange(3), time) for time in np.arange(0.0, 700.0, 5.0)])
+    for (there, until), (again, then) in zip(*found, strict=True):
+        assert np.array_equal(there, again)
+        assert np.array_equal(until[[0, 2]], then[[0, 2]])
+        assert np.isinf(until[1])
 
 
 def test_trace_by_hand(lines):
@@ -196,6 +226,19 @@ def test_rounds_draw_from_the_available_clients_and_wait(short):
     assert rows[0]["available"] == 3
     assert any(row["waited"] > 0 for row in rows), "nobody is there between 15 and 30 s"
     assert any(row["failed"] for row in rows), "somebody leaves too early"
+
+
+@pytest.mark.parametrize(("leaves", "failed"), [(8, []), (4, [0])])
+def test_a_part_that_has_arrived_is_not_lost(tmp_path, leaves, failed):
+    """With 5 s a step, one of three steps is in time; client 0 leaves after it, or before."""
+    path = tmp_path / "leaves.csv"
+    path.write_text(f"client,start,end\n0,0,{leaves}\n1,0,1000\n")
+    time = fp.TimeModel(5.0, latency=0.0, bandwidth_up=1e15, bandwidth_down=1e15)
+    given = {"clients": toy.clients((12, 12)), "local_steps": 3, "rounds": 1, "time_model": time}
+    given |= {"deadline": 9.0, "late": "partial", "eval_every": 100}
+    row = running.run(**given, availability=fp.availability.trace(str(path))).metrics[1]
+    assert (row["failed"], row["simulated_seconds"]) == (failed, approx(5.0))
+    assert row["clients"] == row["partial"] == sorted({0, 1} - set(failed))
 
 
 @pytest.mark.parametrize("sampling", ["size", "poisson", "round_robin", "all"])

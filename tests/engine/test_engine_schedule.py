@@ -123,6 +123,17 @@ def test_room_is_for_the_largest_round(options):
     assert schedule().for_rounds(30).capacity == schedule().capacity == 3
 
 
+@pytest.mark.parametrize("sampling", ["uniform", "size", "poisson", "round_robin", "all"])
+def test_room_is_for_any_clients_that_may_be_available(sampling):
+    """Who fails differs from client to client, so other cohorts may be larger."""
+    one = schedule(sampling, failure_rate=0.6, intermittent=True).for_rounds(12)
+    rng, time_steps = np.random.default_rng(0), one.time_steps(12, 2)
+    for number in [*range(1, 13)] * 20:
+        among = np.sort(rng.choice(8, rng.integers(0, 9), replace=False))
+        plan = one._replace(among=among).plan(number, 2, time_steps)
+        assert set(plan.client_steps) <= set(among.tolist())
+
+
 def test_a_round_without_clients_has_an_empty_plan():
     one = schedule("poisson", 1)
     number = next(n for n in range(1, 100) if not one.members(n))

@@ -19,6 +19,7 @@ from fedjax_peft.contracts import ClientUpdate
 from fedjax_peft.simulation.round_rows import round_row
 
 TEST = toy.dataset(26, seed=7)
+TEXTS = fp.testing.tiny_dataset(24)
 MODEL = toy.model()
 OPTIONS = {"clients_per_round": 3, "batch_size": 4}
 SHARED = fp.algorithms.fedavg(optax.adam(0.02))
@@ -61,6 +62,35 @@ def test_personal_models_can_be_evaluated_one_by_one():
     each = [session.evaluate(state, TEST, clients=[client])["loss"] for client in range(5)]
     assert np.std(each) > 0
     assert session.evaluate(state, TEST)["loss"] == approx(np.mean(each), abs=1e-6)
+
+
+@pytest.mark.parametrize("first", ["global", "client 0"])
+def test_the_global_model_is_not_that_of_the_first_client(first):
+    """Which has a smaller rank; neither evaluation may take the other's program."""
+    ranked = fp.attach(fp.testing.tiny_model(), fp.lora(rank=4))
+    session = fp.session(
+        *(ranked, fp.algorithms.fedavg(optax.adam(0.05)), fp.partition.iid(TEXTS, clients=4)),
+        system=fp.System(client_ranks=[1, 4, 4, 4]),
+        local_steps=2,
+    )
+    state, _ = session.step(session.init(0))
+    clients = {"global": None, "client 0": [0]}
+    names = [first, *(name for name in clients if name != first)]
+    losses = {n: session.evaluate(state, TEXTS, clients=clients[n])["loss"] for n in names}
+    assert losses["global"] != approx(losses["client 0"], rel=1e-4)
+    everyone = session.evaluate(state, TEXTS, clients=[1])["loss"]
+    assert losses["global"] == approx(everyone, rel=1e-6), "whose rank is that of the model"
+
+
+def test_a_wrong_client_or_no_data_is_one_clear_error():
+    session, state, _ = loop(SHARED, 1)
+    for client in (5, -1):
+        with pytest.raises(InputError, match=f"no client {client}: the last is 4"):
+            session.evaluate(state, TEST, clients=[client])
+    with pytest.raises(InputError, match="Leave it out"):
+        session.evaluate(state, TEST, clients=[])
+    with pytest.raises(InputError, match="data set is empty"):
+        session.evaluate(state, toy.dataset(0))
 
 
 def test_a_step_consumes_its_state_and_a_copy_survives():

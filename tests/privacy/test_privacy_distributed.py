@@ -360,9 +360,16 @@ def test_late_clients_and_those_without_examples_send_noise_in_a_run(make, least
     options = {"privacy": make(0.5, 1.0), "model": linear.model(), "rounds": 1}
     options |= {"time_model": fp.TimeModel(seconds_per_step=1.0, latency=0.0)}
     clients = toy.clients((4, 0, 12, 3))
-    row = running.run(clients=clients, deadline=2.5, **options).metrics[1]
+    with pytest.warns(UserWarning, match="measurements of single clients"):
+        run = running.run(clients=clients, deadline=2.5, diagnostics=["clients"], **options)
+    row = run.metrics[1]
     assert (row["late"], row["clients"], row["steps"]) == ([2], [0, 1, 2, 3], 2)
     assert row["simulated_seconds"] == 2.5
+    for name, own in row["per_client"].items():  # of the two that worked
+        assert [x is None for x in own] == [False, True, True, False]
+        assert row[f"train_{name}_std"] == approx(np.std([own[0], own[3]]), rel=1e-5)
+    norms = row["per_client"]["update_norm"]
+    assert row["update_norm"] == approx((norms[0] + norms[3]) / 2, rel=1e-6)
     nobody = running.run(clients=clients, deadline=0.5, **options)
     assert nobody.metrics[1]["late"] == [0, 2, 3]
     for found in (row, nobody.metrics[1]):
