@@ -32,7 +32,6 @@ from jax import Array
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Stacked, Total
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
-from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.numerics.linalg import solve
 from fedjax_peft.numerics.lowrank import factors_apart, matmul, one_by_one, pairs, scale
 from fedjax_peft.numerics.measures.aggregation_error import error_metrics
@@ -42,7 +41,6 @@ _RIDGE = 1e-5
 """ε, relative to the mean diagonal entry of M."""
 
 
-@constants("steps")
 def flora_na(*, steps: int = 20, error: bool = True) -> Aggregator:
     """FLoRA-NA: A and B are combined with coefficients that fit the exact average product.
 

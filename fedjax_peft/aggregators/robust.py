@@ -142,6 +142,7 @@ def robust(
         truncates=product,
         refactors=product,
         needs_all_uploads=True,
+        robust=True,
         refactor=fra().refactor if product else None,
         finish_products=finish_products if product else None,
     )

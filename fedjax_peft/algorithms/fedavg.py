@@ -8,24 +8,46 @@ With LoRA and :func:`aggregators.mean` this is FedLR (FedIT); with ``lora(init="
 :func:`aggregators.fra` FRA-LoRA.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.algorithms.common import Local, init_local, replace_server, send_shared, train
+from fedjax_peft.algorithms.common import (
+    Local,
+    freeze_where,
+    init_local,
+    loss_where,
+    replace_server,
+    send_shared,
+    train,
+)
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 
-def client(optimizer: c.Optimizer, context: c.ClientContext) -> c.ClientUpdate:
-    """Returns plain local training."""
+def client(
+    optimizer: c.Optimizer,
+    context: c.ClientContext,
+    moves: Callable[[str], Array | bool] | None = None,
+) -> c.ClientUpdate:
+    """Returns plain local training.
+
+    Args:
+      moves: leaf name -> whether it is trained; by default all are. See :func:`freeze_where`.
+    """
+    loss = None
+    if moves is not None:
+        optimizer, loss = freeze_where(optimizer, moves), loss_where(context, moves)
 
     def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
         return init_local(optimizer, broadcast, private)
 
     def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
-        return train(optimizer, context, local, batch, key)
+        return train(optimizer, context, local, batch, key, loss=loss)
 
     return c.ClientUpdate(init, step, send_shared)
 

@@ -26,7 +26,6 @@ from jax import Array
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import fra, mean
 from fedjax_peft.algorithms.checks import checked, lora_model, whole
-from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.algorithms.fedavg import client
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.lowrank import matmul, pairs, scale
@@ -109,7 +108,7 @@ def _client(optimizer: c.Optimizer, context: c.ClientContext) -> c.ClientUpdate:
         def moves(name: str) -> Array | bool:
             return switched == 0 if name.endswith(".lora_a") else True
 
-        return client(freeze_where(optimizer, moves), context)
+        return client(optimizer, context, moves)
 
     def init(broadcast: c.PyTree, private: c.Params, key: c.Key) -> c.PyTree:
         switched = broadcast["switched"]
@@ -187,6 +186,12 @@ def _server(trigger: str, at: int, patience: int, tolerance: float) -> c.ServerU
         model, best = new["model"], state["best"]
         calm = jnp.array(False)
         if trigger == "plateau":
+            if "loss" not in context.metrics:
+                raise InputError(
+                    "trigger = 'plateau' of 'fra_ffa' watches the training metric 'loss', and the"
+                    f" task has {', '.join(context.metrics) or 'none'}. Set trigger = 'round' or"
+                    " 'subspace'."
+                )
             total, count = context.metrics["loss"]
             loss = total / jnp.maximum(count, 1.0)
             calm = loss >= best * (1 - tolerance)

@@ -28,8 +28,9 @@ Decided here:
   clients of a round in the first two stages, and rests in the third. A private head is always
   trained. The paper does not say what happens to the head.
 The server keeps B̄_k of all clients, so its memory grows with them: r · out numbers for each client
-and adapted layer. Every lane reads the LoRA of its own cluster from the broadcast, which holds all;
-traffic is counted for one (``Traffic.received_part``). Clients send changes of the factors.
+and adapted layer, and N² for each layer while it finds the clusters of N clients. Every lane reads
+the LoRA of its own cluster from the broadcast, which holds all; traffic is counted for one
+(``Traffic.received_part``). Clients send changes of the factors.
 
 The paper's text could not be read as a whole. This was written from two sets of public notes and a
 public reimplementation (github.com/boyi-liu/FedLLM-Factory), from which the defaults of γ, λ and

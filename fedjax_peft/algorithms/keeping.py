@@ -74,11 +74,12 @@ def keeping(algorithm: c.Algorithm) -> c.Algorithm:
 
         return c.ClientUpdate(init, inner.step, final)
 
-    tuning = algorithm.tuning
+    tuning, local_model = algorithm.tuning, algorithm.local_model
     return algorithm._replace(
         client=client,
         init_client_state=init_client_state,
         model=lambda broadcast, client_state: algorithm.model(broadcast, client_state["model"]),
+        local_model=local_model and (lambda b, u, own: local_model(b, u, own["model"])),
         tuning=None if tuning is None else _passing(tuning),
         incompatible={c.Feature.NEW_FACTORS: _BASIS, **algorithm.incompatible},
     )

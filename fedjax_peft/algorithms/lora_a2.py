@@ -34,17 +34,15 @@ from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model, positive, whole
-from fedjax_peft.algorithms.common import Local, freeze_where
+from fedjax_peft.algorithms.common import Local
 from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.algorithms.rolora import taking_turns
 from fedjax_peft.numerics import tree
-from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.support.errors import InputError
 
 
-@constants("budget")
 @checked
 def lora_a2(
     optimizer: c.Optimizer,
@@ -78,7 +76,13 @@ def lora_a2(
 
     def bound(context: c.ClientContext) -> c.ClientUpdate:
         on_b = context.round_index % 2 == 1
-        inner = client(_alternating(optimizer, on_b, rate_ratio), context)
+
+        def moves(name: str) -> Array | bool:
+            if name.endswith(".lora_a"):
+                return ~on_b
+            return on_b if name.endswith(".lora_b") else True
+
+        inner = client(_faster_on_b(optimizer, rate_ratio), context, moves)
         own = jnp.asarray(budgets)[context.client % len(budgets)]
 
         def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
@@ -115,21 +119,14 @@ def _shares(upload: c.Params, template: c.Params) -> dict[str, Array]:
     return shares
 
 
-def _alternating(optimizer: c.Optimizer, on_b: Array, ratio: float) -> c.Optimizer:
-    """Returns the optimizer that moves B (else A) and the head; B by ``ratio`` times as much."""
-
-    def moves(name: str) -> Array | bool:
-        if name.endswith(".lora_a"):
-            return ~on_b
-        return on_b if name.endswith(".lora_b") else True
-
-    turns = freeze_where(optimizer, moves)
+def _faster_on_b(optimizer: c.Optimizer, ratio: float) -> c.Optimizer:
+    """Returns the optimizer that moves B by ``ratio`` times as much."""
 
     def update(gradient: c.Params, state: c.PyTree, params: c.Params | None = None) -> tuple:
-        steps, state = turns.update(gradient, state, params)
+        steps, state = optimizer.update(gradient, state, params)
         return {n: ratio * x if n.endswith(".lora_b") else x for n, x in steps.items()}, state
 
-    return c.Optimizer(turns.init, update)
+    return c.Optimizer(optimizer.init, update)
 
 
 def _selected(upload: c.Params, received: c.Params, budget: Array, on_b: Array) -> c.Params:

@@ -102,6 +102,7 @@ def moon(
         init_client_state=lambda shared, private: {"model": private, "previous": shared},
         model=with_client_state,
         weights=weights,
+        lower_is_better=("contrastive",),
     )
 
 

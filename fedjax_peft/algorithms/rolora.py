@@ -16,7 +16,6 @@ from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model
-from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -40,9 +39,7 @@ def rolora(
     """
 
     def bound(context: c.ClientContext) -> c.ClientUpdate:
-        return client(
-            freeze_where(optimizer, lambda name: _turn(name, context.round_index)), context
-        )
+        return client(optimizer, context, lambda name: _turn(name, context.round_index))
 
     def sent_leaves(broadcast: c.Params, round_index: Array) -> dict[str, Array]:
         factors = [name for name in broadcast if name.endswith((".lora_a", ".lora_b"))]

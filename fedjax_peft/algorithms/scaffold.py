@@ -79,8 +79,8 @@ def scaffold(
         follows a schedule of the optimizer over rounds. In a config it is by default that of
         ``[optimizer]``, if this is plain SGD.
       server_learning_rate: η_g, the server's step towards the aggregate; 1 takes the aggregate.
-      aggregator: how models combine; by default their mean. Control variates are averaged, unless
-        the aggregator needs all uploads: a robust one combines control variates too.
+      aggregator: how models combine; by default their mean. Control variates are averaged, but a
+        robust aggregator combines them too.
       keep_optimizer: only False: control variates are gradients of a single round.
       server_schedule: factor of η_g by round; by default 1 in every round.
 
@@ -95,9 +95,7 @@ def scaffold(
         names = assign_roles(kinds, rules)
         _check_steps(optimizer, learning_rate, [*names["shared"], *names["private"]])
 
-    control = mean(error=False)
-    if aggregator is not None and aggregator.needs_all_uploads:
-        control = aggregator
+    control = aggregator if aggregator is not None and aggregator.robust else mean(error=False)
     algorithm = c.Algorithm(
         "scaffold",
         rules,

@@ -21,6 +21,7 @@ equations could not be read; these were derived again.
 
 from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -115,8 +116,8 @@ def _server(sparse_rounds: int) -> c.ServerUpdate:
     def update(state: c.PyTree, new: c.Params, context: c.RoundContext) -> c.PyTree:
         received = context.participants > 0
         now = ~state["primed"] & received & (context.round_index >= sparse_rounds)
-        started = _started(new, context.fixed)
-        model = {name: jnp.where(now, started[name], x) for name, x in new.items()}
+        # Only one round pays for the SVDs.
+        model = jax.lax.cond(now, lambda: _started(new, context.fixed), lambda: dict(new))
         return {"model": model, "primed": state["primed"] | now}
 
     return c.ServerUpdate(

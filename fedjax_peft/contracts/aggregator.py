@@ -168,6 +168,8 @@ class Aggregator(NamedTuple):
     needs_all_uploads: bool = False
     """Whether ``lift`` returns :class:`Stacked`: the uploads are combined by something other than a
     sum, and memory grows with the cohort."""
+    robust: bool = False
+    """Whether it limits what a hostile upload can do, in any leaves, not only in LoRA's factors."""
     linear: bool = False
     """Whether its update is ``template`` plus the weighted mean of ``upload - template``, leaf by
     leaf. Upload transforms that change the aggregate, such as noise, need that."""

@@ -217,7 +217,8 @@ def bind(
         info["splits"] = split_axes(info.get("splits", ()), graph.origins)
 
     apply = Forward(make, forward)
-    return Model(apply, values[1], values[0], kinds, graph, head, forward=forward, **info)
+    trained_values = {n: _trained(x) for n, x in values[0].items()}
+    return Model(apply, values[1], trained_values, kinds, graph, head, forward=forward, **info)
 
 
 def _parts(module: nnx.Module, *filters: Any) -> list[Any]:
@@ -289,6 +290,12 @@ def _cast(x: Any, dtype: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, dtype)
     return x.astype(dtype)
+
+
+def _trained(x: Any) -> Any:
+    """Returns a trainable value as float32, in which small steps do not vanish."""
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    return _cast(x, jnp.float32) if narrow else x
 
 
 def _outputs(returned: Any) -> Outputs:

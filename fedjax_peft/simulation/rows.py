@@ -173,7 +173,7 @@ def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 _LOWER = {
-    *("backdoor", "loss", "perplexity", "lost", "norm", "error"),
+    *("backdoor", "loss", "contrastive", "perplexity", "lost", "norm", "error"),
     *("bytes", "seconds", "time", "std", "steps"),
 }
 

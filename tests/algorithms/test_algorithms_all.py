@@ -418,6 +418,21 @@ def test_clients_can_keep_the_state_of_their_optimizer(name):
     assert max(np.abs(a - b).max() for a, b in pairs) > 1e-3
 
 
+@pytest.mark.parametrize("name", [n for n in KEEPING if make(n).local_model is not None])
+def test_local_models_are_the_same_where_optimizers_are_kept(name):
+    made = (make(name), make(name, keep_optimizer=True))
+    own, keeps = (engine_of(name, algorithm) for algorithm in made)
+    (server, plain), (_, kept) = own.start()[:2], keeps.start()[:2]
+    one = jax.tree.map(lambda x: x[0], (plain, kept))
+    upload = own.algorithm.server.unchanged(server)
+    received = own.algorithm.server.broadcast(server)
+    models = [
+        engine.algorithm.local_model(received, upload, state)
+        for engine, state in zip((own, keeps), one, strict=True)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *models)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", KEEPING, indirect=True)
 def test_a_plain_loop_over_clients_keeps_the_states_of_optimizers_too(name):

@@ -10,9 +10,11 @@ import numpy as np
 import optax
 import pytest
 import reference
+import running
 import toy
 from closeness import approx, assert_close
 
+from fedjax_peft import aggregators
 from fedjax_peft.algorithms import (
     fedadagrad,
     fedadam,
@@ -491,6 +493,14 @@ def test_scaffold_knows_plain_sgd(name):
     scaffold(PLAIN[name], learning_rate=0.1).check(toy.KINDS, 4)  # warnings are errors
     with pytest.raises(InputError, match=r"step size 0\.1, but learning_rate = 0\.2"):
         scaffold(PLAIN[name], learning_rate=0.2).check(toy.KINDS, 4)
+
+
+@pytest.mark.parametrize("aggregator", [aggregators.flora_na, aggregators.lora_fair])
+def test_control_variates_are_averaged_where_factors_combine_in_another_way(aggregator):
+    algorithm = scaffold(optax.sgd(0.1), learning_rate=0.1, aggregator=aggregator())
+    run = running.run(algorithm, model=toy.lora_model(dropout=0), rounds=1)
+    for name, own in run.client_state["control"].items():
+        assert_close(run.server["control"][name], np.mean(own, axis=0), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", OTHER_STEPS)

@@ -10,7 +10,9 @@ import jax
 import numpy as np
 import optax
 import pytest
+import running
 import toy
+from closeness import assert_close
 from test_algorithms_all import (
     AS_OTHERS,
     DUAL,
@@ -81,6 +83,26 @@ def test_fedmcp_fits_where_its_loss_is_a_mean_over_examples():
     algorithm = algorithms.fedmcp(optax.sgd(0.1), similarity="cosine")
     protected = privacy.example(0.5, 1.0).protect(algorithm, facts("fedavg"))
     same_shapes(*engine_of("fedmcp", protected).traced())
+
+
+def test_a_factor_that_rests_takes_nothing_of_the_clip_of_the_other():
+    """So B's step of RoLoRA's and LoRA-A²'s first round is that of FFA-LoRA, whose A is fixed."""
+    model, rng = toy.lora_model(dropout=0), np.random.default_rng(0)
+    factors = {n: x for n, x in model.trainable.items() if n.endswith(("lora_a", "lora_b"))}
+    moved = {n: rng.normal(size=x.shape).astype(np.float32) for n, x in factors.items()}
+    given = {"model": model.replace(trainable={**model.trainable, **moved}), "rounds": 1}
+    given |= {"privacy": privacy.example(1e-3, 0.0), "clients": toy.clients([8]), "batch_size": 8}
+    ours = [
+        running.run(algorithm, **given).params["layer.lora_b"] - moved["layer.lora_b"]
+        for algorithm in (
+            algorithms.ffa(optax.sgd(1.0)),
+            algorithms.rolora(optax.sgd(1.0)),
+            algorithms.lora_a2(optax.sgd(1.0), budget=9, rate_ratio=1.0),
+        )
+    ]
+    assert np.abs(ours[0]).max() > 1e-5
+    for other in ours[1:]:
+        assert_close(other, ours[0], atol=1e-7)
 
 
 def test_the_tuning_of_fedrep_is_refused():

@@ -112,6 +112,22 @@ def test_modules_and_steps_have_their_own_masks():
     np.testing.assert_array_equal(masks(None, train=False).logits, batch["x"])
 
 
+def test_what_is_trained_is_float32_in_a_module_of_bfloat16():
+    net = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    tops = nnx.Sequential(nnx.Linear(2, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(1)), net)
+    model = bind(
+        tops, head=("layers.1",), forward=lambda module, batch: Outputs(module(batch["x"]))
+    )
+    assert {x.dtype for x in model.trainable.values()} == {jnp.dtype("float32")}
+    assert {x.dtype for x in model.frozen.values()} == {jnp.dtype("bfloat16")}
+    gradient = jax.grad(
+        lambda own: jnp.sum(
+            model.apply(model.frozen, own, {"x": jnp.ones((4, 2))}, None, True).logits
+        )
+    )(dict(model.trainable))
+    assert {x.dtype for x in gradient.values()} == {jnp.dtype("float32")}
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2e-2)])
 def test_gelu_is_that_of_its_definition(dtype, tolerance):
     """By ``math.erfc`` in double precision; the derivative by differences."""
