@@ -445,6 +445,10 @@ def test_a_plain_loop_over_clients_keeps_the_states_of_optimizers_too(name):
 # -------------------------------------------------------------------------------- upload transforms
 
 
+AVERAGES = ("apfl", "ditto", "fedavg", "fedprox", "moon", "scaffold")
+"""Algorithms whose server takes the mean of the uploads as its model."""
+
+
 def test_changes_are_clipped_where_a_transform_fits(name):
     """Where the uploads of an algorithm are changes of the model."""
     engine = rig(name)
@@ -459,6 +463,9 @@ def test_changes_are_clipped_where_a_transform_fits(name):
     short = engine.run(engine.schedule.cohort(1), 1, (server, client_state, state))
     longest = 0.0 if name in ALONE else 1e-3
     assert_close(short.aggregation["largest_norm"], longest, rtol=1e-5)
+    if name in AVERAGES:  # so the server's model moves by no more
+        new, old = map(engine.algorithm.server.model, (short.server, engine.start()[0]))
+        assert 0 < tree.norm(jax.tree.map(np.subtract, new, old)) < 1e-3 * (1 + 1e-5)
     assert short.finite.all()
     assert all_finite(short[:2])
 

@@ -18,7 +18,7 @@ from fedjax_peft.tasks import classification
 from fedjax_peft.tasks.completions import completing
 from fedjax_peft.testing import tiny_dataset, tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lengths]
 
 STILL = {
     "num_hidden_layers": 2,

@@ -108,9 +108,13 @@ REFERENCES = {
 @pytest.mark.parametrize("name", REFERENCES)
 def test_a_compressor_equals_its_numpy_reference(name):
     transform, reference = REFERENCES[name]
-    update = change()
+    update, lost, size = change(), 0.0, 0.0
     for leaf, x in read(transform, update).items():
-        assert_close(x, reference(update[leaf]), rtol=2e-6, atol=1e-8)
+        wanted, original = reference(update[leaf]), np.asarray(update[leaf], np.float64)
+        assert_close(x, wanted, rtol=2e-6, atol=1e-8)
+        lost, size = lost + ((wanted - original) ** 2).sum(), size + (original**2).sum()
+    measured = encode(transform, update).measured
+    assert_close(measured, math.sqrt(lost / size), rtol=1e-5)
 
 
 def test_the_values_of_nf4_are_quantiles_of_a_normal_distribution():

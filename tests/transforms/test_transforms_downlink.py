@@ -16,6 +16,7 @@ import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
 from fedjax_peft.contracts import Encoded, Transform
 from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.schedules import scheduled
 from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import (
@@ -50,9 +51,13 @@ def test_clients_receive_the_start_plus_the_compressed_change():
 
 def test_a_client_that_learns_nothing_leaves_the_server_as_it_is():
     """Its upload is the template bit for bit, although it received something else."""
-    made = run([downlink(sign(error_feedback=False))], algorithm=algorithms.fedavg(optax.sgd(0.0)))
-    for name, x in MODEL.trainable.items():
-        np.testing.assert_array_equal(made.params[name], x)
+    rates = optax.piecewise_constant_schedule(0.3, {1: 0.0})  # the second round has none
+    given = {"algorithm": algorithms.fedavg(scheduled(optax.sgd(1.0), lambda t: rates(t - 1)))}
+    one, two = (run([downlink(sign(error_feedback=False))], n, **given) for n in (1, 2))
+    assert two.metrics[2]["downlink_error"] > 0.1
+    for name, x in one.params.items():
+        assert np.any(x != MODEL.trainable[name]) or name not in BITS
+        np.testing.assert_array_equal(two.params[name], x)
 
 
 # ------------------------------------------------------------------------------------- whole runs
