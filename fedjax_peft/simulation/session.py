@@ -259,10 +259,18 @@ def _digest_of(clients: Clients) -> str:
 
 
 def _facts_of(model: Model) -> tuple:
-    """Returns how a model was made, and the shapes of its trained leaves."""
+    """Returns how a model was made, and the shapes and sums of the leaves that it starts from.
+
+    The sums tell a run from one that starts elsewhere: from another seed of ``attach``, or from the
+    result of another run, also if that changed frozen leaves (``Model.wide``). They have four
+    digits, so that rounding, which depends on the processor, does not change them. A resumed run is
+    given the model of its start, and has the same sums.
+    """
     computing = ("attention", "remat", "scan_layers")  # these change no result
     recipe = {name: x for name, x in model.recipe.items() if name not in computing}
-    return model.name, recipe, model.method, model.kinds, model.trainable
+    start = {**model.trainable, **tree.select(model.frozen, sorted(model.wide))}
+    sums = {name: f"{np.asarray(x).sum(dtype=np.float64):.3e}" for name, x in start.items()}
+    return model.name, recipe, model.method, model.kinds, start, sums
 
 
 OVERFLOW = 1e-12

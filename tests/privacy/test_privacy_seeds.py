@@ -69,6 +69,13 @@ def salt(model=MODEL, algorithm=None, clients=CLIENTS, values=None, **options):
     return tuple(np.asarray(session.init(options.get("seed", 0), values).salt).tolist())
 
 
+def with_merged(model, factor):
+    """Returns a model after a run that merged something into a frozen leaf."""
+    name = max(model.frozen, key=lambda name: model.frozen[name].size)
+    frozen = {**model.frozen, name: factor * model.frozen[name]}
+    return model.replace(frozen=frozen, wide=frozenset({name}))
+
+
 def test_the_noise_depends_on_every_setting_and_on_nothing_else():
     wider = fp.attach(fp.testing.tiny_model(), fp.lora(rank=4))
     texts = fp.partition.iid(fp.testing.tiny_dataset(20), clients=5)
@@ -92,6 +99,9 @@ def test_the_noise_depends_on_every_setting_and_on_nothing_else():
         {"model": wider, "clients": texts},
         {"model": fp.attach(fp.testing.tiny_model(), fp.lora(rank=2)), "clients": texts},
         {"model": wider, "clients": texts, "client_ranks": (2, 4)},
+        {"model": fp.attach(fp.testing.tiny_model(), fp.lora(rank=4), seed=1), "clients": texts},
+        {"model": MODEL.replace(trainable={n: 1.01 * x for n, x in MODEL.trainable.items()})},
+        *({"model": with_merged(wider, x), "clients": texts} for x in (1.01, 1.02)),
     ]
     salts = [salt(**change) for change in changes]
     for (i, a), (j, b) in itertools.combinations(enumerate(salts), 2):
