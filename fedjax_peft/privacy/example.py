@@ -118,12 +118,7 @@ def example(
 
                 update = algorithm.client(context._replace(gradient=gradient))
                 result = update.step(state, batch, key)
-                if next(numbers) == 0:
-                    raise InputError(
-                        f"A local step of {algorithm.name!r} takes no gradient by"
-                        " context.gradient, so that example-level privacy protects nothing. Use"
-                        " it in place of jax.grad."
-                    )
+                _check_taken(algorithm, next(numbers))
                 return result
 
             return algorithm.client(context)._replace(step=step)
@@ -135,6 +130,26 @@ def example(
         return Guarantee(guarantees.example_epsilon(*settings, accountant=accountant), delta)
 
     return Privacy("example", "example", protect, guarantee, statements.example_in_words)
+
+
+def _check_taken(algorithm: Algorithm, taken: int) -> None:
+    """Raises InputError for a local step that escapes the mechanism, or its accounting.
+
+    Args:
+      taken: gradients in the program of a step. With several, a step may take fewer (of branches,
+        only one runs) or more (in a loop), so the number that an algorithm declares is believed.
+    """
+    if taken == 0:
+        raise InputError(
+            f"A local step of {algorithm.name!r} takes no gradient by context.gradient, so that"
+            " example-level privacy protects nothing. Use it in place of jax.grad."
+        )
+    if taken > 1 == algorithm.gradients_per_step:
+        raise InputError(
+            f"A local step of {algorithm.name!r} takes {taken} gradients by context.gradient, and"
+            " the ε of example-level privacy would count one. Set the algorithm's"
+            f" gradients_per_step to the most that a step takes of its batch, such as {taken}."
+        )
 
 
 def private_gradient(

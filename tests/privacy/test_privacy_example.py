@@ -350,5 +350,29 @@ def test_an_algorithm_that_takes_gradients_by_itself_is_refused():
         session.step(session.init(0))
 
 
+def test_a_step_with_several_gradients_says_so_and_pays_for_them():
+    plain = algorithms.fedavg(optax.sgd(0.1))
+
+    def client(context):
+        update = plain.client(context)
+
+        def step(state, batch, key):
+            return update.step(update.step(state, batch, key)[0], batch, key)
+
+        return update._replace(step=step)
+
+    def run(algorithm):
+        return running.run(algorithm, model=linear.model(), privacy=example(1.0, 2.0), **options)
+
+    options = {"rounds": 1, "lanes": 1, "local_steps": 1}
+    own = plain._replace(client=client)
+    with pytest.raises(InputError, match="takes 2 gradients"):
+        run(own)
+    event = accounting.gaussian_event(2.0, 2)
+    paid = accounting.epsilon(event, DELTA, neighbours="replace_special")
+    row = run(own._replace(gradients_per_step=2)).metrics[-1]
+    assert row["epsilon"] == approx(paid, rel=1e-6)
+
+
 def test_without_noise_there_is_no_guarantee():
     assert example(1.0, 0.0).guarantee(FACTS, 1).epsilon == math.inf
