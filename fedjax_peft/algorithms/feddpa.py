@@ -50,6 +50,13 @@ _EXAMPLES = 5
 """Training examples that a text is compared with."""
 
 
+_REMEMBERS = (
+    "With FedDPA-T, a client keeps the mean of hidden states of training examples, which is no"
+    " gradient and gets no noise. Use an algorithm that learns personal leaves by gradients alone,"
+    " such as fedalt or ditto, or client-level privacy."
+)
+
+
 class State(NamedTuple):
     """A client during its local steps."""
 
@@ -97,7 +104,9 @@ def feddpa_t(
 
         return c.ClientUpdate(_begin(optimizer, optimizer), step, _end)
 
-    return _algorithm("feddpa_t", client, aggregator, head, weights)._replace(gradients_per_step=2)
+    return _algorithm("feddpa_t", client, aggregator, head, weights)._replace(
+        gradients_per_step=2, incompatible={c.Feature.EXAMPLE_PRIVACY: _REMEMBERS}
+    )
 
 
 @checked

@@ -34,7 +34,7 @@ REFUSED = {
     ),
     Feature.CLIENT_RANKS: ("fedavg_lora_fair", "fedex", "fedmomentum", "hilora"),
     Feature.CLIENT_PRIVACY: (*RELAYED, *SINGLE, "fra_ffa_plateau", "hilora"),
-    Feature.EXAMPLE_PRIVACY: ("feddpa_f", "fedmcp", "fra_ffa_plateau"),
+    Feature.EXAMPLE_PRIVACY: ("feddpa_f", "feddpa_t", "fedmcp", "fra_ffa_plateau"),
     Feature.ATTACKS: ("local",),
     Feature.ASYNCHRONY: (
         *(*RELAYED, *PRODUCTS, *STAGED, *TURNS, "fedalt", "fedavg_geometric_median_product"),

@@ -36,6 +36,7 @@ QUICK = ("fedavg", "fedavg_fra", "scaffold")
 """Algorithms that are traced with every mechanism."""
 REFUSED = {
     "feddpa_f": "after the last round",
+    "feddpa_t": "hidden states of training examples",
     "fedmcp": "couples the examples of a batch",
     "fra_ffa_plateau": "training losses",
 }
