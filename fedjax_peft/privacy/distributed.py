@@ -18,9 +18,11 @@ are public. The scale is that of the paper's section 4: m holds ±4 standard dev
 **Noise.** σ = z Δ / √n', and at least the value for which the divergence between a sum of discrete
 Gaussians and one discrete Gaussian, τ d with τ = 10 Σ_{k<n} exp(-2π²σ² k/(k+1)), is below 1e-10. So
 z is the noise multiplier relative to the sensitivity *after rounding*: few bits cost noise and
-never privacy. Discrete Gaussians are drawn by rejection from discrete Laplace numbers (Canonne,
-Kamath and Steinke 2020, Algorithm 3) with float32 uniforms, which makes probabilities right to
-about 1e-7: right for a simulation; a deployment needs exact integer arithmetic and a secret seed.
+never privacy. Too few are refused: m must hold ±3 standard deviations of the noise of the sum, with
+what rounding adds to it. Discrete Gaussians are drawn by rejection from discrete Laplace numbers
+(Canonne, Kamath and Steinke 2020, Algorithm 3) with float32 uniforms, which makes probabilities
+right to about 1e-7: right for a simulation; a deployment needs exact integer arithmetic and a
+secret seed.
 
 **Guarantee.** Neighbours are federations in which one client sends zeros instead (zero-out). A
 round has the Rényi divergence α/(2z²) + 1e-10 at most (the paper's Proposition 14), composed over
@@ -51,7 +53,7 @@ from fedjax_peft.contracts.algorithm import Algorithm
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Key, PyTree
-from fedjax_peft.numerics.hyperparameters import remembered
+from fedjax_peft.numerics.hyperparameters import is_traced, remembered
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.privacy import lifted as lifting
@@ -69,6 +71,11 @@ from fedjax_peft.support.errors import InputError
 
 _DEVIATIONS = 4
 """Standard deviations of the sum that fit into half of the modulus."""
+_FEWEST = 3
+"""Standard deviations of the noise, with what rounding adds to it, that must fit. Sums that wrap
+around lose a part of their mean: 5 % with 3, 97 % with 1."""
+_MOST_BITS = 24
+"""The largest b."""
 _BETA = math.exp(-0.5)
 """β: a rounding is repeated with this probability at most."""
 _SLACK = 1e-10
@@ -100,12 +107,13 @@ def distributed(
 
     Raises:
       InputError: an option out of its range; on use, rounds of a random number of clients, too few
-        bits for the number of clients, or an algorithm that ``central`` refuses too.
+        bits for the noise of so many clients and entries, or an algorithm that ``central`` refuses
+        too.
     """
     positive(clip=clip, noise_multiplier=noise_multiplier)
     fraction(dropouts=dropouts)
     check_delta(delta)
-    check_count("distributed", "bits", bits, 4, 24)
+    check_count("distributed", "bits", bits, 4, _MOST_BITS)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
         check_sizes_are_not_used(federation)
@@ -164,24 +172,39 @@ def grid(
     """Returns the grid for a vector of ``entries`` padded entries; see the head of this file.
 
     Raises:
-      InputError: ``bits`` are too few for the smallest noise of so many clients.
+      InputError: the noise of the sum does not fit into ``bits``. Of run-time values, which are not
+        known inside a program, the smallest noise must fit.
     """
-    n, d = clients, entries
+    cohort = _Cohort(clip, noise_multiplier, bits, clients, least)
+    found = _grid(cohort, entries)
+    if found is None:
+        more = range(bits + 1, _MOST_BITS + 1)
+        enough = [b for b in more if _grid(cohort._replace(bits=b), entries) is not None]
+        advice = f"use bits = {enough[0]} or more" if enough else "use a smaller noise_multiplier"
+        raise InputError(
+            f"bits = {bits} of distributed are too few for the noise of {clients} clients on"
+            f" {entries:,} entries, which would wrap around the modulus: {advice}."
+        )
+    return found
+
+
+def _grid(cohort: _Cohort, entries: int) -> Grid | None:
+    """Returns the grid of a cohort, None if the noise of the sum does not fit into the modulus."""
+    clip, noise_multiplier, bits, n, least = cohort
+    d = entries
     smallest = math.sqrt(math.log(10 * max(n, 2) * d / _SLACK)) / math.pi
     room = 2**bits / (2 * _DEVIATIONS)
     if room < 2 * math.sqrt(n) * smallest:
-        most = math.ceil(math.log2(4 * _DEVIATIONS * math.sqrt(n) * smallest))
-        raise InputError(
-            f"bits = {bits} of distributed are too few for the noise of {n} clients: use"
-            f" bits = {most} or more."
-        )
-    spread = jnp.sqrt(clip**2 * n**2 / d + n * (noise_multiplier * clip) ** 2 / least)
-    scale = math.sqrt(room**2 - n / 4) / spread
-    c = clip * scale
-    square = c**2 + d / 4 + math.sqrt(2 * math.log(1 / _BETA)) * (c + math.sqrt(d) / 2)
-    longest = jnp.minimum(jnp.sqrt(square), c + math.sqrt(d))
-    deviation = jnp.maximum(noise_multiplier * longest / math.sqrt(least), smallest)
-    return Grid(scale, longest, deviation)
+        return None
+    with jax.ensure_compile_time_eval():  # known numbers stay known inside a program
+        spread = jnp.sqrt(clip**2 * n**2 / d + n * (noise_multiplier * clip) ** 2 / least)
+        scale = math.sqrt(room**2 - n / 4) / spread
+        c = clip * scale
+        square = c**2 + d / 4 + math.sqrt(2 * math.log(1 / _BETA)) * (c + math.sqrt(d) / 2)
+        longest = jnp.minimum(jnp.sqrt(square), c + math.sqrt(d))
+        deviation = jnp.maximum(noise_multiplier * longest / math.sqrt(least), smallest)
+    fits = is_traced(deviation) or 2**bits / 2 >= _FEWEST * math.sqrt(n) * float(deviation)
+    return Grid(scale, longest, deviation) if fits else None
 
 
 def _shared_noise(base: Aggregator, cohort: _Cohort) -> Aggregator:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import dp_accounting
 import jax
@@ -192,6 +193,22 @@ def test_the_grid_is_that_of_the_paper(bits, n, d, z):
     shares = np.arange(1, n)
     tau = 10 * np.sum(np.exp(-2 * np.pi**2 * float(own.deviation) ** 2 * shares / (shares + 1)))
     assert tau * d <= 1e-10
+
+
+@pytest.mark.parametrize("d", [2**10, 2**16, 2**22])
+@pytest.mark.parametrize(("n", "z"), [(10, 1.0), (100, 4.0)])
+def test_the_noise_of_a_sum_fits_into_the_modulus(n, z, d):
+    """Otherwise the sum wraps around. The error names the fewest bits with which it fits."""
+
+    def inside(bits):
+        return jax.jit(lambda: grid(1.0, z, bits, n, n, d))()
+
+    with pytest.raises(InputError, match=r"use bits = \d+ or more") as refused:
+        inside(6)
+    bits = int(re.search(r"bits = (\d+) or more", str(refused.value))[1])
+    assert 2 ** (bits - 1) >= 3 * math.sqrt(n) * inside(bits).deviation
+    with pytest.raises(InputError, match=f"use bits = {bits} or more"):
+        inside(bits - 1)
 
 
 # ----------------------------------------------------------------------------- a round of shares
@@ -397,5 +414,5 @@ def test_a_sampling_that_does_not_fit_is_refused(make, sampling, words):
 def test_too_few_bits_are_refused():
     sent, template, fixed = uploads()
     private = protected(distributed(0.5, 2.0, bits=5), aggregators.mean())
-    with pytest.raises(InputError, match="use bits = 6 or more"):
+    with pytest.raises(InputError, match="use bits = 7 or more"):
         combined(private, sent, template, fixed)
