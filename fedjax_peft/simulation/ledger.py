@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -13,6 +13,10 @@ from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.summation import lifted_shapes
 from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
 from fedjax_peft.transforms.packing import is_wire, wires_of
+
+_Part: TypeAlias = tuple[PyTree, PyTree]
+"""Shapes of leaves that travel, and the :class:`fedjax_peft.contracts.Wire` of each, or one for all
+of them together."""
 
 
 class Ledger:
@@ -36,8 +40,8 @@ class Ledger:
       (``ServerUpdate.frozen_delta``). Before any upload is passed on, it fetches the initial
       leaves. It never fetches leaves that it draws itself (``Traffic.redrawn_leaves``).
 
-    Of a LoRA leaf, only the share of the client's own rank is counted. An upload transform replaces
-    the sizes of uploads (``Transform.wire``), and clients also fetch what the transform
+    Of a LoRA leaf, only the entries of the client's own rank are counted. An upload transform
+    replaces the sizes of uploads (``Transform.wire``), and clients also fetch what the transform
     broadcasts. It may also replace the sizes of the broadcast (``Transform.down_wire``).
     """
 
@@ -55,20 +59,23 @@ class Ledger:
         Args:
           server: the server's state, or its shapes.
         """
-        upload, received = _upload_sizes(algorithm, server, transform)
+        sent, received = _uploaded(algorithm, server, transform)
+        lifted = {}
         if algorithm.aggregator.wire_bytes is not None:
-            upload = {_LIFTED: _lifted_bytes(algorithm, server, model.trainable)}
+            lifted = {_LIFTED: _lifted_bytes(algorithm, server, model.trainable)}
         leaves = jax.eval_shape(algorithm.server.broadcast, server)
         if algorithm.traffic.received_part is not None:
             leaves = jax.eval_shape(algorithm.traffic.received_part, leaves)
+        down = wires_of(leaves)
         if transform is not None and transform.down_wire is not None:
-            leaves = transform.down_wire(leaves, wires_of(leaves))
-        broadcast = _sizes(leaves) | received
+            down = transform.down_wire(leaves, down)
+        of_rank: dict[int | None, tuple[dict, dict]] = {}
+        for rank in {None, *(ranks or ())}:
+            shares = {} if rank is None else owned_shares(model.trainable, rank)
+            upload = lifted or _sizes(sent, shares)
+            of_rank[rank] = (upload, _sizes([(leaves, down)], shares) | received)
+        upload, broadcast = of_rank[None]
         self._whole = upload
-        of_rank: dict[int | None, tuple[dict, dict]] = {None: (upload, broadcast)}
-        for rank in set(ranks or ()):
-            shares = owned_shares(model.trainable, rank)
-            of_rank[rank] = (_owned(upload, shares), _owned(broadcast, shares))
         self._of_client = [of_rank[rank] for rank in cycle_ranks(ranks or [None], clients)]
         self._start = {}
         # If no leaf is shared, clients and server exchange nothing.
@@ -153,37 +160,50 @@ class Ledger:
             self._passed_on[row["round"]] = sum(upload[n] for upload in uploads for n in sent)
 
 
-def _sizes(shapes: PyTree) -> dict[str, int]:
+def _sizes(parts: Sequence[_Part], shares: Mapping[str, Any]) -> dict[str, int]:
     """Returns leaf name (last dict key) -> bytes; leaves of the same name are added up.
 
     Args:
-      shapes: of arrays, or the :class:`fedjax_peft.contracts.Wire` of each leaf.
+      shares: leaf name -> the share that a client owns. No more entries of the leaf travel: where a
+        transform chooses some of all entries, those that the client does not own are zeros.
     """
+
+    def owned(path: Sequence[Any], leaf: Any) -> int:
+        return round(leaf.size * shares.get(_name(path), 1))
+
     sizes: dict[str, int] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes, is_leaf=is_wire):
-        keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-        name = str(keys[-1]) if keys else ""
-        sizes[name] = sizes.get(name, 0) + (leaf.nbytes if is_wire(leaf) else tree.nbytes(leaf))
+    for leaves, wires in parts:
+        most = jax.tree.leaves(jax.tree_util.tree_map_with_path(owned, leaves))
+        most = [sum(most)] if is_wire(wires) else most
+        named = jax.tree_util.tree_leaves_with_path(wires, is_leaf=is_wire)
+        for (path, wire), entries in zip(named, most, strict=True):
+            own = wire._replace(entries=min(wire.entries, entries))
+            sizes[_name(path)] = sizes.get(_name(path), 0) + own.nbytes
     return sizes
 
 
-def _upload_sizes(
+def _name(path: Sequence[Any]) -> str:
+    """Returns the last dict key of a path, or an empty string."""
+    keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return str(keys[-1]) if keys else ""
+
+
+def _uploaded(
     algorithm: Algorithm, server: PyTree, transform: Transform | None
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns leaf name -> bytes of an upload, and the same of the transform's broadcast."""
+) -> tuple[list[_Part], dict[str, int]]:
+    """Returns the parts of an upload, and name -> bytes of the transform's broadcast."""
     template = jax.eval_shape(algorithm.server.unchanged, server)
     if transform is None:
-        return _sizes(template), {}
+        return [(template, wires_of(template))], {}
     change = algorithm.change_part(template)
-    sizes = _sizes(change)
+    wires = wires_of(change)
     if transform.wire is not None:
-        sizes = _sizes(transform.wire(change, wires_of(change)))
+        wires = transform.wire(change, wires)
     field = algorithm.traffic.change_field
     rest = {} if field is None else {n: x for n, x in template.items() if n != field}
-    others = _sizes(rest)
-    upload = {n: sizes.get(n, 0) + others.get(n, 0) for n in {**sizes, **others}}
     received = jax.eval_shape(lambda x: transform.broadcast(transform.init(x)), change)
-    return upload, {_RECEIVED: tree.nbytes(received)} if tree.nbytes(received) else {}
+    fetched = {_RECEIVED: tree.nbytes(received)} if tree.nbytes(received) else {}
+    return [(change, wires), (rest, wires_of(rest))], fetched
 
 
 def _lifted_bytes(algorithm: Algorithm, server: PyTree, leaves: Params) -> int:
@@ -199,7 +219,3 @@ _LIFTED = "lifted upload"
 
 _RECEIVED = "upload transform"
 """The name under which the ledger counts the broadcast of an upload transform."""
-
-
-def _owned(sizes: Mapping[str, int], shares: Mapping[str, Any]) -> dict[str, int]:
-    return {name: round(size * shares.get(name, 1)) for name, size in sizes.items()}

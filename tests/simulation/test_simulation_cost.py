@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_config import small
 
-from fedjax_peft import InputError, TimeModel, algorithms, lora, tree
+from fedjax_peft import InputError, TimeModel, algorithms, lora, transforms, tree
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.config import config
 from fedjax_peft.contracts import Roles, Traffic
@@ -39,11 +39,11 @@ TOY_ADAPTER = A + B
 SVD = Method("lora", {}, lambda *_: None, start_shapes_frozen=True)
 
 
-def ledger(algorithm, model=None, *, clients=4, ranks=None):
+def ledger(algorithm, model=None, *, clients=4, ranks=None, transform=None):
     model = model or toy.model()
     names = assign_roles(model.kinds, algorithm.roles)
     server = algorithm.server.init(tree.select(model.trainable, names["shared"]))
-    return Ledger(model, algorithm, server, clients, ranks)
+    return Ledger(model, algorithm, server, clients, ranks, transform)
 
 
 def moved(algorithm, model):
@@ -83,6 +83,22 @@ def test_bytes_equal_the_size_of_the_sent_leaves():
     one = ledger(plain._replace(server=down), ranks=[1, 2])
     assert (one.up(0), one.down(0)) == (B // 2, TOY_ADAPTER + 2 * TOY_HEAD + 3)
     assert (one.up(3), one.down(3)) == (B, 2 * (TOY_ADAPTER + TOY_HEAD) + 3)
+
+
+@pytest.mark.parametrize(
+    ("transform", "extra"),
+    [
+        (transforms.top_directions(1, error_feedback=False), 1),  # an index
+        (transforms.top_k(0.8, across_leaves=True, error_feedback=False), 3),  # a bitmap
+    ],
+)
+def test_what_a_transform_sends_may_be_all_that_a_client_owns(transform, extra):
+    algorithm = fedavg(SGD, head="frozen")
+    one = ledger(algorithm, ranks=[1, 2], transform=transform)
+    assert one.up(0) == TOY_ADAPTER // 2 + extra
+    assert one.up(1) == ledger(algorithm, transform=transform).up(0) >= one.up(0)
+    one = ledger(algorithm, ranks=[1, 2], transform=transforms.downlink(transform))
+    assert one.down(0) == TOY_ADAPTER // 2 + extra
 
 
 def test_a_client_downloads_the_changes_since_its_last_round():
