@@ -122,7 +122,7 @@ def distributed(
                 "The clients of a round share the noise of 'distributed', so their number must be"
                 " known, and sampling='poisson' draws it. Use sampling='uniform'."
             )
-        least = math.ceil((1 - dropouts) * federation.per_round)
+        least = senders(dropouts, federation.per_round)
         shape = _Cohort(clip, noise_multiplier, bits, federation.per_round, least)
         return protected(algorithm, _shared_noise(summing(algorithm), shape))
 
@@ -141,6 +141,12 @@ def distributed(
         )
 
     return Privacy("distributed", "client", protect, guarantee, statement)
+
+
+def senders(dropouts: float, clients: int) -> int:
+    """Returns how many of a round's clients must send if a share of them may be missing."""
+    # The product may lie above a whole number by rounding: 0.3 of 10 clients are 3, and not 4.
+    return max(math.ceil((1 - dropouts) * clients - 1e-9), 1)
 
 
 class _Cohort(NamedTuple):

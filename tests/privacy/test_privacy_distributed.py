@@ -28,6 +28,7 @@ from fedjax_peft.privacy.distributed import (
     grid,
     hadamard,
     rounded,
+    senders,
 )
 from fedjax_peft.privacy.local import local
 
@@ -209,6 +210,12 @@ def test_the_noise_of_a_sum_fits_into_the_modulus(n, z, d):
     assert 2 ** (bits - 1) >= 3 * math.sqrt(n) * inside(bits).deviation
     with pytest.raises(InputError, match=f"use bits = {bits} or more"):
         inside(bits - 1)
+
+
+@pytest.mark.parametrize("clients", [1, 5, 10, 25, 40, 100, 1000])
+def test_the_clients_that_must_send_are_counted_without_rounding(clients):
+    for percent in range(100):
+        assert senders(percent / 100, clients) == clients - percent * clients // 100
 
 
 # ----------------------------------------------------------------------------- a round of shares
