@@ -341,10 +341,11 @@ class Session:
           whose upload was not finite, whose model is not valid.
 
         Raises:
-          InputError: the algorithm does not say which model an upload describes.
+          InputError: the algorithm does not say which model an upload describes, or a transform
+            compresses the broadcast.
         """
         state.check_alive()
-        check_local_models(self.setup.algorithm, state.server)
+        check_local_models(self.setup, state.server)
         state = state._replace(history=grown(state.history, plan.fetched))
         program = self.program(plan, int(state.seed), "uploads", places_of(state.history))
         result = program(state, plan, int(state.round_index) + 1)

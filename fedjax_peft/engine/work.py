@@ -37,8 +37,15 @@ def at_work(setup: Setup, work: Work) -> Setup:
     return setup._replace(algorithm=algorithm, stages=Stages(), transform=None, diagnosis=None)
 
 
-def check_local_models(algorithm: Algorithm, server: PyTree) -> None:
-    """Raises InputError for an algorithm that does not say which model an upload describes."""
+def check_local_models(setup: Setup, server: PyTree) -> None:
+    """Raises InputError if it is not known which models clients have before the aggregation."""
+    algorithm, transform = setup.algorithm, setup.transform
+    if transform is not None and transform.receive is not None:
+        raise InputError(
+            f"The upload transform {transform.name!r} compresses what the server broadcasts, and"
+            " the clients' models before the aggregation would be trained from leaves that no"
+            ' client receives. Leave diagnostics=["local"], or the compressed broadcast, out.'
+        )
     rules = algorithm.server
     forms = [jax.eval_shape(form, server) for form in (rules.broadcast, rules.unchanged)]
     if algorithm.local_model is None and forms[0] != forms[1]:

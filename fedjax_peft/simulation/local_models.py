@@ -11,6 +11,7 @@ from fedjax_peft.engine.evaluator import figures
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
+from fedjax_peft.engine.work import check_local_models
 from fedjax_peft.simulation.evaluation import worst
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.rows import Row, finite_or_none
@@ -20,12 +21,13 @@ from fedjax_peft.support.errors import InputError
 class LocalTest:
     """The test of every participant's model before the aggregation, on the global test set."""
 
-    def __init__(self, session: Session, test: Dataset | None, batch_size: int):
-        """Takes the parts of a run.
+    def __init__(self, session: Session, state: State, test: Dataset | None, batch_size: int):
+        """Takes the parts of a run, and its state before the first round.
 
         Raises:
-          InputError: there is no test set.
+          InputError: there is no test set, or the clients' models are not known.
         """
+        check_local_models(session.setup, state.server)
         if test is None:
             raise InputError('diagnostics=["local"] needs a test set: give test=...')
         self._session, self._test, self._batch_size = session, test, batch_size

@@ -210,7 +210,7 @@ def _parts(
     evaluation, wrapping = given.evaluation, (given.privacy, given.attack)
     local = None
     if "local" in evaluation.diagnostics:
-        local = LocalTest(session, given.test, evaluation.batch_size)
+        local = LocalTest(session, state, given.test, evaluation.batch_size)
     return {
         "session": session,
         "model": given.model,

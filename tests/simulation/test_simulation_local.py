@@ -11,7 +11,7 @@ from closeness import approx
 from options import session_options
 from running import rows
 
-from fedjax_peft import InputError, aggregators, algorithms, session
+from fedjax_peft import InputError, aggregators, algorithms, session, transforms
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +117,15 @@ def test_uploads_of_another_form_need_a_local_model():
     plain = algorithms.fednova(SGD)
     with pytest.raises(InputError, match="local_model"):
         run(plain._replace(local_model=None), rounds=1)
+
+
+@pytest.mark.parametrize(
+    "given", [transforms.flasc(1.0, 0.5), transforms.downlink(transforms.int8())]
+)
+def test_a_compressed_broadcast_is_refused(given):
+    """Clients train from what they receive, and not from the server's own leaves."""
+    with pytest.raises(InputError, match=f"{given.name}.*diagnostics"):
+        run(transforms=given, rounds=1)
 
 
 def test_all_algorithms_say_what_their_local_model_is():
