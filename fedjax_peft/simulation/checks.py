@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_peft import algorithms, tasks
-from fedjax_peft.contracts import Algorithm, Feature, Task, Transform, check_compatible
+from fedjax_peft.contracts import Algorithm, Feature, Params, Task, Transform, check_compatible
 from fedjax_peft.contracts.dual_modes import mode
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.schedule import Range, Sampling, Schedule
@@ -18,6 +18,7 @@ from fedjax_peft.support.errors import InputError, check_known, nearest, users_l
 from fedjax_peft.support.memory import require
 from fedjax_peft.support.nested import Watched
 from fedjax_peft.transforms import chain
+from fedjax_peft.transforms.compressing import feeds_back
 
 _ZERO = "a whole number from 0 up"
 _MOST = {"rounds": 1_000_000, "seed": 2**63 - 1}
@@ -214,6 +215,25 @@ def check_transforms(
         features[Feature.DOWNLINK] = f"{what}, which compresses what the server broadcasts"
     check_compatible(algorithm, features)
     return transform
+
+
+def warn_of_feedback(transform: Transform | None, algorithm: Algorithm, shared: Params) -> None:
+    """Warns of error feedback over an aggregator that factors LoRA's products anew."""
+    if transform is None or not algorithm.aggregator.refactors:
+        return
+
+    def memory(shared: Params) -> Any:
+        template = algorithm.server.unchanged(algorithm.server.init(shared))
+        return transform.memory(algorithm.change_part(template))
+
+    if feeds_back(jax.eval_shape(memory, shared)):
+        warnings.warn(
+            f"The aggregator {algorithm.aggregator.name!r} factors LoRA's products anew: A and B"
+            " have another basis in every round, in which the losses that error feedback adds to"
+            " the next change mean something else. Give error_feedback=False to"
+            f" {transform.name!r}, or average A and B.",
+            stacklevel=users_level(),
+        )
 
 
 def joined_transform(transforms: Transform | Sequence[Transform] | None) -> Transform | None:

@@ -129,6 +129,7 @@ def session(
     transform = checks.check_transforms(uploads, chosen)
     names = assign_roles(model.kinds, chosen.roles)
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
+    checks.warn_of_feedback(transform, chosen, shared)
     if asynchronous is not None:
         asynchrony.check_transform_state(transform, chosen, shared)
     checks.check_memory(schedule)

@@ -73,6 +73,10 @@ def error_feedback(transform: Transform) -> Transform:
     (Seide et al. 2014; Karimireddy et al. 2019). The sum of what is sent is the sum of the changes
     minus the last memory. A client that does not take part keeps its memory.
 
+    The memory is a change of A and B entry by entry. After an aggregator that factors LoRA's
+    products anew, such as FRA, the factors have another basis, in which the memory means something
+    else; a session warns of it.
+
     Args:
       transform: a compressor, or a :func:`fedjax_peft.transforms.chain` of compressors.
 
@@ -96,6 +100,12 @@ def error_feedback(transform: Transform) -> Transform:
         return {"lost": zeros, "own": transform.memory(template)}
 
     return transform._replace(client=client, memory=memory)
+
+
+def feeds_back(memory: PyTree) -> bool:
+    """Returns whether a memory, of a transform or of a chain, has that of error feedback in it."""
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(memory))
+    return any(jax.tree_util.DictKey("lost") in path for path in paths)
 
 
 def keys_of(key: Key, update: PyTree) -> PyTree:

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import jax
@@ -71,6 +72,8 @@ def compiled(session):
     return program._compiled
 
 
+# FRA gives up the basis of what error feedback keeps; here a memory has to be somewhere.
+warnings.filterwarnings("ignore", "The aggregator 'fra' factors LoRA's products anew")
 FEEDBACK = [fp.transforms.clip_norm(0.2), fp.transforms.top_k(0.5, error_feedback=True)]
 FRA = fp.algorithms.fedavg(optax.sgd(0.05), aggregator=fp.aggregators.fra())
 ALGORITHMS = {  # the algorithm, options of the session, options of the evaluation

@@ -9,7 +9,7 @@ import toy
 from options import run_options
 from toy_transforms import compressors, example, upload
 
-from fedjax_peft import aggregators, algorithms, transforms
+from fedjax_peft import aggregators, algorithms, session, transforms
 from fedjax_peft.engine.uploads import encoder
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import assign_roles
@@ -96,12 +96,24 @@ def test_a_transform_encodes_uploads_or_is_refused_with_a_reason(kind, name):
         assert small < plain or small == plain == 0
 
 
+def test_error_feedback_over_factors_of_a_new_basis_is_warned_of():
+    def begin(name, **options):
+        given = [example("clip_norm"), example("top_k", **options)]
+        session(MODEL, ALGORITHMS[name], toy.clients([7, 4]), transforms=given)
+
+    with pytest.warns(UserWarning, match="Give error_feedback=False to 'clip_norm, top_k'"):
+        begin("fra")
+    begin("fra", error_feedback=False)  # a warning is an error in tests
+    begin("fedavg")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fra", "rolora", "scaffold", "ditto"])
 @pytest.mark.sample("fra")
 def test_rounds_with_compressors_run_in_algorithms_of_all_kinds(kind):
     """One program: a chain of compressors, with the downlink where it is allowed."""
-    given = [example(name) for name in ("top_directions", "top_k", "quantize")]
+    feedback = {"error_feedback": False} if kind == "fra" else {}
+    given = [example(name, **feedback) for name in ("top_directions", "top_k", "quantize")]
     if kind != "scaffold":
         given.insert(0, downlink(example("int8")))
     options = {"rounds": 3, "lanes": 2, "batch_size": 4, "eval_every": 9}

@@ -98,7 +98,8 @@ def test_the_server_adds_what_was_learned_from_what_was_received():
 def test_both_engines_lanes_and_resume_agree(tmp_path, aggregator):
     """With all features: broadcasts, memory and state of the server, noise, and bytes."""
     plain = aggregator == "mean"  # feedback's noise is on the sum, which FRA truncates
-    given = [downlink(quantize(4)), feedback() if plain else clip_norm(0.2), top_k(0.5)]
+    given = [downlink(quantize(4)), feedback() if plain else clip_norm(0.2)]
+    given.append(top_k(0.5, error_feedback=plain))
     bound = linear.model() if plain else MODEL
     algorithm = algorithms.fedavg(optax.sgd(0.1), aggregator=getattr(aggregators, aggregator)())
     simulated = functools.partial(run, given, model=bound, algorithm=algorithm)
