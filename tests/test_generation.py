@@ -1,8 +1,6 @@
 """``fp.generate`` and likelihoods, beside torch ``transformers``."""
 
 import functools
-import gc
-import weakref
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
 from fedjax_peft.contracts import Sampling
-from fedjax_peft.engine.compilation import programs
 from fedjax_peft.models import generation
 from fedjax_peft.models.generation import complete, end_tokens, generate, likelihoods
 from fedjax_peft.testing import write_tiny_language_model
@@ -80,22 +77,6 @@ def test_lengths_share_programs(model):
         rows = [np.arange(n) + 10 for n in lengths]
         complete(model, model.trainable, rows, how, batch_size=2)
     assert run._cache_size() == 2
-
-
-@pytest.mark.exhaustive  # caches of stacked blocks have their tests in test_models_cache.py
-def test_scanned_layers_generate_the_same(tmp_path):
-    path = write_tiny_language_model(tmp_path, initializer_range=0.5)
-    model, scanned = (
-        fp.load_model(path, head=fp.heads.causal_lm(), scan_layers=scan) for scan in (False, True)
-    )
-    rows, how = [np.arange(3) + 10, np.arange(5) + 30], Sampling(10)
-    expected = complete(model, model.trainable, rows, how, batch_size=2)
-    got = complete(scanned, scanned.trainable, rows, how, batch_size=2)
-    np.testing.assert_array_equal(got, expected)
-    (compiled,) = map(weakref.ref, programs.of(scanned.apply))
-    del scanned
-    gc.collect()
-    assert compiled() is None, "dropped with the model"
 
 
 def test_likelihoods_are_those_of_transformers(model, reference):

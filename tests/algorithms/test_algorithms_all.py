@@ -680,10 +680,3 @@ def test_attacks_of_every_place_that_fits_run_together(name):
     place = NAMES.index(name)
     on_uploads = (UPLOADS[place % 3], COHORTS[place // 3 % 3]) if attacked(name) else ()
     run_attacked(name, "label_flip", *on_uploads)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_every_attack_runs_alone(name, attack):
-    if attacked(name):
-        run_attacked(name, attack)

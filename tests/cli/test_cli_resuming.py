@@ -1,11 +1,9 @@
 """``fedjax-peft resume`` continues an interrupted run; its overrides need not be repeated."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from tiny_project import rows
 
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
@@ -149,12 +147,3 @@ def test_the_config_of_a_run_without_rows_continues_it(single, tmp_path, runs, m
     (tmp_path / "here" / "metrics.jsonl").unlink()
     assert cli.main(["run", "here/config.toml", "--resume"]) == 0
     assert runs.calls[-1][1] == Path("here")
-
-
-@pytest.mark.exhaustive  # test_simulation_origin and test_cli_sweep resume runs of configs too
-def test_a_run_is_resumed_from_its_directory_alone(finished, single, tmp_path):
-    out, moved = tmp_path / "run", tmp_path / "moved"
-    assert cli.main(["run", single, "rounds=1", "--out", str(out), "-q"]) == 0
-    shutil.move(out, moved)
-    assert cli.main(["resume", str(moved), "rounds=2", "-q"]) == 0
-    assert rows(moved) == rows(finished)

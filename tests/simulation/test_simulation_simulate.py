@@ -97,17 +97,6 @@ def test_the_same_seed_gives_the_same_rows_to_the_bit(finished):
     assert all(a != b for a, b in zip(*losses, strict=True))
 
 
-@pytest.mark.exhaustive  # those of richer runs: test_simulation_combined
-def test_lanes_do_not_change_the_metrics(finished):
-    one, many = run("mean", lanes=1), finished("mean")[0]
-    assert {row["lanes"] for row in many.metrics[1:]} == {3}
-    packing = ("lanes", "slot_utilisation", "layers", "headline", "headline_better")
-    for a, b in zip(rows(one, *packing), rows(many, *packing), strict=True):
-        assert a.keys() == b.keys()
-        for name, value in a.items():
-            assert b[name] == approx(value, abs=1e-5, rel=1e-5), (a["round"], name)
-
-
 def tiny_bert(dtype):
     shape = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16}
     model = random_model({**TINY_BERT, **shape}, head=classification(4), dtype=dtype)
