@@ -1,4 +1,4 @@
-"""The smallest config, for tests that add or change keys; nothing of it is loaded."""
+"""The smallest config, for tests that add or change keys; its model and data are only names."""
 
 from typing import Any
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from processes import free_port, run_together
 from shallow import shallow_encoder  # noqa: F401
+from small_config import small
 
 from fedjax_peft import testing
 from fedjax_peft.cli.main import main
@@ -19,16 +21,6 @@ from fedjax_peft.simulation.rows import read_metrics
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "cluster"
-CONFIG = """
-rounds = 1
-clients_per_round = 2
-local_steps = 2
-model.name = "{root}/model"
-data = {{name = "{root}/data", max_length = 16}}
-partition = {{name = "iid", clients = 4}}
-peft = {{name = "lora", rank = 2}}
-optimizer.learning_rate = 3e-3
-"""
 SRUN = """#!/bin/bash
 export SLURM_JOB_ID=$JOB SLURM_STEP_NODELIST=localhost SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=1
 SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
@@ -51,7 +43,14 @@ def project(tmp_path_factory):
     root = tmp_path_factory.mktemp("project")
     testing.write_tiny_checkpoint(root / "model")
     testing.write_tiny_texts(root / "data", train=24, test=8)
-    (root / "config.toml").write_text(CONFIG.format(root=root))
+    config = small(
+        clients_per_round=2,
+        local_steps=2,
+        model={"name": str(root / "model")},
+        data={"name": str(root / "data"), "max_length": 16},
+        peft={"rank": 2},
+    )
+    (root / "config.toml").write_text(tomli_w.dumps(config))
     programs = {
         "bin/srun": SRUN,
         "words/srun": WORDS,

@@ -35,6 +35,13 @@ KINDS = {
 }
 SHARED = ("head.bias", "head.kernel", "layer.lora_a", "layer.lora_b")
 HEAD, ADAPTER = SHARED[:2], SHARED[2:]
+LORA = ("lora_a", "lora_b", "lora_scale")
+
+
+def read_out(params, hidden) -> Outputs:
+    """Returns the outputs of the head."""
+    logits = hidden @ params["head.kernel"] + params["head.bias"][None]
+    return Outputs(logits, hidden[:, None])
 
 
 def apply_with(dropout):
@@ -47,8 +54,7 @@ def apply_with(dropout):
         if train and dropout:
             kept = jax.random.bernoulli(key, 1 - dropout, hidden.shape)
             hidden = jnp.where(kept, hidden / (1 - dropout), 0.0)
-        logits = hidden @ trainable["head.kernel"] + trainable["head.bias"][None]
-        return Outputs(logits, hidden[:, None])
+        return read_out(trainable, hidden)
 
     return apply
 
@@ -111,30 +117,42 @@ def own_kernel_model() -> Model:
     )
 
 
-def mixture_model(*, features=FEATURES, width=WIDTH) -> Model:
+def several_loras(plain, owners, seed):
+    """Returns the kinds and the leaves of a LoRA for each owner and of the head, and a generator.
+
+    None of the LoRAs is zero.
+    """
+    rng, kinds = np.random.default_rng(seed), dict.fromkeys(HEAD, "head")
+    leaves = {n: plain.trainable[n] for n in HEAD}
+    for owner in owners:
+        for leaf in LORA:
+            x = plain.trainable[f"layer.{leaf}"]
+            kinds[f"layer.{owner}.{leaf}"] = KINDS[f"layer.{leaf}"]
+            drawn = x if leaf == "lora_scale" else jnp.float32(rng.normal(0, 0.5, x.shape))
+            leaves[f"layer.{owner}.{leaf}"] = drawn
+    return kinds, leaves, rng
+
+
+def hidden_of(frozen, params, x, shares):
+    """Returns ``tanh(x W + the sum of share * s x A B)`` for the share of each owner of a LoRA."""
+    inner = x @ frozen["layer.base.kernel"]
+    for owner, share in shares.items():
+        a, b, s = (params[f"layer.{owner}.{leaf}"] for leaf in LORA)
+        inner = inner + share * (((x @ a) * s[None]) @ b)
+    return jnp.tanh(inner)
+
+
+def mixture_model() -> Model:
     """Returns the model with an individual and a rest-of-world LoRA and a mixer, for FedALT."""
-    plain, rng = lora_model(dropout=0, features=features, width=width), np.random.default_rng(1)
-    kinds = {n: kind for n, kind in KINDS.items() if "lora" not in n}
-    trainable = {n: plain.trainable[n] for n in kinds}
-    shapes = {"lora_a": (features, RANK), "lora_b": (RANK, width), "lora_scale": (RANK,)}
-    for own in ("individual", "rest_of_world"):
-        for leaf, shape in shapes.items():
-            kinds[f"layer.{own}.{leaf}"] = KINDS[f"layer.{leaf}"]
-            x = np.full(shape, 1.5) if leaf == "lora_scale" else rng.normal(0, 0.5, shape)
-            trainable[f"layer.{own}.{leaf}"] = jnp.asarray(x, jnp.float32)
+    plain = lora_model(dropout=0)
+    kinds, trainable, rng = several_loras(plain, ("individual", "rest_of_world"), 1)
     kinds["layer.mixer"] = "adapter"
-    trainable["layer.mixer"] = jnp.asarray(rng.normal(0, 0.5, (features, 2)), jnp.float32)
+    trainable["layer.mixer"] = jnp.float32(rng.normal(0, 0.5, (FEATURES, 2)))
 
     def apply(frozen, params, batch, key, train):
-        del key, train
-        x = batch["x"]
-        inner, shares = x @ frozen["layer.base.kernel"], jax.nn.softmax(x @ params["layer.mixer"])
-        for i, own in enumerate(("rest_of_world", "individual")):
-            a, b, s = (params[f"layer.{own}.{leaf}"] for leaf in shapes)
-            inner = inner + shares[:, i : i + 1] * (((x @ a) * s[None]) @ b)
-        hidden = jnp.tanh(inner)
-        logits = hidden @ params["head.kernel"] + params["head.bias"][None]
-        return Outputs(logits, hidden[:, None])
+        mixed = jax.nn.softmax(batch["x"] @ params["layer.mixer"])
+        shares = {"rest_of_world": mixed[:, :1], "individual": mixed[:, 1:]}
+        return read_out(params, hidden_of(frozen, params, batch["x"], shares))
 
     return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
 
@@ -172,28 +190,13 @@ def dual_model() -> Model:
 TIERS = ("root", "cluster", "leaf")
 
 
-def sum_model(*, features=FEATURES, width=WIDTH) -> Model:
-    """Returns the model with three LoRAs that add up, for HiLoRA; none of them is zero."""
-    plain, rng = lora_model(dropout=0, features=features, width=width), np.random.default_rng(1)
-    kinds = {n: kind for n, kind in KINDS.items() if "lora" not in n}
-    trainable = {n: plain.trainable[n] for n in kinds}
-    shapes = {"lora_a": (features, RANK), "lora_b": (RANK, width), "lora_scale": (RANK,)}
-    for tier in TIERS:
-        for leaf, shape in shapes.items():
-            kinds[f"layer.{tier}.{leaf}"] = KINDS[f"layer.{leaf}"]
-            x = np.full(shape, 1.5) if leaf == "lora_scale" else rng.normal(0, 0.5, shape)
-            trainable[f"layer.{tier}.{leaf}"] = jnp.asarray(x, jnp.float32)
+def sum_model() -> Model:
+    """Returns the model with three LoRAs that add up, for HiLoRA."""
+    plain = lora_model(dropout=0)
+    kinds, trainable, _ = several_loras(plain, TIERS, 1)
 
     def apply(frozen, params, batch, key, train):
-        del key, train
-        x = batch["x"]
-        inner = x @ frozen["layer.base.kernel"]
-        for tier in TIERS:
-            a, b, s = (params[f"layer.{tier}.{leaf}"] for leaf in shapes)
-            inner = inner + ((x @ a) * s[None]) @ b
-        hidden = jnp.tanh(inner)
-        logits = hidden @ params["head.kernel"] + params["head.bias"][None]
-        return Outputs(logits, hidden[:, None])
+        return read_out(params, hidden_of(frozen, params, batch["x"], dict.fromkeys(TIERS, 1)))
 
     return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import toy
 
-from fedjax_peft.contracts import Outputs
 from fedjax_peft.contracts.instance_weights import REFERENCE, InstanceWeighted
 
 HEADS = 2
@@ -80,36 +79,20 @@ def slora_model():
 
 def pair_model():
     """Returns the model with FedDPA's pair of LoRAs and instance weights."""
-    plain, rng = toy.lora_model(), np.random.default_rng(3)
-    shapes = {
-        "lora_a": (toy.FEATURES, toy.RANK),
-        "lora_b": (toy.RANK, toy.WIDTH),
-        "lora_scale": (toy.RANK,),
-    }
-    kinds, trainable = dict.fromkeys(toy.HEAD, "head"), {}
-    for own in ("global", "private"):
-        for leaf, shape in shapes.items():
-            name = f"layer.{own}_adapter.{leaf}"
-            kinds[name] = toy.KINDS[f"layer.{leaf}"]
-            drawn = np.full(shape, 1.5) if leaf == "lora_scale" else rng.normal(0, 0.5, shape)
-            trainable[name] = jnp.float32(drawn)
+    plain = toy.lora_model()
+    kinds, trainable, _ = toy.several_loras(plain, ("global_adapter", "private_adapter"), 3)
     kinds |= {"layer.adapter_weight": "fixed", REFERENCE: "adapter"}
     trainable |= {"layer.adapter_weight": jnp.zeros(()), REFERENCE: jnp.zeros(toy.WIDTH)}
-    trainable |= {n: plain.trainable[n] for n in toy.HEAD}
 
     def apply(frozen, params, batch, key, train):
-        x, weight = batch["x"], params["layer.adapter_weight"]
+        weight = params["layer.adapter_weight"]
         weight = weight.reshape(-1, 1) if weight.ndim else weight
-        inner = x @ frozen["layer.base.kernel"]
-        for share, own in ((1 - weight, "global"), (weight, "private")):
-            a, b, s = (params[f"layer.{own}_adapter.{leaf}"] for leaf in shapes)
-            inner = inner + share * (((x @ a) * s[None]) @ b)
-        hidden = jnp.tanh(inner)
+        shares = {"global_adapter": 1 - weight, "private_adapter": weight}
+        hidden = toy.hidden_of(frozen, params, batch["x"], shares)
         if train:
             kept = jax.random.bernoulli(key, 0.8, hidden.shape)
             hidden = jnp.where(kept, hidden / 0.8, 0.0)
-        logits = hidden @ params["head.kernel"] + params["head.bias"][None]
-        return Outputs(logits, hidden[:, None])
+        return toy.read_out(params, hidden)
 
     return plain.replace(apply=InstanceWeighted(apply), trainable=trainable, kinds=kinds)
 

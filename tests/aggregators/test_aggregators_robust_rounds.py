@@ -11,7 +11,6 @@ import toy
 from closeness import assert_close
 from combining import combine
 
-import fedjax_peft as fp
 from fedjax_peft import aggregators
 from fedjax_peft.algorithms import fedadam, fedavg, fedopt, scaffold
 from fedjax_peft.numerics.lowrank import pairs
@@ -124,9 +123,3 @@ def test_numbers_can_be_run_time_values(make, values):
     constant = jax.jit(run, static_argnums=0)(values[1])  # the program was traced with another
     assert_close(results[1], constant, atol=1e-6)
     assert np.abs(results[0] - results[1]).max() > 1e-3
-
-
-def test_privacy_of_clients_refuses_a_rule_that_is_no_sum():
-    algorithm, mechanism = fedavg(SGD, aggregator=aggregators.krum(1)), fp.privacy.central(1.0, 1.0)
-    with pytest.raises(InputError, match="krum"):
-        fp.session(toy.model(), algorithm, FEDERATION, privacy=mechanism)

@@ -554,6 +554,16 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
         assert n in CONSTANT or np.abs(new[n] - x).min() > 1e-3
 
 
+def test_algorithms_whose_uploads_have_another_form_say_what_the_local_model_is():
+    shared = tree.select(toy.lora_model().trainable, toy.SHARED)
+    for name in algorithms.__all__:
+        algorithm = make(name)
+        rules = algorithm.server
+        server = jax.eval_shape(rules.init, shared)
+        forms = [jax.eval_shape(f, server) for f in (rules.broadcast, rules.unchanged)]
+        assert algorithm.local_model is not None or forms[0] == forms[1], name
+
+
 @pytest.mark.parametrize("name", taking("weights"))
 def test_the_given_weights_are_used(name):
     for given in ("size", "uniform"):

@@ -101,6 +101,7 @@ def test_a_run_refuses_what_the_algorithm_refuses_and_says_why(feature):
     ("name", "options", "refused"),
     [
         ("pfedme", {"beta": 0.5}, {Feature.NEW_FACTORS}),
+        ("pfedme", {"server_schedule": lambda t: 1 / t}, {Feature.NEW_FACTORS}),
         ("ditto", {"lam": 0.0}, set()),
         ("fedmcp", {"similarity": "cosine"}, set()),
         ("fedmcp", {"mu": 0.0}, set()),

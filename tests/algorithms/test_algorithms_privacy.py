@@ -16,7 +16,6 @@ from closeness import assert_close
 from test_algorithms_all import (
     AS_OTHERS,
     DUAL,
-    FEDERATION,
     NAMES,
     PRIVACY_REFUSED,
     all_finite,
@@ -34,14 +33,10 @@ from fedjax_peft.support.errors import InputError
 
 QUICK = ("fedavg", "fedavg_fra", "scaffold")
 """Algorithms that are traced with every mechanism."""
-REFUSED = {
-    "feddpa_f": "after the last round",
-    "feddpa_t": "hidden states of training examples",
-    "fedmcp": "couples the examples of a batch",
-    "fra_ffa_plateau": "training losses",
-}
 RUN = ("moon", "scaffold")
 """Algorithms whose private rounds are run: a loss of several passes, and uploads of two fields."""
+FITTING = [n for n in NAMES if Feature.EXAMPLE_PRIVACY not in refusals(make(n))]
+"""Algorithms with private examples. ``test_algorithms_compatibility.py`` has the others."""
 COUNTED = ("apfl", "ditto", "feddpa_t", "fedrep", "moon", "pfedme")
 """Algorithms whose steps take several gradients, or a gradient of a loss of their own."""
 
@@ -54,20 +49,15 @@ def same_shapes(state, result):
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
 
 
-def run(name, federation, algorithm=None):
+def run(name, federation):
     """Returns the result of a round with private examples, and its engine."""
-    protected = privacy.example(0.5, 1.0).protect(algorithm or make(name), facts("fedavg"))
+    protected = privacy.example(0.5, 1.0).protect(make(name), facts("fedavg"))
     engine = engine_of(name, protected)
     return engine.run(engine.schedule.cohort(1), 1, columns=federation.data.columns), engine
 
 
-@pytest.mark.parametrize("name", only(*RUN, *REFUSED))
-def test_an_algorithm_runs_with_private_examples_or_is_refused(name):
-    if name in REFUSED:
-        with pytest.raises(InputError, match=REFUSED[name]):
-            run(name, clients_of(name))
-        return
-    assert Feature.EXAMPLE_PRIVACY not in refusals(make(name))
+@pytest.mark.parametrize("name", only(*RUN, of=FITTING))
+def test_an_algorithm_runs_with_private_examples(name):
     # One example is infinite. Without privacy, the upload of its client would be dropped.
     result, engine = run(name, toy.poisoned(clients_of(name), 0))
     assert result.finite.all()
@@ -104,12 +94,6 @@ def test_a_factor_that_rests_takes_nothing_of_the_clip_of_the_other():
     assert np.abs(ours[0]).max() > 1e-5
     for other in ours[1:]:
         assert_close(other, ours[0], atol=1e-7)
-
-
-def test_the_tuning_of_fedrep_is_refused():
-    algorithm = algorithms.fedrep(optax.sgd(0.1), tune_epochs=1)
-    with pytest.raises(InputError, match="Set tune_epochs = 0"):
-        run("fedrep", FEDERATION, algorithm)
 
 
 @pytest.mark.parametrize("name", only(*COUNTED, of=[n for n in NAMES if n not in DUAL]))

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import reference
 import toy
 from closeness import assert_close
 from toy import context
@@ -46,25 +45,6 @@ def engine(algorithm, **options):
 
 
 # -------------------------------------------------------------------------------------- schedules
-
-
-def test_sgd_with_a_cosine_over_rounds_is_the_numpy_loop():
-    """FedAvg in float64; the factors are written out: (1 + cos(π (t - 1) / 4)) / 2."""
-    frozen, server = reference.leaves64(MODEL.frozen), reference.leaves64(MODEL.trainable)
-    for t, factor in ((1, 1.0), (2, (2 + 2**0.5) / 4), (3, 0.5)):
-        uploads = []
-        for client in range(len(SIZES)):
-            leaves = server
-            options = {"batch_size": BATCH, "epochs": 1, "dropout": False}
-            for x, labels, kept in reference.local_batches(FEDERATION, client, t, **options):
-                by = reference.gradients(frozen, leaves, x, labels, kept)
-                leaves = {**leaves, **{n: leaves[n] - 0.3 * factor * g for n, g in by.items()}}
-            uploads.append(leaves)
-        server = {n: np.average([u[n] for u in uploads], axis=0, weights=SIZES) for n in server}
-    falling = schedules.scheduled(optax.sgd(0.3), schedules.cosine(4))
-    results = engine(fedavg(falling)).rounds((1, 2, 3))
-    for n in toy.SHARED:
-        assert_close(results[-1].server[n], server[n], rtol=0, atol=1e-5)
 
 
 def test_a_schedule_compiles_once_for_all_rounds_and_run_time_values():
@@ -152,14 +132,6 @@ def test_heads_are_tuned_at_the_full_rate():
         tuned.append(session.tune(state).client_state["head.kernel"])
         assert np.abs(tuned[-1] - state.client_state["head.kernel"]).max() > 1e-3
     np.testing.assert_array_equal(*tuned)
-
-
-def test_pfedme_s_server_schedule_needs_a_fixed_basis():
-    algorithm = pfedme(
-        optax.sgd(0.1), server_schedule=schedules.cosine(9), aggregator=fp.aggregators.fra()
-    )
-    with pytest.raises(InputError, match="or a server_schedule, pFedMe's server goes part"):
-        check_method(toy.lora_model(), algorithm, 3, None, ())
 
 
 # ------------------------------------------------------------------------- kept optimizer states

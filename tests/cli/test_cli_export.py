@@ -39,11 +39,7 @@ CLASSES = 4
 UNTESTED = "evaluation.global_test=false"
 """Spares a program, in runs of which only the models count."""
 
-# peft 0.21 asks transformers 5 for an attribute that it has renamed.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
 def run(project, name, *overrides):

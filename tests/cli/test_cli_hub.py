@@ -20,11 +20,7 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.report import hub
 from fedjax_peft.report.records import load_run
 
-# peft 0.21 asks transformers 5 for an attribute that it has renamed.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
+pytestmark = pytest.mark.slow
 TEXTS = ["w9 w10 w11 w40", "w30"]
 
 

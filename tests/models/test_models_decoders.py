@@ -29,11 +29,7 @@ from fedjax_peft.testing import write_tiny_checkpoint
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 TINY = {"model_type": "llama", **DECODER, "initializer_range": 0.2}
 
-# peft 0.21 asks transformers 5 for an attribute that it has renamed.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
 # ---------------------------------------------------------------------------------------- configs

@@ -17,11 +17,7 @@ from fedjax_peft.peft import lora, prefix_tuning, prompt_tuning
 from fedjax_peft.peft.base import attach
 from fedjax_peft.support.errors import InputError
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning:peft"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:peft")]
 
 LENGTHS = (9, 4, 1, 6)
 NEW = 12

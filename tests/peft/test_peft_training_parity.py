@@ -24,11 +24,7 @@ STEPS = 5
 # A large eps: Adam would else magnify the rounding of a gradient that happens to be near zero.
 ADAMW = {"weight_decay": 0.05, "eps": 1e-5}
 
-# peft 0.21 asks transformers 5 for an attribute that it has renamed.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
 # ---------------------------------------------------------------- peft's parameters as our leaves

@@ -32,7 +32,7 @@ from protection import (
 )
 
 import fedjax_peft as fp
-from fedjax_peft import InputError, aggregators, algorithms
+from fedjax_peft import aggregators, algorithms
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.aggregators.products import product_changes
 from fedjax_peft.numerics import summation
@@ -330,26 +330,6 @@ def test_one_program_serves_every_clip_norm_and_noise_multiplier():
 
 def test_weights_by_size_become_equal():
     assert protected(algorithms.fedavg, weights="size").weights == "uniform"
-
-
-# ------------------------------------------------------------------------------ what is refused
-
-REFUSED = {
-    "flora": (algorithms.flora, "passes the factors of every client on"),
-    "fedex": (algorithms.fedex, "passes the factors of every client on"),
-    "hetlora": (algorithms.hetlora, "weights a client by what it sends"),
-    "plateau": (
-        functools.partial(algorithms.fra_ffa, trigger="plateau"),
-        "Set trigger = 'round' or 'subspace'",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_noise_on_the_sum_cannot_protect_is_refused(name):
-    factory, reason = REFUSED[name]
-    with pytest.raises(InputError, match=reason):
-        fp.session(toy.lora_model(), factory(SGD), toy.clients([4]), privacy=central(1.0, 1.0))
 
 
 @pytest.mark.parametrize("make", [central, fp.privacy.adaptive])

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import tomli_w
 from closeness import approx
 from compiled import compilations
 from shallow import simple_encoder  # noqa: F401
+from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, testing
@@ -53,34 +55,6 @@ def attack(share: float = 0.2):
 
     return Attack("attack", apply, lambda n: ())
 '''
-CONFIG = """
-rounds = 2
-clients_per_round = 2
-sampling = "poisson"
-local_steps = 1
-evaluation.every = 2
-[model]
-name = "{root}/model"
-[data]
-name = "{root}/data"
-max_length = 16
-seed = 0
-[partition]
-name = "iid"
-clients = 4
-[peft]
-name = "lora"
-rank = 2
-[optimizer]
-learning_rate = 0.01
-[privacy]
-name = "own.py:mechanism"
-clip = 1.0
-epsilon = 2.0
-[attack]
-name = "own.py:attack"
-share = 0.5
-"""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +63,16 @@ def raw(simple_encoder, tmp_path_factory):  # noqa: F811
     testing.write_tiny_checkpoint(root / "model")
     testing.write_tiny_texts(root / "data", train=24, test=4)
     (root / "own.py").write_text(OWN)
-    (root / "config.toml").write_text(CONFIG.format(root=root))
+    config = small(
+        **{"rounds": 2, "clients_per_round": 2, "sampling": "poisson", "local_steps": 1},
+        evaluation={"every": 2},
+        model={"name": str(root / "model")},
+        data={"name": str(root / "data"), "max_length": 16, "seed": 0},
+        peft={"rank": 2},
+        privacy={"name": "own.py:mechanism", "clip": 1.0, "epsilon": 2.0},
+        attack={"name": "own.py:attack", "share": 0.5},
+    )
+    (root / "config.toml").write_text(tomli_w.dumps(config))
     return configs.load(root / "config.toml")
 
 
@@ -185,16 +168,10 @@ def test_the_keys_are_explained():
 
 def test_a_dry_run_says_the_guarantee_before_training(raw, tmp_path, capsys):
     path = tmp_path / "config.toml"
-    path.write_text(json_as_toml(raw))
+    path.write_text(tomli_w.dumps(json.loads(json.dumps(raw))))
     assert main(["run", str(path), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "1e-05)-differential privacy of each client. mechanism: It compares" in said
-
-
-def json_as_toml(raw):
-    import tomli_w
-
-    return tomli_w.dumps(json.loads(json.dumps(raw)))
 
 
 def test_correlated_noise_is_recorded_for_the_rounds_it_was_made_for(raw):

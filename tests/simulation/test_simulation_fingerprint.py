@@ -4,6 +4,10 @@ import dataclasses
 import functools
 import inspect
 import json
+import logging
+import os
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -367,10 +371,51 @@ def test_code_of_the_user_is_the_same_in_a_file_of_another_name():
         (np.add, np.maximum),
         (b"a", b"b"),
         ("x" * 999, "x" * 998 + "y"),
+        (functools.partial(max, 1), functools.partial(max, 2)),
+        (optax.adamw(1e-3), optax.adamw(1e-3, b1=0.8)),
+        (optax.sgd(0.1), optax.sgd(0.1, momentum=0.0)),
+        (optax.linear_schedule(1, 0, 5), optax.linear_schedule(1, 0, 6)),
     ],
 )
 def test_different_values_have_different_descriptions(one, other):
     assert json.dumps(describe(one)) != json.dumps(describe(other))
+
+
+def test_what_is_not_plain_is_a_name_or_a_shape():
+    assert description.describe(jnp.ones((2, 3))) == "float32[2, 3]"
+    assert description.describe(jax.jit(jnp.tanh)) == "tanh"
+    assert description.describe(np.float32(0.5)) == 0.5
+    assert description.describe(float("nan")) == "nan"
+    assert description.describe(optax) == "optax"
+    logger = description.describe(logging.getLogger("optax"))
+    assert (logger[""], logger["name"]) == ("logging.Logger", "optax")
+    assert "manager" not in logger
+    loop: list = [1]
+    loop.append(loop)
+    assert description.describe(loop) == [1, "itself"]
+
+
+MADE = """
+import json, optax, fedjax_peft as fp
+from fedjax_peft.simulation.description import describe
+optimizer = optax.adamw(optax.cosine_decay_schedule(1e-3, 100), b1=0.8)
+parts = [fp.algorithms.fedprox(optimizer, mu=0.1), fp.privacy.central(0.5, 1.0), {"b", "a"}]
+parts += [fp.transforms.top_k(0.1), fp.attacks.sign_flip(0.2)]
+parts += [fp.partition.dirichlet(fp.testing.tiny_dataset(50), 5, alpha=1.0)]
+made = json.dumps([describe(parts), describe(parts, "contents")], sort_keys=True)
+"""
+
+
+@pytest.mark.slow
+def test_descriptions_are_the_same_in_another_process():
+    own = {**os.environ, "PYTHONHASHSEED": "1"}
+    run = [sys.executable, "-c", f"{MADE}\nprint(made)"]
+    told = subprocess.run(run, env=own, capture_output=True, check=True, text=True).stdout
+    here: dict = {}
+    exec(MADE, here)
+    assert told.strip() == here["made"]
+    assert len(told) > 1000
+    assert "0x" not in told, "no addresses"
 
 
 def test_leaves_that_differ_by_rounding_only_are_equal():

@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import optax
 import pytest
+import tomli_w
 import toy
 from options import run_options
 from safetensors.numpy import load_file, save_file
 from shallow import simple_encoder  # noqa: F401
+from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft.cli import main as cli
@@ -159,31 +161,17 @@ def test_every_method_is_made_again(name, tmp_path):
     assert recipe._method({**metadata, "name": "of my own"}) is None
 
 
-CONFIG = """
-rounds = 1
-local_steps = 1
-[model]
-name = "{model}"
-[data]
-name = "{data}"
-max_length = 12
-[partition]
-name = "iid"
-clients = 3
-[peft]
-rank = 2
-[algorithm]
-name = "fedavg"
-head = "private"
-[optimizer]
-learning_rate = 1e-2
-"""
-
-
 def test_a_run_of_a_config_loads_from_its_directory_alone(checkpoint, tmp_path, capsys):
     """Also if its preset is gone since."""
     data = fp.testing.write_tiny_texts(tmp_path / "data", train=12, test=4)
-    (tmp_path / "c.toml").write_text(CONFIG.format(model=checkpoint, data=data))
+    config = small(
+        model={"name": str(checkpoint)},
+        data={"name": str(data), "max_length": 12},
+        peft={"rank": 2},
+        algorithm={"name": "fedavg", "head": "private"},
+        local_steps=1,
+    )
+    (tmp_path / "c.toml").write_text(tomli_w.dumps(config))
     out = tmp_path / "run"
     assert cli.main(["run", str(tmp_path / "c.toml"), "preset=fedlr", "--out", str(out), "-q"]) == 0
     run = fp.load_run(out)

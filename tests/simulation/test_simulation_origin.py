@@ -6,9 +6,11 @@ import shutil
 import optax
 import pytest
 import running
+import tomli_w
 import toy
 from closeness import assert_close
 from shallow import simple_encoder  # noqa: F401
+from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, testing
@@ -116,35 +118,20 @@ def test_a_guarantee_says_that_it_counts_its_own_rounds_only(first):
     )
 
 
-CONFIG = """
-rounds = 1
-local_steps = 1
-[model]
-name = "{root}/model"
-[data]
-name = "{root}/data"
-max_length = 16
-[partition]
-name = "iid"
-clients = 3
-[peft]
-name = "lora"
-rank = 2
-[algorithm]
-name = "fedavg"
-head = "private"
-[optimizer]
-learning_rate = 3e-3
-"""
-
-
 @pytest.mark.long("three commands, each of which needs the one before it")
 @pytest.mark.usefixtures("simple_encoder")
 def test_the_command_line_starts_from_a_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     testing.write_tiny_checkpoint(tmp_path / "model")
     testing.write_tiny_texts(tmp_path / "data", train=24, test=8)
-    (tmp_path / "c.toml").write_text(CONFIG.format(root=tmp_path))
+    config = small(
+        model={"name": str(tmp_path / "model")},
+        data={"name": str(tmp_path / "data"), "max_length": 16},
+        peft={"rank": 2},
+        algorithm={"name": "fedavg", "head": "private"},
+        local_steps=1,
+    )
+    (tmp_path / "c.toml").write_text(tomli_w.dumps(config))
     again = ["run", "c.toml", "seed=1", "optimizer.learning_rate=1e-3", "-q"]
     assert cli.main(["run", "c.toml", "--out", "a", "-q"]) == 0
     assert cli.main([*again, "--from", "a", "--out", "a"]) == 2

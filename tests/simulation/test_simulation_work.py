@@ -1,16 +1,14 @@
 """Unequal local work: drawn from a range, and the partial work of late clients."""
 
 import functools
-import itertools
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import reference
 import running
 import toy
-from closeness import approx, assert_close
+from closeness import approx
 from compiled import compilations
 from running import assert_same_models, model, rows
 from small_config import small
@@ -173,30 +171,6 @@ def test_a_client_without_time_for_a_step_is_dropped():
     assert row["late"] == [c for c in WORKING if SLOWNESS[c] == slowest]
     assert min(row["client_steps"]) >= 1
     assert row["simulated_seconds"] == 0.99 * slowest, "the server waits for it"
-
-
-def test_fedprox_with_late_clients_equals_a_numpy_loop():
-    frozen = reference.leaves64(model().frozen)
-    start = reference.leaves64(model().trainable)
-    theta = {n: start[n] for n in toy.SHARED}
-    for number in range(1, EVERY + 1):
-        fitting, _ = expected_work(number, 4.0)
-        uploads, sizes = [], []
-        for client, steps in fitting.items():
-            if not steps:
-                continue
-            leaves = {**start, **theta}
-            batches = reference.local_batches(TRAIN, client, number, batch_size=4, epochs=7)
-            for x, labels, kept in itertools.islice(batches, steps):
-                by = reference.gradients(frozen, leaves, x, labels, kept)
-                moved = {n: by[n] + MU * (leaves[n] - theta[n]) for n in theta}
-                leaves = {**leaves, **{n: leaves[n] - RATE * moved[n] for n in theta}}
-            uploads.append(leaves)
-            sizes.append(SIZES[client])
-        theta = {n: np.average([u[n] for u in uploads], axis=0, weights=sizes) for n in theta}
-    for name, x in theta.items():
-        assert_close(late().params[name], x, rtol=0, atol=1e-5, err_msg=name)
-        assert np.abs(x - start[name]).max() > 1e-3
 
 
 def test_a_session_takes_limits_of_its_own():

@@ -1,8 +1,9 @@
-"""Next-token prediction: targets and perplexity."""
+"""Next-token prediction: targets and perplexity; instruction tuning counts in the same way."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from closeness import approx, assert_close
 
 from fedjax_peft import tasks
@@ -12,6 +13,8 @@ IDS = jnp.array([[3, 1, 4, 0], [2, 0, 0, 0], [1, 1, 5, 2]])
 REAL = jnp.array([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]], bool)
 LOGITS = jnp.array(np.random.default_rng(0).normal(size=(3, 4, 6)), jnp.float32)
 TARGETS = [(0, 1), (0, 2), (0, 3), (2, 1), (2, 2)]  # row, position of the target
+TASKS = [(tasks.next_token(), "attention_mask"), (tasks.instruction_tuning(), "loss_mask")]
+"""Tasks and the column that marks what they count."""
 
 
 def outputs(logits=LOGITS):
@@ -26,13 +29,14 @@ def expected(pairs):
     )
 
 
-def test_targets_are_the_real_tokens_after_the_first():
-    batch = {"input_ids": IDS, "attention_mask": REAL}
-    metrics = tasks.next_token().metrics(outputs(), batch)
+@pytest.mark.parametrize(("task", "column"), TASKS)
+def test_targets_are_the_real_tokens_after_the_first(task, column):
+    batch = {"input_ids": IDS, column: REAL}
+    metrics = task.metrics(outputs(), batch)
     loss, right = expected(TARGETS)
     assert_close(metrics["loss"], (loss, 5), rtol=1e-6)
     assert_close(metrics["accuracy"], (right, 5))
-    assert_close(tasks.next_token().loss(outputs(), batch), (loss, 5), rtol=1e-6)
+    assert_close(task.loss(outputs(), batch), (loss, 5), rtol=1e-6)
 
 
 def test_the_true_next_token_is_right():
@@ -42,14 +46,14 @@ def test_the_true_next_token_is_right():
     assert [float(x) for x in accuracy] == [5, 5]
 
 
-def test_masked_rows_have_no_effect_even_with_nan():
-    mask = jnp.array([True, True, False])
-    batch = {"input_ids": IDS, "attention_mask": REAL, "mask": mask}
+@pytest.mark.parametrize(("task", "column"), TASKS)
+def test_masked_rows_have_no_effect_even_with_nan(task, column):
+    batch = {"input_ids": IDS, column: REAL, "mask": jnp.array([True, True, False])}
     loss, right = expected(TARGETS[:3])
-    metrics = tasks.next_token().metrics(outputs(LOGITS.at[2].set(jnp.nan)), batch)
+    metrics = task.metrics(outputs(LOGITS.at[2].set(jnp.nan)), batch)
     assert_close(metrics["loss"], (loss, 3), rtol=1e-6)
     assert_close(metrics["accuracy"], (right, 3))
-    gradient = jax.grad(lambda x: tasks.next_token().loss(outputs(x), batch)[0])(LOGITS)
+    gradient = jax.grad(lambda x: task.loss(outputs(x), batch)[0])(LOGITS)
     assert np.isfinite(gradient).all()
     assert not np.any(gradient[2])
 

@@ -13,10 +13,7 @@ from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.io.export import export
 from fedjax_peft.support.errors import InputError
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
+pytestmark = pytest.mark.slow
 METHODS = {
     "slora": slora(4, density=0.1),
     "lora_sb": lora_sb(4),

@@ -20,11 +20,7 @@ from fedjax_peft.support.errors import InputError
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 
-# peft 0.21 asks transformers 5 for an attribute that it has renamed.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
 def ours(model, batch, params=None):
