@@ -1,4 +1,4 @@
-"""An aggregator on given uploads, without a round: the weighted sum, some lanes at a time."""
+"""An aggregator on random or given uploads, without a round: the sum, some lanes at a time."""
 
 import functools
 
@@ -8,6 +8,17 @@ import numpy as np
 import toy
 
 from fedjax_peft.numerics import summation
+
+
+def draw(shapes, clients, seed, spread=1.0):
+    """Returns random (uploads ``[clients, ...]``, template) with leaves of these shapes."""
+    rng = np.random.default_rng(seed)
+    template = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+    uploads = {
+        n: (x + spread * rng.normal(size=(clients, *x.shape))).astype(np.float32)
+        for n, x in template.items()
+    }
+    return uploads, template
 
 
 def combine(aggregator, uploads, weights, slots, ids, template, fixed, state, parts):

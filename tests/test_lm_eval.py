@@ -8,10 +8,10 @@ import sys
 import types
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from closeness import approx
+from torch_reference import log_likelihood
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
@@ -62,14 +62,6 @@ def reference(path):
     return AutoModelForCausalLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
 
 
-def log_likelihood(reference, context, then):
-    """Returns the sum of log-probabilities of tokens after others, and whether they are greedy."""
-    with torch.no_grad():
-        logits = reference[0](torch.tensor([[*context, *then]])).logits[0, len(context) - 1 : -1]
-    log = torch.log_softmax(logits, -1).numpy()
-    return log[np.arange(len(then)), then].sum(), (log.argmax(-1) == then).all()
-
-
 def ids(reference, text):
     return reference[1](text, add_special_tokens=False)["input_ids"]
 
@@ -85,7 +77,7 @@ def test_log_likelihoods_of_continuations(lm, reference):
         (ids(reference, "x" * 40)[-(25 - 6) :], ids(reference, "yes no")),
     ]
     for (total, greedy), (context, then) in zip(got, expected, strict=True):
-        wanted = log_likelihood(reference, context, then)
+        wanted = log_likelihood(reference[0], context, then)
         assert total == approx(wanted[0], abs=2e-4)
         assert greedy == wanted[1]
 
@@ -96,9 +88,9 @@ def test_log_likelihoods_of_whole_texts(lm, reference):
     tokens, end = ids(reference, long), reference[1].eos_token_id
     assert len(tokens) == 51
     windows = [([end], tokens[:24]), (tokens[23:24], tokens[24:48]), (tokens[26:48], tokens[48:])]
-    expected = sum(log_likelihood(reference, *window)[0] for window in windows)
+    expected = sum(log_likelihood(reference[0], *window)[0] for window in windows)
     assert got[0] == approx(expected, abs=5e-4)
-    assert got[1] == approx(log_likelihood(reference, [end], ids(reference, "red"))[0], abs=2e-4)
+    assert got[1] == approx(log_likelihood(reference[0], [end], ids(reference, "red"))[0], abs=2e-4)
     assert got[2] == 0
 
 

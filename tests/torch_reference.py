@@ -210,6 +210,14 @@ def padded_batch(config, lengths: tuple[int, ...] = (13, 7, 1, 10), seed: int = 
     return batch
 
 
+def left_padded(lengths: tuple[int, ...], seed: int = 0, vocabulary: int = 100):
+    """Returns token ids and the mask ``[texts, longest]`` of texts with padding before them."""
+    rng, longest = np.random.default_rng(seed), max(lengths)
+    mask = np.arange(longest)[None] >= longest - np.array(lengths)[:, None]
+    ids = np.where(mask, rng.integers(5, vocabulary, mask.shape), 3).astype(np.int32)
+    return ids, mask
+
+
 def tensors(batch: dict) -> dict:
     """Returns a batch for torch."""
     return {
@@ -223,6 +231,14 @@ def logits_of(outputs):
     if hasattr(outputs, "start_logits"):
         return torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)
     return outputs.logits
+
+
+def log_likelihood(model, context, then) -> tuple[float, bool]:
+    """Returns the sum of log-probabilities of tokens after others, and whether they are greedy."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*context, *then]])).logits[0, len(context) - 1 : -1]
+    log = torch.log_softmax(logits, -1).numpy()
+    return log[np.arange(len(then)), then].sum(), (log.argmax(-1) == then).all()
 
 
 def torch_states(model, batch: dict) -> tuple[np.ndarray, list[np.ndarray]]:

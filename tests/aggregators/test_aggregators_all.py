@@ -6,6 +6,7 @@ products of LoRA pairs and the other leaves, because factors of equal products m
 
 import functools
 
+import combining
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,11 +109,7 @@ def draw(seed):
     """Returns (leaves of all clients, weights, leaves of the template), all random."""
     rng = np.random.default_rng(seed)
     shapes = {"x.lora_a": (N_IN, RANK), "x.lora_b": (RANK, N_OUT), "head.kernel": (N_IN, 3)}
-    template = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
-    uploads = {
-        n: (x + rng.normal(size=(CLIENTS, *x.shape))).astype(np.float32)
-        for n, x in template.items()
-    }
+    uploads, template = combining.draw(shapes, CLIENTS, rng)
     return uploads, rng.uniform(0.5, 5, CLIENTS).astype(np.float32), template
 
 

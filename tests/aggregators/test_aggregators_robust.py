@@ -5,6 +5,7 @@ The reference works in float64 on one vector for each client, in either space.
 
 import functools
 
+import combining
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,22 +41,12 @@ OPTIONS = {
 SPACES = ("factors", "product")
 each = pytest.mark.parametrize("name", OPTIONS)
 in_each_space = pytest.mark.parametrize("space", SPACES)
+draw = functools.partial(combining.draw, SHAPES, SLOTS)
 
 
 @functools.cache
 def make(name, space="factors", **options):
     return getattr(aggregators, name)(**{**OPTIONS.get(name, {}), **options}, space=space)
-
-
-def draw(seed, spread=1.0):
-    """Returns random (uploads ``[SLOTS, ...]``, template)."""
-    rng = np.random.default_rng(seed)
-    template = {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()}
-    uploads = {
-        n: (x + spread * rng.normal(size=(SLOTS, *x.shape))).astype(np.float32)
-        for n, x in template.items()
-    }
-    return uploads, template
 
 
 def run(aggregator, uploads, here, template, state=None):

@@ -1,7 +1,6 @@
 """HiLoRA equals a loop over rounds and clients in NumPy float64, through all three stages."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -54,16 +53,6 @@ def gradients(kernel, leaves, x, labels):
     return by
 
 
-def numeric(function, at, step=1e-6):
-    """Returns the gradient of a function of a matrix, by differences."""
-    found = np.zeros_like(at)
-    for place in np.ndindex(at.shape):
-        moved = np.zeros_like(at)
-        moved[place] = step
-        found[place] = (function(at + moved) - function(at - moved)) / (2 * step)
-    return found
-
-
 class SlowHiLoRA:
     """The formulas of the file's head, with every matrix dense and clusters by brute force."""
 
@@ -87,8 +76,9 @@ class SlowHiLoRA:
     def leaves(self, c):
         return {**self.shared, **self.cluster_of(c), **self.own[c]}
 
-    def penalty(self, leaves, tier, b):
-        """Returns the penalty on ``b`` in the place of the tier's B."""
+    def penalty(self, leaves, tier, own):
+        """Returns the penalty on the tier's B, which is ``own`` in place of that of the leaves."""
+        (b,) = own.values()
         root, cluster = leaves[factors("root")[1]], leaves[factors("cluster")[1]]
         total = OPTIONS["root_penalty"] * np.linalg.norm(b @ root.T) ** 2
         if tier == "leaf":
@@ -97,16 +87,14 @@ class SlowHiLoRA:
 
     def train(self, c, number):
         tier, leaves = STAGES[number], self.leaves(c)
-        trained = [*factors(tier)]
+        trained, b = [*factors(tier)], factors(tier)[1]
         if self.head == "private" or tier != "leaf":
             trained += toy.HEAD
         for x, labels, _ in slow_lora.batches(c, number):
             by = gradients(self.kernel, leaves, x, labels)
             if tier != "root":
-                name = factors(tier)[1]
-                by[name] = by[name] + numeric(
-                    lambda b, at=leaves: self.penalty(at, tier, b), leaves[name]
-                )
+                penalty = functools.partial(self.penalty, leaves, tier)
+                by[b] = by[b] + reference.slopes(penalty, {b: leaves[b]})[b]
             leaves = {**leaves, **{n: leaves[n] - RATE * by[n] for n in trained}}
         return leaves
 
@@ -123,18 +111,7 @@ class SlowHiLoRA:
         spaces = {c: np.linalg.svd(self.smooth[c])[2][:RANK] for c in met}
         cosines = [[np.sum((spaces[i] @ spaces[j].T) ** 2) for j in met] for i in met]
         d = 1 - np.array(cosines) / RANK
-        near = np.exp(-(d**2) / (2 * np.median(d[np.triu_indices(len(met), 1)]) ** 2))
-        np.fill_diagonal(near, 1)
-        root = np.diag(near.sum(axis=1) ** -0.5)
-        values, vectors = np.linalg.eigh(np.eye(len(met)) - root @ near @ root)
-        k = max(range(2, len(met)), key=lambda k: values[k] - values[k - 1])
-        points = vectors[:, :k] / np.linalg.norm(vectors[:, :k], axis=1, keepdims=True)
-
-        def spread(labels):
-            parts = [points[np.array(labels) == j] for j in set(labels)]
-            return sum(((x - x.mean(axis=0)) ** 2).sum() for x in parts)
-
-        labels = min(itertools.product(range(k), repeat=len(met)), key=spread)
+        labels, _ = reference.best_groups(d, 2, len(met) - 1)
         largest = max(set(labels), key=labels.count)
         self.assignment = [labels[met.index(c)] if c in met else largest for c in range(len(SIZES))]
 

@@ -205,19 +205,6 @@ def moon_loss(params, received, previous, batch, mu, temperature):
     return np.mean(entropies(params, z, labels)) + mu * np.mean(-np.log(near / (near + far)))
 
 
-def differences(loss, params, width=1e-5):
-    """Returns the gradient by central differences, which need no derivation."""
-    gradient = {}
-    for name, value in params.items():
-        gradient[name] = np.zeros_like(value)
-        for index in np.ndindex(value.shape):
-            nudge = np.zeros_like(value)
-            nudge[index] = width
-            up, down = ({**params, name: value + s * nudge} for s in (1, -1))
-            gradient[name][index] = (loss(up) - loss(down)) / (2 * width)
-    return gradient
-
-
 def moon_slowly(per_round, optimizer, head, mu, temperature):
     shared, private = names(head)
 
@@ -228,7 +215,7 @@ def moon_slowly(per_round, optimizer, head, mu, temperature):
             def loss(params, batch=batch):
                 return moon_loss(params, *others, batch, mu, temperature)
 
-            model = moved(one, model, differences(loss, model))
+            model = moved(one, model, reference.slopes(loss, model))
         return of(model, shared), {"model": of(model, private), "previous": of(model, shared)}
 
     kept = {"model": of(START, private), "previous": of(START, shared)}

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from parity import forward, one_at_a_time
-from torch_reference import GEMMA
+from tiny import trained
+from torch_reference import GEMMA, left_padded
 
 from fedjax_peft.models import heads
 from fedjax_peft.models.cache import Cache, empty, view, window
@@ -22,6 +23,7 @@ TINY = {
     "gpt2": {"vocab_size": 60, "n_positions": 24, "n_embd": 16, "n_layer": 3, "n_head": 2},
     "gemma3_text": GEMMA | {"sliding_window_pattern": 2},
 }
+texts = functools.partial(left_padded, vocabulary=60)
 METHODS = {
     "none": None,
     "lora": lora(rank=2),
@@ -30,22 +32,15 @@ METHODS = {
 }
 
 
-def randomised(model, seed=1):
-    """Returns the model with random adapters: LoRA's B is zero at first."""
-    rng = np.random.default_rng(seed)
-    leaves = {
-        n: jnp.asarray(0.3 * rng.normal(size=x.shape), x.dtype) if model.kinds[n] != "fixed" else x
-        for n, x in model.trainable.items()
-    }
-    return model.replace(trainable=leaves)
-
-
 @functools.cache
 def tiny(method="none", family="gpt2"):
     config = {"model_type": family, **TINY[family], "initializer_range": 0.3}
     scan = method == "lora"  # whose blocks a cache reads one by one
     model = random_model(config, head=heads.causal_lm(), dropout=0.0, scan_layers=scan)
-    return model if METHODS[method] is None else randomised(attach(model, METHODS[method]))
+    if METHODS[method] is None:
+        return model
+    model = attach(model, METHODS[method])
+    return model.replace(trainable=trained(model))
 
 
 def alone(model, rows):
@@ -55,14 +50,6 @@ def alone(model, rows):
     ids[mask] = np.concatenate(rows)
     logits = np.asarray(forward(model, {"input_ids": ids, "attention_mask": mask}).logits)
     return [x[: len(row)] for x, row in zip(logits, rows, strict=True)]
-
-
-def texts(lengths, seed=0):
-    """Returns left-padded ids and mask ``[texts, longest]``."""
-    rng, longest = np.random.default_rng(seed), max(lengths)
-    mask = np.arange(longest)[None] >= longest - np.array(lengths)[:, None]
-    ids = np.where(mask, rng.integers(1, 60, mask.shape), 0).astype(np.int32)
-    return ids, mask
 
 
 NONE = pytest.param("none", marks=pytest.mark.exhaustive)  # LoRA's model is one with more

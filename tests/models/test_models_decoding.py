@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from torch_reference import saved, tiny_model
+from torch_reference import left_padded, saved, tiny_model
 
 from fedjax_peft.contracts import Sampling
 from fedjax_peft.models.decoding import check_sampling, decode, next_tokens
@@ -22,13 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:
 LENGTHS = (9, 4, 1, 6)
 NEW = 12
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
-
-
-def left_padded(lengths=LENGTHS, seed=0, vocabulary=100):
-    rng, longest = np.random.default_rng(seed), max(lengths)
-    mask = np.arange(longest)[None] >= longest - np.array(lengths)[:, None]
-    ids = np.where(mask, rng.integers(5, vocabulary, mask.shape), 3).astype(np.int32)
-    return ids, mask
 
 
 @functools.cache
@@ -74,7 +67,7 @@ def torch_completed(reference, ids, mask, ends=4):
 def test_greedy_completions_are_those_of_transformers(family, tmp_path):
     reference = tiny_model(family, kind="causal_lm")
     model = load_model(saved(reference, tmp_path))
-    ids, mask = left_padded()
+    ids, mask = left_padded(LENGTHS)
     free = torch_completed(reference, ids, mask, ends=99)
     got = completed(model, ids, mask, ends=99)
     np.testing.assert_array_equal(got, free)

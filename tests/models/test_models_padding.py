@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import assert_close
+from tiny import trained
 from torch_reference import FAMILIES, layers
 
 from fedjax_peft.models.heads import causal_lm, classification
@@ -51,10 +52,7 @@ def test_padding_has_no_effect_in_training(family, method):
     model = random_model(config, head=head, dropout=0.3)
     if method is not None:
         model = attach(model, method)
-    rng = np.random.default_rng(1)  # LoRA's B and the like are not zero
-    trainable = {n: x + 0.1 * rng.normal(size=x.shape) for n, x in model.trainable.items()}
-    trainable = {n: x.astype(np.float32) for n, x in trainable.items()}
-    apply = jax.jit(model.apply, static_argnums=4)
+    trainable, apply = trained(model), jax.jit(model.apply, static_argnums=4)
 
     def run(length, key):
         outputs = apply(model.frozen, trainable, batch(length), jax.random.key(key), True)

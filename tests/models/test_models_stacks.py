@@ -9,6 +9,7 @@ import optax
 import pytest
 from closeness import assert_close
 from shallow import simplify
+from tiny import trained
 
 import fedjax_peft as fp
 from fedjax_peft.models.registry import random_model
@@ -57,13 +58,7 @@ def pair(family="gpt2", remat="none", **options):
 
 def moved(model):
     """Returns the model with adapters that are not zero."""
-    values = {
-        name: x
-        if model.kinds[name] == "fixed"
-        else x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape)
-        for name, x in model.trainable.items()
-    }
-    return model.replace(trainable=values)
+    return model.replace(trainable=trained(model))
 
 
 def gradients(model):
@@ -84,12 +79,13 @@ def assert_trees_close(found, expected, tolerance=1e-5):
     ("family", "options", "tolerance"),
     [
         ("gpt2", {"remat": "blocks"}, 1e-5),
+        ("gpt2", {"remat": "dots"}, 1e-5),
         pytest.param("gpt2", {"quantize": "nf4"}, 1e-5, marks=pytest.mark.exhaustive),
         pytest.param("gemma3", {}, 1e-5, marks=pytest.mark.exhaustive),
         # In bfloat16 both differ from float32 by up to .04, and so from each other by up to .08.
         pytest.param("gpt2", {"dtype": "bfloat16"}, 0.2, marks=pytest.mark.exhaustive),
     ],
-    ids=["remat", "nf4", "pattern", "bfloat16"],
+    ids=["blocks", "dots", "nf4", "pattern", "bfloat16"],
 )
 def test_outputs_and_gradients_are_the_same(family, options, tolerance):
     """With dropout, whose masks are the same too."""

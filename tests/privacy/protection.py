@@ -1,5 +1,8 @@
 """The facts of a run, uploads of LoRA and a head, and what an aggregator sums of them."""
 
+import functools
+
+import combining
 import jax
 import numpy as np
 import optax
@@ -16,6 +19,7 @@ QN = 5
 SHAPES = {"x.lora_a": (N_IN, RANK), "x.lora_b": (RANK, N_OUT), "head.kernel": (N_IN, 3)}
 FIXED = {"x.lora_scale": np.full(RANK, 1.5, np.float32)}
 BASES = {"mean": aggregators.mean, "fra": aggregators.fra}
+draw = functools.partial(combining.draw, SHAPES, CLIENTS)
 FEDAVG = algorithms.fedavg(optax.sgd(0.1))
 
 
@@ -37,17 +41,6 @@ def showing(base):
         return Aggregated(jax.tree.map(lambda x: x / total.weight, total.value), {}, state)
 
     return (base.unmeasured or base)._replace(finish=finish, unmeasured=None)
-
-
-def draw(seed, size=1.0):
-    """Returns (uploads of all clients, template)."""
-    rng = np.random.default_rng(seed)
-    template = {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()}
-    uploads = {
-        n: (x + size * rng.normal(size=(CLIENTS, *x.shape))).astype(np.float32)
-        for n, x in template.items()
-    }
-    return uploads, template
 
 
 def run(aggregator, uploads, template, lanes=CLIENTS, state=None):

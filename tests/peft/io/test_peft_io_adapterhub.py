@@ -16,6 +16,7 @@ import torch
 from closeness import assert_close
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
+from tiny import trained
 
 from fedjax_peft.models.heads import token_classification
 from fedjax_peft.models.hub import load_model
@@ -34,14 +35,6 @@ NAMES = ["houlsby", "pfeiffer"]
 @functools.cache
 def base(family="bert"):
     return load_model(GOLDEN / family)
-
-
-def trained(model, seed=1):
-    """Returns trainable leaves as after a run, all changed."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: (x + rng.normal(0, 0.2, x.shape)).astype("f4") for name, x in model.trainable.items()
-    }
 
 
 def read(path):
