@@ -22,10 +22,20 @@ import jax
 import numpy as np
 import pytest
 
-__all__ = ["ROUNDOFF", "approx", "assert_close", "assert_small", "assert_trees_close", "roughly"]
+__all__ = [
+    "EXACT",
+    "ROUNDOFF",
+    "approx",
+    "assert_close",
+    "assert_small",
+    "assert_trees_close",
+    "roughly",
+]
 
 ROUNDOFF = 2.0**-24
 """The largest relative error of one float32 operation."""
+EXACT = {"rtol": 0, "atol": 1e-5}
+"""Of two libraries in float32, for outputs of order one."""
 FOLDER = os.environ.get("CLOSENESS")
 
 

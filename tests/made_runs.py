@@ -1,6 +1,7 @@
 """Made-up runs and sweeps for reports and the scripts of ``experiments/``, and what these write."""
 
 import csv
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,6 +56,25 @@ def write_sweep(root: Path, runs: Iterable[tuple[Mapping, Sequence]], **fields: 
     begin_sweep(root, **fields)
     for number, (config, rows) in enumerate(runs):
         write_run(root / config["name"] / str(number), config, rows)
+    return root
+
+
+def accuracy(validation: float | None, test: float | None) -> dict[str, Any]:
+    """Tests have so many examples that the seeds decide about intervals."""
+    scores = {"validation_accuracy": validation, "test_accuracy": test}
+    return scores | {"validation_examples": 10**6, "test_examples": 10**6}
+
+
+def write_rates(root, scores, *, keys=("optimizer.learning_rate", "seed"), **fields) -> Path:
+    """Writes a sweep over rates: method -> learning rate -> seed -> fields of the last row."""
+    begin_sweep(root, keys=list(keys), **fields)
+    for method, rates in scores.items():
+        for (rate, seeds), flip in zip(rates.items(), itertools.cycle((False, True))):
+            for seed, last in seeds.items():
+                point = f"seed={seed},rate={rate}" if flip else f"rate={rate},seed={seed}"
+                config = {"name": method, "algorithm": method, "seed": seed}
+                config |= {"optimizer": {"name": "adamw", "learning_rate": rate}}
+                write_run(root / method / point, config, [{"round": 0}, {"round": 3, **last}])
     return root
 
 

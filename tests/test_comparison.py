@@ -1,9 +1,10 @@
 """The comparison with other systems: complete data, which the page and the README show."""
 
-import importlib.util
 import re
+import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,11 +12,7 @@ from fedjax_peft import aggregators, algorithms
 from fedjax_peft.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
-SPEC = importlib.util.spec_from_file_location(
-    "comparison", ROOT / "docs" / "_ext" / "comparison.py"
-)
-comparison = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(comparison)
+comparison = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "_ext" / "comparison.py")))
 DATA = comparison.load()
 METHODS = DATA["lora_methods"]
 ADDRESS = re.compile(r"https://github\.com/[\w-]+/[\w-]+/blob/[0-9a-f]{40}/[\w/.-]+")

@@ -1,10 +1,10 @@
 """The script of learned mixing weights, and committed results of benchmarks."""
 
 import csv
-import importlib.util
 import json
-import sys
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +15,8 @@ ROOT = Path(__file__).parents[1] / "experiments"
 
 
 def load(path):
-    """Returns a script as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    """Returns what a script defines."""
+    return SimpleNamespace(**runpy.run_path(str(path)))
 
 
 def test_committed_gradients_equal_finite_differences_and_are_in_the_readme():

@@ -7,9 +7,11 @@ import glob
 import importlib.util
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from shallow import shallow
@@ -19,9 +21,7 @@ from fedjax_peft import testing
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-SPEC = importlib.util.spec_from_file_location("notebooks", ROOT / "docs" / "_ext" / "notebooks.py")
-shared = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(shared)
+shared = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "_ext" / "notebooks.py")))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.report.figure_files import PALETTE, save, style, subplots
-from fedjax_peft.report.intervals import LEVEL, student
 from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 
@@ -57,12 +56,6 @@ def chosen(study: Study) -> dict[str, Cell]:
     return {name: max(found[name], key=score) for name in METHODS if name in found}
 
 
-def margin(values: np.ndarray) -> np.ndarray:
-    """Returns half the 95 % t interval of the means of ``[seeds, ...]``."""
-    n = len(values)
-    return student(LEVEL, n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
-
-
 def draw(cells: Mapping[str, Cell], stem: Path) -> None:
     """Writes the figure, one panel for each server beside the first one, which waits.
 
@@ -96,10 +89,9 @@ def _curve(ax: Any, cell: Cell, color: str, label: str) -> None:
     grid = np.linspace(0, END, 81)
     curves = cell.series("test_accuracy", "simulated_seconds")
     values = np.array([[100 * at(curve, t) for t in grid] for curve in curves.values()])
-    mean = values.mean(axis=0)
-    ax.plot(grid, mean, color=color, label=label, marker="", drawstyle="steps-post")
+    ax.plot(grid, values.mean(axis=0), color=color, label=label, marker="", drawstyle="steps-post")
     if len(values) > 1:
-        low, high = mean - margin(values), mean + margin(values)
+        low, high = zip(*((s.low, s.high) for s in map(summarise, values.T)), strict=True)
         ax.fill_between(grid, low, high, color=color, alpha=0.2, linewidth=0, step="post")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 import torch
-from closeness import approx, assert_close
+from closeness import EXACT, approx, assert_close
 from peft import PeftModel
 from safetensors.numpy import load_file
 from tiny_project import fails, rows
@@ -33,7 +33,6 @@ from fedjax_peft.simulation.rows import seen_clients
 from fedjax_peft.simulation.simulate import Run
 from fedjax_peft.support.errors import InputError
 
-EXACT = {"rtol": 0, "atol": 1e-5}
 TEXTS = ["w9 w10 w11 w40", "w30", "w50 w51 w52 w53 w54"]
 CLASSES = 4
 UNTESTED = "evaluation.global_test=false"

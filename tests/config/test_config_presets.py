@@ -201,7 +201,6 @@ def mutants(value, path=()):
 
 def test_a_change_of_any_number_is_noticed(monkeypatch):
     content = tomllib.loads(presets.FILE.read_text())
-    assert read(monkeypatch, content) == PAPERS
     changed = list(mutants(content))
     assert len(changed) > 80
     for path, value in changed:

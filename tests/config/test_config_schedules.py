@@ -69,23 +69,6 @@ def test_clients_and_server_have_their_own_schedules():
     assert "keep_optimizer" in keeping.incompatible[Feature.NEW_FACTORS]
 
 
-def test_a_method_has_its_own_schedule():
-    methods = {"flat": {"schedule": "constant"}, "falling": {"schedule": {"final_factor": 0.5}}}
-    raw = {**BASE, "schedule": {"name": "linear"}, "methods": methods}
-    flat, falling = (
-        configs.build_algorithm(configs.resolve(configs.methods(raw)[name])) for name in methods
-    )
-    assert factors(flat) == [1.0] * 4
-    assert_close(factors(falling), [1.0, 15 / 16, 14 / 16, 9 / 16], rtol=1e-6)
-
-
-def test_an_override_names_a_schedule():
-    raw = BASE
-    for text in ("schedule=exponential", "schedule.decay=0.5", "schedule.every=2"):
-        raw = configs.override(raw, text)
-    assert factors(configs.build_algorithm(configs.resolve(raw))) == [1.0, 1.0, 0.5, 0.125]
-
-
 def test_the_numbers_of_a_schedule_are_run_time_values_of_a_sweep():
     raw = {**BASE, "schedule": "linear"}
     points = sweeps.plan(raw, ["schedule.final_factor=0.2,0.4"]).points

@@ -146,11 +146,12 @@ def test_rows_of_the_hub(monkeypatch, name):
 @pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if not entry.parts])
 def test_errors_for_unreachable_data_name_the_download(monkeypatch, name):
     def offline(*_args, **_options):
-        raise ConnectionError("no route")
+        raise ConnectionError("no route") from OSError("cable\nis out")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
     with pytest.raises(InputError) as caught:
         load_tables(name, Reading(source="hub"))
     message = str(caught.value)
+    assert ("hub: OSError: cable is out" in message) == bool(DATASETS[name].hub)
     assert DATASETS[name].download in message
     assert str(assets.cache_dir() / "data" / name) in message

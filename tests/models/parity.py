@@ -10,9 +10,6 @@ from torch_reference import torch_outputs, torch_states
 
 from fedjax_peft.models.cache import empty
 
-EXACT = {"rtol": 0, "atol": 1e-5}
-"""Float32 against float32; logits are of order one."""
-
 
 @functools.cache
 def _program(apply):

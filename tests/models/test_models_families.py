@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from closeness import assert_close
+from closeness import EXACT, assert_close
 from flax import nnx
-from parity import EXACT, assert_equal, assert_same_leaves, flipped, forward
+from parity import assert_equal, assert_same_leaves, flipped, forward
 from safetensors.torch import load_file, save_file
 from torch_reference import (
     FAMILIES,

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from closeness import assert_close, assert_small
-from parity import EXACT, assert_equal, assert_equal_outputs, forward
+from closeness import EXACT, assert_close, assert_small
+from parity import assert_equal, assert_equal_outputs, forward
 from torch_reference import (
     FAMILIES,
     HEADS,

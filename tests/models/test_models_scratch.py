@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from closeness import approx, assert_close, assert_small
+from closeness import EXACT, approx, assert_close, assert_small
 from torch import nn
 
 from fedjax_peft.models.checkpoint import save_checkpoint
@@ -20,7 +20,6 @@ from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
-EXACT = {"rtol": 0, "atol": 1e-5}
 WORDS = {"vocab_size": 50, "embedding_size": 12, "hidden_size": 16}
 LSTM = {"model_type": "lstm", **WORDS}
 CNN = {"model_type": "cnn", "image_size": 13, "num_channels": 2, "hidden_size": 20}

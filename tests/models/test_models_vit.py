@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from closeness import assert_close
-from parity import EXACT, forward
+from closeness import EXACT, assert_close
+from parity import forward
 from torch_reference import VIT_SHAPE, saved, tensors, tiny_model
 
 from fedjax_peft.models.heads import classification

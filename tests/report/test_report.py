@@ -6,7 +6,6 @@ import json
 import re
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 from rich.console import Console
 from shallow import draw_nothing
@@ -16,7 +15,6 @@ from fedjax_peft.report import figure_files, plots, records
 from fedjax_peft.report import page as report
 from fedjax_peft.report.runs import compare_runs
 from fedjax_peft.report.study import make_study
-from fedjax_peft.simulation.summaries import rounds_to
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -437,13 +435,6 @@ def test_the_smallest_upload_is_named_where_it_is_marked(tmp_path):
     small, large, same = (make_run(tmp_path / str(n), size=n // 7) for n in (70, 7000, 71))
     assert "The smallest upload is bold." in page(load(small, large), tmp_path)
     assert "The smallest upload is bold." not in page(load(small, same), tmp_path)
-
-
-def test_reaching_a_target_allows_for_float32():
-    exact = float(np.float32(0.76))
-    assert exact < 0.76
-    assert rounds_to([{"round": 3, "test_accuracy": exact}], 0.76) == 3
-    assert rounds_to([{"round": 3, "test_accuracy": 0.7599}], 0.76) is None
 
 
 def test_differing_and_shared_settings(tmp_path):

@@ -4,7 +4,7 @@ import http.client
 import threading
 
 import pytest
-from toy_sweeps import write_run
+from made_runs import write_run
 
 from fedjax_peft.cli.main import main
 from fedjax_peft.report import live

@@ -6,8 +6,8 @@ import re
 
 import pytest
 from closeness import approx
+from made_runs import accuracy, write_rates
 from shallow import draw_nothing
-from toy_sweeps import accuracy, write_sweep
 
 from fedjax_peft.cli.main import main
 from fedjax_peft.report.methods import Options, compare, compare_methods
@@ -38,7 +38,7 @@ def _figures(monkeypatch):
 @pytest.fixture
 def sweep(tmp_path):
     methods = {"fedavg": scores(0), "fedprox": scores(0.03), "moon": scores(0, jitter=NOISE)}
-    return write_sweep(tmp_path / "lr", methods, choose_by="validation_accuracy", baseline="fedavg")
+    return write_rates(tmp_path / "lr", methods, choose_by="validation_accuracy", baseline="fedavg")
 
 
 def row(methods, name):
@@ -92,7 +92,7 @@ def test_a_choice_on_test_is_a_warning(sweep):
 
 
 def test_the_note_says_what_the_intervals_contain(tmp_path):
-    study = read_study(write_sweep(tmp_path / "s", {"a": scores(0), "b": scores(0.01)}))
+    study = read_study(write_rates(tmp_path / "s", {"a": scores(0), "b": scores(0.01)}))
     found = compare_methods(study)
     assert "With fewer than 4 seeds, only Student’s t has an interval." in found.paired
     assert "the chance of the seeds and of the test examples" in found.paired
@@ -107,20 +107,20 @@ def test_the_note_says_what_the_intervals_contain(tmp_path):
 
 def test_nothing_separated_is_said(tmp_path):
     methods = {"a": scores(0.001, jitter=NOISE), "b": scores(0)}
-    found = compare_methods(read_study(write_sweep(tmp_path / "s", methods)))
+    found = compare_methods(read_study(write_rates(tmp_path / "s", methods)))
     assert found.lead.startswith("No method is separated from a in final test accuracy")
     assert found.judged.best == set()
 
 
 def test_the_best_mean_is_bold_only_if_separated_from_all_others(tmp_path):
     ahead = {"a": scores(0), "b": scores(0.05)}
-    found = compare_methods(read_study(write_sweep(tmp_path / "s", ahead)))
+    found = compare_methods(read_study(write_rates(tmp_path / "s", ahead)))
     assert found.lead.startswith("b has the best final test accuracy, separated from every other")
     table = found.files()["table"]
     assert "**66.3 ± 4.3**" in table.markdown()
     assert table.latex().count("textbf") == 1
     near = {"a": scores(0), "b": scores(0.05), "c": scores(0.0501, jitter=(0.001, 0.0, -0.001))}
-    found = compare_methods(read_study(write_sweep(tmp_path / "t", near)))
+    found = compare_methods(read_study(write_rates(tmp_path / "t", near)))
     assert "textbf" not in found.files()["table"].latex()
 
 
@@ -130,7 +130,7 @@ def test_few_seeds_and_broken_pairs_are_warned_of(tmp_path):
     one = {0.1: {0: accuracy(0.5, 0.5)}}
     two = {0.1: {seed: accuracy(0.5, 0.5 + seed) for seed in range(2)}}
     methods = {"a": rate, "b": other, "c": one, "d": two}
-    found = compare_methods(read_study(write_sweep(tmp_path / "s", methods)))
+    found = compare_methods(read_study(write_rates(tmp_path / "s", methods)))
     text = " ".join(found.warnings)
     assert "c has one seed: no standard deviation and no interval." in text
     assert "d has 2 seeds. Use at least 3" in text
@@ -146,7 +146,7 @@ def test_the_report_says_how_many_seeds_a_difference_needs(tmp_path):
     jitter = {"b": 0.001, "c": 0.0125, "d": 0.5}
     methods = {"a": scores(0, jitter=(0.0, 0.0, 0.0))}
     methods |= {name: scores(0.02, jitter=(0.0, d, -d)) for name, d in jitter.items()}
-    study = read_study(write_sweep(tmp_path / "s", methods, choose_by="validation_accuracy"))
+    study = read_study(write_rates(tmp_path / "s", methods, choose_by="validation_accuracy"))
     found = compare_methods(study)
     assert found.power == (
         "To find a difference of 1.0 points to a in 80 % of studies (paired t test at 5 %), d needs"
@@ -167,7 +167,7 @@ def test_a_small_test_set_limits_what_seeds_can_show(tmp_path):
         for name, up, seeds in (("a", 0.0, (0, 1, 2, 3)), ("b", 0.05, (0, 1, -1, 2)))
     }
     rates["b"][0.1] = dict(enumerate(rates["b"][0.1].values()))
-    power = compare_methods(read_study(write_sweep(tmp_path / "s", rates))).power
+    power = compare_methods(read_study(write_rates(tmp_path / "s", rates))).power
     # Twice the variance .5 (1 - .5) / 100, times 1.96.
     assert "The chance of the test examples is up to ± 13." in power
     assert "rough" not in power
@@ -189,7 +189,7 @@ def test_nested_metrics_where_lower_is_better(tmp_path):
         method: {0.1: {s: {"test_accuracy": 0.5, "time": {"train_s": t + s}} for s in range(3)}}
         for method, t in (("slow", 9.0), ("fast", 1.0))
     }
-    study = read_study(write_sweep(tmp_path / "s", rates))
+    study = read_study(write_rates(tmp_path / "s", rates))
     found = compare_methods(study, Options(metric="time.train_s"))
     assert row(found, "fast")["Final time.train s"] == "2 ± 1"
     assert row(found, "fast")["Difference to fast"] == "baseline"
@@ -201,7 +201,7 @@ def test_clients_have_columns(tmp_path):
     tests = {"client": list(range(20)), "accuracy": [0.1, 0.3, *[0.9] * 18]}
     fields = {"client_accuracy_mean": 0.83, "client_accuracy_weighted": 0.7, "client_tests": tests}
     rates = {"ditto": {0.1: {s: {"test_accuracy": 0.5, **fields} for s in range(3)}}}
-    found = compare_methods(read_study(write_sweep(tmp_path / "s", rates)))
+    found = compare_methods(read_study(write_rates(tmp_path / "s", rates)))
     cells = row(found, "ditto")
     assert cells["Worst 10 % of clients (%)"] == "20.0 ± 0.0"
     assert cells["Weighted by test size (%)"] == "70.0 ± 0.0"
@@ -245,7 +245,7 @@ def test_the_cost_of_a_target_is_a_mean_over_seeds(tmp_path, capsys):
     """One seed of the second method never reaches 45 % (90 % of 50 %)."""
     reached = {0.1: {s: {"test_accuracy": 0.5, "bytes_up": 100 * s} for s in range(3)}}
     missed = {0.1: {s: {"test_accuracy": 0.5 - 0.1 * (s == 2)} for s in range(3)}}
-    sweep = write_sweep(tmp_path / "s", {"a": reached, "b": missed})
+    sweep = write_rates(tmp_path / "s", {"a": reached, "b": missed})
     assert main(["report", str(sweep), "--target", "0.5"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     head = lines.index(["To", "50.0", "%", "90", "%", "95", "%", "99", "%"])
@@ -254,7 +254,7 @@ def test_the_cost_of_a_target_is_a_mean_over_seeds(tmp_path, capsys):
 
 
 def test_the_choice_names_the_validation_examples(tmp_path):
-    sweep = write_sweep(tmp_path / "s", {"a": scores(0)})
+    sweep = write_rates(tmp_path / "s", {"a": scores(0)})
     for path in sweep.rglob("config.toml"):
         path.write_text('validation = "20 % of train"\n' + path.read_text())
     assert compare_methods(read_study(sweep)).lead.endswith(
@@ -272,7 +272,7 @@ def test_single_runs_of_a_sweep_are_rows_of_their_own(sweep):
 
 def test_runs_that_were_never_tested_are_rows(tmp_path):
     rates = {"a": {x: {s: {"train_loss": 0.5} for s in range(2)} for x in (0.1, 0.2)}}
-    study = read_study(write_sweep(tmp_path / "s", rates))
+    study = read_study(write_rates(tmp_path / "s", rates))
     found = compare_methods(study)
     assert found.names == ["a (learning_rate=0.1)", "a (learning_rate=0.2)"]
     assert found.lead.startswith("No final test accuracy has been recorded.")
@@ -283,7 +283,7 @@ def test_runs_that_were_never_tested_are_rows(tmp_path):
 
 def test_hostile_settings_are_escaped(tmp_path):
     keys = ("note", "seed")
-    sweep = write_sweep(tmp_path / "s", {"a": scores(0)}, keys=keys)
+    sweep = write_rates(tmp_path / "s", {"a": scores(0)}, keys=keys)
     for path in sweep.rglob("config.toml"):
         rate = re.search(r"rate=([.\d]+)", str(path))[1]
         note = "\\u001b[31m<b>\\n" + rate + "x" * 200

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 import tomli_w
 from closeness import approx
-from toy_sweeps import accuracy, write_run, write_sweep
+from made_runs import accuracy, write_rates, write_run
 
 from fedjax_peft.report.intervals import (
     holm,
@@ -37,7 +37,7 @@ def sweep(tmp_path):
         }
         for method, up in (("fedavg", 0.0), ("fedprox", 0.05))
     }
-    return write_sweep(tmp_path / "lr", scores, choose_by="validation_accuracy", baseline="fedavg")
+    return write_rates(tmp_path / "lr", scores, choose_by="validation_accuracy", baseline="fedavg")
 
 
 def test_what_the_program_derives_from_a_preset_is_no_setting(tmp_path):
@@ -86,7 +86,7 @@ def test_settings_are_chosen_on_validation(sweep):
 
 def test_without_validation_the_choice_says_that_it_was_on_test(tmp_path):
     scores = {"a": {x: {s: {"test_accuracy": x} for s in range(2)} for x in (0.1, 0.2)}}
-    study = read_study(write_sweep(tmp_path / "s", scores, choose_by="validation_accuracy"))
+    study = read_study(write_rates(tmp_path / "s", scores, choose_by="validation_accuracy"))
     choice = study.choice()
     assert choice.on_test
     assert choice.cells["a"].settings["optimizer.learning_rate"] == 0.2
@@ -96,7 +96,7 @@ def test_without_validation_the_choice_says_that_it_was_on_test(tmp_path):
 
 def test_a_loss_is_chosen_where_it_is_low(tmp_path):
     scores = {"a": {x: {0: {"validation_loss": x}} for x in (0.3, 0.1, 0.2)}}
-    study = read_study(write_sweep(tmp_path / "s", scores, choose_by="validation_loss"))
+    study = read_study(write_rates(tmp_path / "s", scores, choose_by="validation_loss"))
     assert study.chosen()["a"].settings == {"optimizer.learning_rate": 0.1}
 
 
@@ -104,7 +104,7 @@ def test_a_setting_that_lacks_a_seed_is_not_chosen(tmp_path):
     """A rate that diverges for one seed would look good by its other seeds."""
     good = {s: accuracy(0.5, 0.5) for s in range(3)}
     diverged = {0: accuracy(0.9, 0.9), 1: accuracy(0.9, 0.9), 2: accuracy(None, None)}
-    study = read_study(write_sweep(tmp_path / "s", {"a": {0.1: good, 0.2: diverged}}))
+    study = read_study(write_rates(tmp_path / "s", {"a": {0.1: good, 0.2: diverged}}))
     choice = study.choice()
     assert choice.cells["a"].settings == {"optimizer.learning_rate": 0.1}
     assert choice.notes[-1] == (

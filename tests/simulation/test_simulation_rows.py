@@ -214,3 +214,7 @@ def test_rounds_to_a_target():
     assert rounds_to(ROWS, 0.3) == 2
     assert rounds_to(ROWS, 0.41) is None
     assert rounds_to([], 0.0) is None
+    below = float(np.float32(0.76))
+    assert below < 0.76
+    assert rounds_to([{"round": 3, "test_accuracy": below}], 0.76) == 3
+    assert rounds_to([{"round": 3, "test_accuracy": 0.7599}], 0.76) is None

@@ -117,16 +117,6 @@ def test_a_compressor_equals_its_numpy_reference(name):
     assert_close(measured, math.sqrt(lost / size), rtol=1e-5)
 
 
-def test_the_values_of_nf4_are_quantiles_of_a_normal_distribution():
-    """QLoRA's construction (Equation 4), as in bitsandbytes: 8 quantiles above 0 and 7 below."""
-    scipy = pytest.importorskip("scipy.stats")
-    offset = 0.9677083
-    above = scipy.norm.ppf(np.linspace(offset, 0.5, 9)[:-1])
-    below = -scipy.norm.ppf(np.linspace(offset, 0.5, 8)[:-1])
-    values = np.sort(np.concatenate([above, [0], below]))
-    assert_close(NF4, values / values.max(), atol=1e-6)
-
-
 def test_top_k_across_leaves_takes_the_largest_of_all():
     update = change()
     flat = np.concatenate([np.asarray(update[n]).ravel() for n in sorted(update)])

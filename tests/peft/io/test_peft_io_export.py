@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from closeness import assert_close
+from closeness import EXACT, assert_close
 from flax import nnx
 from peft import PeftModel
 from safetensors.numpy import load_file
@@ -39,7 +39,6 @@ from fedjax_peft.peft.io.export import export, export_clients
 from fedjax_peft.support.errors import InputError
 
 CLASSES = 3
-EXACT = {"rtol": 0, "atol": 1e-5}
 
 pytestmark = pytest.mark.slow
 
@@ -112,16 +111,6 @@ LORA = {
     "ia3": peft.ia3(targets=["value", "intermediate.dense"], feed_forward=[]),
     "prompt": peft.prompt_tuning(5),
 }
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return saved(tiny_model("bert", classes=CLASSES), tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def model(base):
-    return load_model(base)
 
 
 @pytest.mark.parametrize("name", LORA)

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from closeness import assert_close
+from closeness import EXACT, assert_close
 from safetensors.numpy import load_file
-from test_peft_io_export import CLASSES, EXACT, assert_same, auto, ours, theirs
+from test_peft_io_export import CLASSES, assert_same, auto, ours, theirs
 from tiny import trained
 from torch_reference import layers, padded_batch, saved, tiny_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -17,11 +17,6 @@ from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.io.export import export
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return saved(tiny_model("bert", classes=CLASSES), tmp_path_factory.mktemp("base"))
 
 
 MERGED = {

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from closeness import assert_close
+from closeness import EXACT, assert_close
 from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny import forward, trained
@@ -18,23 +18,11 @@ from fedjax_peft import attach, count, heads, load_model, merge, peft
 from fedjax_peft.peft.io.export import export
 from fedjax_peft.support.errors import InputError
 
-EXACT = {"rtol": 0, "atol": 1e-5}
-
 pytestmark = pytest.mark.slow
 
 
 def ours(model, batch, params=None):
     return np.asarray(forward(model, batch, params).logits)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return saved(tiny_model("bert"), tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def model(base):
-    return load_model(base)
 
 
 # ------------------------------------------------------------------------------------ round trips
