@@ -198,7 +198,7 @@ def test_sweeps_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "processes", lambda: 2)
     with pytest.raises(InputError, match="A sweep runs in one process"):
         sweep.sweep(None, None, None, points=[])
-    (tmp_path / sweeping.NAME).write_text('config = "a.toml"')
+    (tmp_path / sweeping.SWEEP).write_text('config = "a.toml"')
     assert main(["resume", str(tmp_path), "--distributed"]) == 2
     assert "is a sweep, which runs in one process" in capsys.readouterr().err
 

@@ -13,16 +13,14 @@ from fedjax_peft.cli.sweep_display import SweepDisplay
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import early, sweeps
 from fedjax_peft.config.parts import Parts
-from fedjax_peft.report.study import read_study
+from fedjax_peft.report.records import find_runs, unstarted
+from fedjax_peft.report.study import SWEEP, read_study, read_sweep
 from fedjax_peft.simulation import earlier, record
 from fedjax_peft.simulation.points import Job, run_points
 from fedjax_peft.simulation.simulate import check_recorded
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
-from fedjax_peft.support.toml import read_toml
-
-NAME = "sweep.toml"
 
 
 def sweep(options: argparse.Namespace) -> None:
@@ -36,8 +34,6 @@ def sweep(options: argparse.Namespace) -> None:
             print(display.printable(point.folder))
         print(f"{len(planned.points)} runs, swept: {', '.join(planned.keys)}")
         return
-    for point in planned.points if options.overwrite else ():
-        record.remove_run(out / point.folder)
     again = {
         "title": title,
         "overrides": options.overrides,
@@ -51,12 +47,12 @@ def sweep(options: argparse.Namespace) -> None:
 
 def is_sweep(directory: Path) -> bool:
     """Returns whether a directory is that of a sweep from the command line."""
-    return (directory / NAME).is_file() and "config" in read_toml(directory / NAME)
+    return "config" in read_sweep(directory / SWEEP)
 
 
 def resume(options: argparse.Namespace) -> None:
     """Runs the points of the sweep in ``options.run`` that are missing or interrupted."""
-    table = read_toml(options.run / NAME)
+    table = read_sweep(options.run / SWEEP)
     try:
         earlier.check_resumable(options.run, dict(table["config"]))
         overrides = [*table["overrides"], *options.overrides]
@@ -64,7 +60,7 @@ def resume(options: argparse.Namespace) -> None:
         title, options.early_stop, options.replicas = table["title"], table["early_stop"], None
     except (KeyError, TypeError):
         raise InputError(
-            f"{options.run / NAME} is damaged. Give the sweep's command again, with --resume."
+            f"{options.run / SWEEP} is damaged. Give the sweep's command again, with --resume."
         ) from None
     _run(planned, options.run, title, options)
 
@@ -81,7 +77,7 @@ def _run(planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespa
             return configs.run(config, out=path, resume=resume, **given)
 
         def check(path: Path) -> None:
-            configs.run(config, out=path, parts=parts, act=check_recorded)
+            configs.run(config, out=path, resume=True, parts=parts, act=check_recorded)
 
         return Job(point.folder, config["rounds"], run, check, point.method)
 
@@ -105,16 +101,19 @@ def _run(planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespa
 def _begin(
     out: Path, planned: sweeps.Sweep, again: dict[str, Any], options: argparse.Namespace
 ) -> None:
-    """Writes ``sweep.toml``; keys of an earlier sweep in the same directory stay swept.
+    """Writes ``sweep.toml``, beside the runs that stay of an earlier sweep in the same directory.
+
+    With ``options.resume`` they all stay, and what they vary stays swept. ``options.overwrite``
+    removes them, also those of points that the new sweep does not have; with ``options.only``,
+    those of these methods.
 
     Args:
       again: everything that :func:`resume` needs to plan the sweep again.
-      options: of the command; with ``resume`` or ``overwrite`` the directory may hold a sweep.
 
     Raises:
       InputError: the directory holds another sweep or anything else.
     """
-    file = out / NAME
+    file = out / SWEEP
     known_keys: list[str] = []
     if file.exists():
         if not (options.resume or options.overwrite):
@@ -122,7 +121,12 @@ def _begin(
                 f"{out} already holds a sweep: continue it, or add points to it, with --resume;"
                 " replace it with --overwrite; or choose another directory with --out."
             )
-        known_keys = [key for key in read_toml(file).get("keys", []) if isinstance(key, str)]
+        if options.resume or options.only:
+            known_keys = read_sweep(file)["keys"]
+        if options.overwrite:
+            for place in [out / name for name in options.only] or [out]:
+                for run in {*find_runs(place), *unstarted(place)}:
+                    record.remove_run(run)
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists and is no sweep: choose another directory with --out.")
     elif options.resume and not options.quiet:

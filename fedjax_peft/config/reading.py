@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_peft.config import plugins
-from fedjax_peft.config.keys import CHAINED, DEFAULT_NAMES, NAMESPACES, Config
+from fedjax_peft.config.keys import CHAINED, DEFAULT_NAMES, NAMESPACES, NOISE, Config
 from fedjax_peft.data import sources
 from fedjax_peft.support import assets, toml
 from fedjax_peft.support.display import show
@@ -46,7 +46,20 @@ def load(path: str | Path) -> Config:
         ) from None
     except ValueError as error:
         raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
+    if (path.parent / "environment.json").is_file():
+        raw = _as_asked(raw)
     return _with_absolute_paths(raw, path.parent)
+
+
+def _as_asked(raw: Config) -> Config:
+    """Returns the config of a run without the noise that was computed for its epsilon.
+
+    A new run may have other rounds or clients, for which this noise would not give the epsilon.
+    """
+    privacy = raw.get("privacy")
+    if not isinstance(privacy, dict) or "epsilon" not in privacy:
+        return raw
+    return {**raw, "privacy": {key: x for key, x in privacy.items() if key != NOISE}}
 
 
 def _with_absolute_paths(raw: Config, folder: Path) -> Config:

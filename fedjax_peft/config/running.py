@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_peft import peft, tasks
 from fedjax_peft.config import building
 from fedjax_peft.config.federation import evaluation_data, explicit, load_data
-from fedjax_peft.config.keys import SCHEDULES, Config, EvaluationKeys, StartKeys
+from fedjax_peft.config.keys import NOISE, SCHEDULES, Config, EvaluationKeys, StartKeys
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.config.resolving import resolve_recorded
 from fedjax_peft.config.schema import OF_THE_RUN, fields_of
@@ -66,6 +66,8 @@ def run(
             on_phase(Phase(name, 0, config["rounds"]))
 
     report_phase("reading")
+    if resume and out is not None:
+        config = _with_noise_of(Path(out), config)
     config, train, clients, evaluated = _federation(config, parts)
     task = tasks.for_data(train, config["metric"])
     report_phase("loading")
@@ -206,10 +208,7 @@ class _Made:
 def made_from_values(config: Config) -> dict[str, Any]:
     """Returns the arguments of ``simulate`` that depend on the run-time values, and the values."""
     # An epsilon was replaced by a noise multiplier, see with_noise.
-    runtime = [
-        f"privacy.{building.NOISE}" if k == "privacy.epsilon" else k
-        for k in config["runtime"] or ()
-    ]
+    runtime = [f"privacy.{NOISE}" if k == "privacy.epsilon" else k for k in config["runtime"] or ()]
     if not runtime:
         return {name: build(config) for name, build in building.BUILDERS.items()}
     flat = flatten(config)
@@ -255,7 +254,7 @@ def with_noise(config: Config, clients: Clients) -> Config:
       InputError: no noise is enough, or the mechanism does not fit the run.
     """
     table = config["privacy"]
-    if table.get("epsilon") is None or table[building.NOISE] is not None:
+    if table.get("epsilon") is None or table[NOISE] is not None:
         return config
     made = building.build_records(config)
     own = {"system": made["system"], "length_buckets": made["placement"].length_buckets}
@@ -264,9 +263,20 @@ def with_noise(config: Config, clients: Clients) -> Config:
     facts = federation_of(schedule, clients.data, building.build_algorithm(config))
 
     def epsilon_of(noise: float) -> float:
-        mechanism = building.build_privacy({**config, "privacy": {**table, building.NOISE: noise}})
+        mechanism = building.build_privacy({**config, "privacy": {**table, NOISE: noise}})
         assert mechanism is not None
         return mechanism.guarantee(facts, config["rounds"]).epsilon
 
     noise = smallest_noise(epsilon_of, table["epsilon"])
-    return {**config, "privacy": {**table, building.NOISE: noise}}
+    return {**config, "privacy": {**table, NOISE: noise}}
+
+
+def _with_noise_of(run: Path, config: Config) -> Config:
+    """Returns the config with the noise of a run that is continued, if it was for this epsilon."""
+    epsilon = config["privacy"].get("epsilon")
+    if epsilon is None or not (run / "config.toml").exists():
+        return config
+    recorded = read_config(run).get("privacy", {})
+    if recorded.get("epsilon") != epsilon:
+        return config
+    return {**config, "privacy": {**config["privacy"], NOISE: recorded.get(NOISE)}}

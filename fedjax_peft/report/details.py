@@ -15,6 +15,7 @@ from fedjax_peft.report.figure_files import INK, MUTED, bands, line_look, rollin
 from fedjax_peft.report.layers import HEAT_MAPS, heat_map
 from fedjax_peft.report.wording import MISSING, capital, is_share, score_text, shorten, word
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
+from fedjax_peft.simulation.summaries import worst_tenth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +70,8 @@ def client_distribution(runs: drawing.Runs) -> drawing.Detail | None:
     if not values:
         return None
     scale, unit = (100, " %") if is_share(metric) else (1, "")
-    tails = (f"{name} {scale * _tail(xs, lower=lower):.3g}{unit}" for name, xs in values.items())
+    worst = {name: scale * worst_tenth(xs, lower=lower) for name, xs in values.items()}
+    tails = (f"{name} {x:.3g}{unit}" for name, x in worst.items())
     several = any(len(by_seed) > 1 for by_seed in runs.values())
     pooled = "; the clients of all seeds are pooled" if several else ""
     caption = (
@@ -133,12 +135,6 @@ def _last_tests(rows: drawing.Rows, metric: str) -> list[tuple[int, float]]:
             pairs = zip(tests["client"], tests[metric], strict=False)
             return [(client, float(x)) for client, x in pairs if isinstance(x, int | float)]
     return []
-
-
-def _tail(values: Sequence[float], *, lower: bool) -> float:
-    """Returns the mean of the worst tenth of ascending values, at least one of them."""
-    n = max(1, math.floor(WORST * len(values) + 1e-9))
-    return float(np.mean(values[-n:] if lower else values[:n]))
 
 
 @drawing.styled

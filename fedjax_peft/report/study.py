@@ -69,7 +69,7 @@ def read_study(*paths: str | os.PathLike[str], unfinished: bool = False) -> Stud
         for run in find_runs(path) or [path]:
             home = next((p for p in run.resolve().parents[:2] if (p / SWEEP).is_file()), None)
             if home is not None and home not in sweeps:
-                sweeps[home] = _read_sweep(home / SWEEP)
+                sweeps[home] = read_sweep(home / SWEEP)
             one = load_run(run)
             if home is not None and not one.config.get("name"):
                 one = one._replace(name=one_line(home.name))
@@ -149,7 +149,12 @@ def _by_size(setting: tuple[str, Any]) -> tuple[str, bool, Any, str]:
     return key, not numeric, value if numeric else 0, str(value)
 
 
-def _read_sweep(path: Path) -> dict[str, Any]:
+def read_sweep(path: Path) -> dict[str, Any]:
+    """Returns the content of a ``sweep.toml``, with ``keys``; without the file, no keys.
+
+    Raises:
+      InputError: the file is damaged.
+    """
     found = load_table(path)
     keys = found.get("keys", [])
     texts = [found.get(key, "") for key in ("choose_by", "baseline")]

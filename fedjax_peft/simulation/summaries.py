@@ -62,8 +62,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         * ``client_count``, ``client_mean`` and ``client_weighted``, also with ``_seen`` and
           ``_unseen``; ``client_std`` and ``client_worst``; ``tuned_client_mean`` and
           ``tuned_client_std``: from the last evaluation of clients;
-        * ``client_worst_tenth``: the mean over the worst tenth of the clients (at least one), from
-          the last ``client_tests``.
+        * ``client_worst_tenth``: the mean over the worst tenth of the clients, rounded up, from the
+          last ``client_tests``.
     """
     metric = headline(rows)
     rounds, scores = series(rows, "round", f"test_{metric}")
@@ -114,18 +114,29 @@ def _of_clients(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, flo
             for kind in ("mean", "weighted")
         }
     found = {name: _last(tested, field) for name, field in fields.items()}
-    return {**found, "client_worst_tenth": _worst_tenth(rows, metric)}
+    return {**found, "client_worst_tenth": _last_worst_tenth(rows, metric)}
 
 
-def _worst_tenth(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+def _last_worst_tenth(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
     """Returns the mean of a metric over the worst tenth of the clients of the last test of each."""
     tests = [row["client_tests"] for row in rows if isinstance(row.get("client_tests"), Mapping)]
     values = tests[-1].get(metric) if tests else None
     if not isinstance(values, list):
         return None
     known = [x for value in values if (x := number({metric: value}, metric)) is not None]
-    ordered = sorted(known, reverse=headline_is_lower_better(rows))
-    return _mean(ordered[: math.ceil(len(ordered) / 10)])
+    return worst_tenth(known, lower=headline_is_lower_better(rows)) if known else None
+
+
+def worst_tenth(values: Iterable[float], *, lower: bool) -> float:
+    """Returns the mean of the worst tenth of values, rounded up: of 11 values, the worst two.
+
+    Args:
+      values: at least one.
+      lower: whether lower values are better.
+    """
+    ordered = sorted(values, reverse=lower)
+    worst = ordered[: math.ceil(len(ordered) / 10)]
+    return sum(worst) / len(worst)
 
 
 def _last(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:

@@ -6,11 +6,13 @@ import shutil
 
 import pytest
 import tomli_w
+from made_runs import write_run
 from shallow import simple_encoder  # noqa: F401
-from tiny_project import rows
+from tiny_project import fails, rows
 
 from fedjax_peft.cli import main as cli
 from fedjax_peft.cli import sweeping
+from fedjax_peft.report.records import find_runs
 from fedjax_peft.support.toml import read_toml
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
@@ -103,6 +105,36 @@ def test_an_existing_sweep_is_not_replaced_by_accident(
     monkeypatch.setattr(sweeping, "_run", lambda *_: None)
     assert cli.main(["sweep", config, "--out", str(tmp_path / "new"), "--resume"]) == 0
     assert "so the sweep begins" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("only", "left"), [([], []), (["--only", "one"], ["two/seed=0,learning_rate=9"])]
+)
+def test_a_sweep_is_replaced_with_all_its_points(config, tmp_path, monkeypatch, only, left):
+    """Also those that the new sweep does not have, which the report would show and could choose."""
+    monkeypatch.setattr(sweeping, "_run", lambda *_: None)
+    command = ["sweep", config, "--out", str(tmp_path)]
+    assert cli.main([*command, "batch_size=2,4"]) == 0
+    for name in (POINTS[0], "one/seed=0,learning_rate=9", "two/seed=0,learning_rate=9"):
+        write_run(tmp_path / name, {}, [{"round": 1}])
+    assert cli.main([*command, "--overwrite", "--dry-run"]) == 0
+    assert len(find_runs(tmp_path)) == 3
+    assert cli.main([*command, "--overwrite", *only]) == 0
+    assert [run.relative_to(tmp_path).as_posix() for run in find_runs(tmp_path)] == left
+    keys = ["seed", "optimizer.learning_rate"]
+    expected = ["seed", "optimizer.learning_rate", "batch_size"] if left else keys
+    assert read_toml(tmp_path / "sweep.toml")["keys"] == expected
+
+
+def test_a_damaged_table_of_a_sweep_is_named(config, tmp_path, capsys):
+    (tmp_path / "sweep.toml").write_text("config = {\n")
+    for command in (
+        ["resume", str(tmp_path)],
+        ["sweep", config, "--resume", "--out", str(tmp_path)],
+    ):
+        said = fails(capsys, *command)
+        assert f"{tmp_path / 'sweep.toml'} cannot be read: " in said
+        assert "(at line 1, column 11)" in said
 
 
 def test_a_dry_run_lists_the_points(config, tmp_path, capsys):

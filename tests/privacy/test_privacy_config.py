@@ -109,6 +109,24 @@ def test_a_run_is_loaded_and_continued_with_its_recorded_noise(run):
     assert row["epsilon"] > 2.0
 
 
+def test_a_run_is_repeated_from_its_own_config_and_continued_from_its_users(raw, run):
+    own = configs.resolve(configs.load(run.out / "config.toml")) | {"rounds": 2}
+    assert (own["privacy"]["epsilon"], own["privacy"]["noise_multiplier"]) == (2.0, None)
+    asked = configs.resolve(raw)
+
+    def noise(config, **options):
+        recorded = configs.run(config, act=lambda *_, records, **__: records.config, **options)
+        return recorded["privacy"]["noise_multiplier"]
+
+    assert noise(own) == noise(asked) == approx(needed(2.0), rel=1e-5)
+    continued = {"out": run.out, "resume": True}
+    for config in (own, asked):
+        assert noise({**config, "rounds": 9}) > needed(2.0)
+        assert noise({**config, "rounds": 9}, **continued) == approx(needed(2.0), rel=1e-5)
+    other = {**asked, "privacy": {**asked["privacy"], "epsilon": 4.0}}
+    assert noise(other, **continued) == noise(other) == approx(needed(4.0), rel=1e-5)
+
+
 def test_a_config_needs_the_noise_once(raw):
     for change, said in (
         ("privacy.noise_multiplier=1.0", "has both"),

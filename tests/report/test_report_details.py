@@ -22,6 +22,7 @@ from fedjax_peft.report.figure_files import render
 from fedjax_peft.report.layers import HEAT_MAPS
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import make_study
+from fedjax_peft.simulation.summaries import summary
 
 LAYERS = [f"encoder.layer.{i}.attention.{part}.lora" for i in (0, 2, 10) for part in "qv"]
 
@@ -83,6 +84,17 @@ def test_the_worst_clients_are_the_highest_where_lower_is_better():
     assert "their mean: a 9." in found.caption
     (shade,) = found.draw(False).axes[0].patches
     assert shade.get_y() == 90
+
+
+@pytest.mark.parametrize(("clients", "worst"), [(10, 1), (11, 2), (15, 2), (25, 3)])
+def test_the_worst_tenth_is_that_of_the_table(clients, worst):
+    tested = [row | {"client_accuracy_mean": 0.5} for row in rows(clients=clients)]
+    scores = sorted(tested[-1]["client_tests"]["accuracy"])
+    expected = sum(scores[:worst]) / worst
+    assert summary(tested)["client_worst_tenth"] == approx(expected)
+    assert (
+        f"their mean: a {100 * expected:.3g} %." in client_distribution({"a": {0: tested}}).caption
+    )
 
 
 def test_heat_maps_show_each_layer_in_each_round(runs):
