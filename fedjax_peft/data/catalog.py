@@ -45,7 +45,8 @@ class Source(NamedTuple):
     """Column name on the hub and in files -> our name (:class:`fedjax_peft.data.table.Table`). If
     several columns have the same name of ours, the first one in this order is used."""
     label_names: tuple[str, ...] | None = None
-    """All classes or tags in the hub's order; None: those of the training split."""
+    """All classes or tags in the hub's order; None: those of the training split, or of all rows if
+    they have no test split."""
     test: str | None = "test"
     """The hub's split to test on; None: it has none, and a fifth of ``train`` is held out."""
     validation: str | None = None

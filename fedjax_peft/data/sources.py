@@ -181,7 +181,7 @@ def load_dataset(
             " split. To hold out a share of the training rows, set validation_share = 0.1."
         )
     encoder = encoder_of(entry.find_task())
-    names = entry.label_names or encoder.class_names(tables["train"])
+    names = entry.label_names or ()
     for table in tables.values():  # all rows, so that an error does not depend on the subset
         encoder.check(table, names)
     rows = {part: draw_rows(table, sizes[part], part, seed) for part, table in tables.items()}
@@ -277,7 +277,8 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
     if "all" in tables and entry.share is not None:
         tables["all"] = equal_shares(tables["all"], entry.share, how.seed)
     tables = {part: prepare(table, entry) for part, table in tables.items()}
-    if "all" in tables:
+    whole = "all" in tables
+    if whole:
         tables = hold_out_test(tables["all"], how.seed, how.test_share)
     elif how.test_share is not None:
         raise InputError(
@@ -286,12 +287,14 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
         )
     if how.users is not None:
         tables = keep_users(tables, how.users, how.user_examples or 1, how.seed)
-    if how.validation_share is not None:
-        if "validation" in tables:
-            raise _has_validation(name, how.validation_share, tables["validation"].origin)
-        # Of all rows, so that a class with validation rows only is known too.
-        names = entry.label_names or encoder.class_names(tables["train"])
+    if how.validation_share is not None and "validation" in tables:
+        raise _has_validation(name, how.validation_share, tables["validation"].origin)
+    if entry.label_names is None:
+        # Of all rows that are split here, so that a class with held-out rows only is known too.
+        parts = [*tables.values()] if whole else [tables["train"]]
+        names = encoder.class_names(Table.joined(parts[0].origin, parts))
         entry = entry._replace(label_names=tuple(names) or None)
+    if how.validation_share is not None:
         tables |= hold_out_validation(tables["train"], encoder, how.seed, how.validation_share)
     return entry, {part: tables[part] for part in _PARTS if part in tables}
 

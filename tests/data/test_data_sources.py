@@ -194,6 +194,17 @@ def test_whole_number_labels_sort_by_number(tmp_path, tokenizer):
     assert load(tmp_path, tokenizer)["test"].labels.tolist() == [0]
 
 
+def test_a_rare_class_is_known_wherever_its_row_is(tmp_path, tokenizer):
+    rows = [*[("one", "y"), ("two", "x")] * 10, ("three", "rare")]
+    path = write(tmp_path, all__csv=as_csv(rows)) + "/all.csv"
+    held = set()
+    for seed in range(10):
+        data = load(path, tokenizer, seed=seed, test_share=0.4)
+        assert {part.label_names for part in data.values()} == {("rare", "x", "y")}
+        held.add(0 in data["test"].labels)
+    assert held == {True, False}
+
+
 def test_class_labels_keep_their_order(tmp_path, tokenizer):
     for split, names in (("train", ["z", "a"]), ("test", ["a", "z"])):
         features = datasets.Features(

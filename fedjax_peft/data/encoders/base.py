@@ -74,7 +74,7 @@ class Encoder(NamedTuple):
     """A column whose equal values stay together when a share of the rows is held out for
     validation, such as the context of questions; None: every row for itself."""
     class_names: Callable[[Table], tuple[str, ...]] = lambda table: ()
-    """training split -> all class or tag names in it, in order."""
+    """table -> all class or tag names in it, in order."""
     check_splits: Callable[[Mapping[str, Table], Mapping[str, str]], None] = (
         lambda tables, renamed: None
     )
