@@ -20,7 +20,7 @@ from fedjax_peft.report.records import RunRecord, load_run
 from fedjax_peft.simulation import record
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.support import display
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError
 
 
 def run(options: argparse.Namespace) -> None:
@@ -109,11 +109,7 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     out = options.out or default_out
     # All configs are checked before the first run starts.
     raw = configs.methods(configs.load(path), options.overrides)
-    only = getattr(options, "only", [])
-    for name in only:
-        if name not in raw:
-            raise InputError(f"{path} has no [methods.{name}]. {nearest(name, raw)}")
-    raw = {name: one for name, one in raw.items() if name in only or not only}
+    raw = configs.only(raw, getattr(options, "only", []))
     if origin := getattr(options, "origin", None):
         if any(origin.resolve() == (out / name).resolve() for name in raw):
             raise InputError(f"{origin} is the run to start from: choose another --out.")

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,20 @@ def load(path: str | Path) -> Config:
         ) from None
     except ValueError as error:
         raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
+    _check_names(path, raw.get("methods"))
     if (path.parent / "environment.json").is_file():
         raw = _as_asked(raw)
     return _with_absolute_paths(raw, path.parent)
+
+
+def _check_names(path: Path, methods: Any) -> None:
+    """Raises InputError for the name of a method that cannot be that of its folder."""
+    for name in methods if isinstance(methods, dict) else ():
+        if name in ("", ".", "..") or "/" in name:
+            raise InputError(
+                f"The config {str(path)!r} has a method {show(name)}. Its runs are in a folder of"
+                " this name, so choose one without '/', such as [methods.mine]."
+            )
 
 
 def _as_asked(raw: Config) -> Config:
@@ -148,17 +159,59 @@ def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
     ``methods.NAME.key=value`` replaces it in one method. ``key=`` removes the key.
 
     Raises:
-      InputError: an override is not of this form, or it removes a key that does not exist.
+      InputError: an override is not of this form, it removes a key that does not exist, or there is
+        no method of its name.
     """
     _check_removals(raw, overrides)
+    common = []
     for text in overrides:
-        if text.startswith("methods."):
+        name, own = of_method(raw, text)
+        if name is not None:
+            tables = raw["methods"]
+            raw = {**raw, "methods": {**tables, name: override(tables[name], own)}}
+        elif text.startswith("methods."):
             raw = override(raw, text)
+        else:
+            common.append(text)
     written = result = _split(raw)
-    for text in overrides:
-        if not text.startswith("methods."):
-            result = {name: override(one, text) for name, one in result.items()}
+    for text in common:
+        result = {name: override(one, text) for name, one in result.items()}
     return {name: _renamed(written[name], one) for name, one in result.items()}
+
+
+def of_method(raw: Config, text: str) -> tuple[str | None, str]:
+    """Returns the method of a key or override ``methods.NAME.key``, and what follows its name.
+
+    A name may contain dots. The method is None for other keys, which are those of all methods, and
+    for a whole ``methods.NAME``.
+
+    Raises:
+      InputError: there is no method of this name.
+    """
+    key = text.partition("=")[0].strip()
+    if not key.startswith("methods."):
+        return None, text
+    names, asked = _tables(raw), key.removeprefix("methods.")
+    if found := [name for name in names if asked.startswith(f"{name}.")]:
+        name = max(found, key=len)
+        return name, text.strip().removeprefix(f"methods.{name}.")
+    if "." in asked and asked not in names:
+        advice = nearest(asked.partition(".")[0], names)
+        raise InputError(f"{show(text)} is for a method that the config does not have. {advice}")
+    return None, text
+
+
+def only(methods: Mapping[str, Config], names: Sequence[str]) -> dict[str, Config]:
+    """Returns the methods of these names; without names, all of them.
+
+    Raises:
+      InputError: there is no method of a name.
+    """
+    for name in names:
+        if name not in methods:
+            advice = nearest(name, filter(None, methods))
+            raise InputError(f"The config has no [methods.{name}]. {advice}")
+    return {name: one for name, one in methods.items() if name in names or not names}
 
 
 def _renamed(before: Config, after: Config) -> Config:
@@ -187,23 +240,33 @@ def _check_removals(raw: Config, overrides: Sequence[str]) -> None:
         key, equals, value = text.partition("=")
         if not equals or value.strip() or not key.strip():
             continue
-        configs = {"": raw} if key.startswith("methods.") else _split(raw)
-        if not any(unset(one, key.strip())[1] for one in configs.values()):
-            keys = {name for one in configs.values() for name in flatten(one)}
+        name, own = of_method(raw, key.strip())
+        if name is not None:
+            configs = [raw["methods"][name]]
+        else:
+            configs = [raw] if own.startswith("methods.") else [*_split(raw).values()]
+        if not any(unset(one, own)[1] for one in configs):
+            keys = {name for one in configs for name in flatten(one)}
             raise InputError(
                 f"The override {show(text)} removes {show(key.strip())} from the config, which does"
-                f" not have it. {nearest(key.strip(), keys)}"
+                f" not have it. {nearest(own, keys)}"
             )
 
 
 def _split(raw: Config) -> dict[str, Config]:
-    tables = raw.get("methods")
-    if tables is None:
+    if raw.get("methods") is None:
         return {"": raw}
-    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
-        raise InputError("[methods] must contain tables, one for each run: [methods.NAME].")
+    tables = _tables(raw)
     base = {k: v for k, v in raw.items() if k != "methods"}
     return {name: overlay(base, {"name": name, **table}) for name, table in tables.items()}
+
+
+def _tables(raw: Config) -> dict[str, Config]:
+    """Returns the tables ``[methods.NAME]`` of a config by name, checked; none without methods."""
+    tables = raw.get("methods", {})
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise InputError("[methods] must contain tables, one for each run: [methods.NAME].")
+    return tables
 
 
 def expanded(raw: Config) -> Config:

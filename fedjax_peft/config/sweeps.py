@@ -79,14 +79,17 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
     swept = {text: values for text in overrides if (values := axis(text)) is not None}
     fixed = [text for text in overrides if text not in swept]
     methods = configs.methods(raw, fixed)
-    for name in only:
-        if name not in methods:
-            raise InputError(f"The config has no [methods.{name}]. {nearest(name, methods)}")
-    chosen = {name: one for name, one in methods.items() if name in only or not only}
+    chosen = configs.only(methods, only)
+    axes = [(*configs.of_method(raw, key), values) for key, values in swept.values()]
+    single = [configs.of_method(raw, text.partition("=")[0].strip()) for text in fixed]
     points, keys = [], dict[str, None]()
     tables = {name: _table(one.get("sweep", {})) for name, one in chosen.items()}
     for method, config in chosen.items():
-        grid = _grid(method, tables[method], swept, fixed)
+        grid = _grid(tables[method])
+        grid |= {key: values for name, key, values in axes if name in (None, method)}
+        for name, key in single:
+            if name in (None, method):
+                grid.pop(key, None)
         keys |= dict.fromkeys(grid)
         constants = tables[method].get("constants", [])
         plain = {key: x for key, x in config.items() if key != "sweep"}
@@ -156,13 +159,8 @@ def _table(given: Any) -> dict[str, Any]:
     return given
 
 
-def _grid(
-    method: str,
-    table: Mapping[str, Any],
-    swept: Mapping[str, tuple[str, list[Any]]],
-    fixed: Sequence[str],
-) -> dict[str, list[Any]]:
-    """Returns swept key -> values of a method."""
+def _grid(table: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns swept key -> values of a table ``[sweep]``."""
     grid = flatten(table.get("grid", {}))
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -170,12 +168,7 @@ def _grid(
                 f"[sweep.grid] {key} = {show(values)} must be a list of values. A key with dots is"
                 ' quoted: "optimizer.learning_rate" = [1e-3, 3e-3].'
             )
-    for key, values in swept.values():
-        own = key.removeprefix(f"methods.{method}.")
-        if own != key or not key.startswith("methods."):
-            grid[own] = values
-    single = {text.partition("=")[0].strip().removeprefix(f"methods.{method}.") for text in fixed}
-    return {key: values for key, values in grid.items() if key not in single}
+    return grid
 
 
 def _points(

@@ -334,9 +334,32 @@ def test_overrides_without_a_value_remove_keys():
     assert [one["peft"]["rank"] for one in both.values()] == [4, 4], "the value of the file"
     both = configs.methods(raw, ["peft.rank="])
     assert [configs.resolve(one)["peft"]["rank"] for one in both.values()] == [32, 32]
-    for text in ("peft.rnk=", "rank=", "methods.c.rank=", "a.b.c="):
+    for text in ("peft.rnk=", "rank=", "methods.a.rank=", "methods.c=", "a.b.c="):
         with pytest.raises(InputError, match=rf"'{text}' removes .* which does not have it"):
             configs.methods(raw, [text])
+
+
+def test_an_override_of_one_method_names_it():
+    raw = small(methods={"ditto": {"algorithm": "ditto"}, "lr0.1": {}, "lr0": {}})
+    texts = ["methods.lr0.1.rounds=3", "methods.lr0.seed=4"]
+    one, two, three = configs.methods(raw, texts).values()
+    assert (one["rounds"], two["rounds"], three["rounds"], three["seed"]) == (1, 3, 1, 4)
+    assert configs.methods(raw, ["methods.more={seed=1}"])["more"]["seed"] == 1
+    message = r"is for a method that the config does not have. Did you mean 'ditto'\?"
+    for text in ("methods.dito.rounds=3", "methods.dito.algorithm.lam="):
+        with pytest.raises(InputError, match=message):
+            configs.methods(raw, [text])
+    with pytest.raises(InputError, match="There are none"):
+        configs.methods(small(), ["methods.ditto.rounds=3"])
+    with pytest.raises(InputError, match=r"no \[methods.ditto\]. There are none"):
+        configs.only(configs.methods(small()), ["ditto"])
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/out", "", ".."])
+def test_a_method_is_a_folder(tmp_path, name):
+    (tmp_path / "c.toml").write_text(f'[methods."{name}"]\n')
+    with pytest.raises(InputError, match="choose one without '/'"):
+        configs.load(tmp_path / "c.toml")
 
 
 def test_a_run_prints_and_records_the_settings_that_it_replaced(tmp_path, capsys):

@@ -171,6 +171,15 @@ def test_bad_sweeps_are_refused_before_anything_runs(sweep, overrides, message):
 def test_an_unknown_method_is_named():
     with pytest.raises(InputError, match=r"no \[methods.fedl\]"):
         sweeps.plan(raw(methods=METHODS), ["seed=0..1"], only=["fedl"])
+    for text in ("methods.fedpox.seed=0..1", "methods.fedpox.rounds=3"):
+        with pytest.raises(InputError, match=r"not have\. Did you mean 'fedprox'\?"):
+            sweeps.plan(raw(methods=METHODS), ["seed=0..1", text])
+
+
+def test_a_method_s_name_may_have_dots():
+    planned = sweeps.plan(raw(methods={"lr0": {}, "lr0.1": {}}), ["methods.lr0.1.seed=0..1"])
+    assert folders(planned)[1:] == ["lr0.1/seed=0", "lr0.1/seed=1"]
+    assert planned.keys == ["seed"]
 
 
 def test_runs_with_the_same_data_read_them_once(monkeypatch):
