@@ -124,9 +124,11 @@ def _begin(
         if options.resume or options.only:
             known_keys = read_sweep(file)["keys"]
         if options.overwrite:
+            old = {out / point.folder for point in planned.points}
             for place in [out / name for name in options.only] or [out]:
-                for run in {*find_runs(place), *unstarted(place)}:
-                    record.remove_run(run)
+                old |= {*find_runs(place), *unstarted(place)}
+            for run in old:
+                record.remove_run(run)
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists and is no sweep: choose another directory with --out.")
     elif options.resume and not options.quiet:

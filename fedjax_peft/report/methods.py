@@ -67,9 +67,17 @@ def compare(study: Study, options: Options | None = None) -> Comparison:
     """Returns the comparison of a study: of its methods, or of its runs.
 
     Each run is a row if there is one seed and one setting of each method, and no option.
+
+    Raises:
+      InputError: as :func:`compare_methods`, or options are given and no run has finished.
     """
     asked = options is not None and options != Options()
-    if study.cells and (study.has_groups or asked):
+    if asked and not study.cells:
+        raise InputError(
+            "No run has finished, so there is nothing to compare by a metric or with a baseline."
+            " Wait for a run to end, watch all of them with --watch, or leave these options out."
+        )
+    if study.has_groups or asked:
         return compare_methods(study, options)
     return compare_runs(study.records)
 

@@ -64,18 +64,19 @@ def find_runs(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def unstarted(path: str | os.PathLike[str]) -> list[Path]:
-    """Returns the directories at or below a path that have a config but no rows, sorted."""
+    """Returns the directories of runs at or below a path that have no rows yet, sorted."""
     return [one for one in _below(Path(path)) if not _is_run(one)]
 
 
 def _below(path: Path) -> list[Path]:
-    """Returns the directories at or below a path that have a ``config.toml``, sorted.
+    """Returns the directories of runs at or below a path, with rows or without, sorted.
 
-    Directories inside them, such as checkpoints, are not searched.
+    Directories inside them, such as checkpoints, are not searched. A ``config.toml`` alone is that
+    of a user's project, which may contain runs, or that of an export.
     """
     found = []
     for folder, inside, files in os.walk(path):
-        if "config.toml" in files:
+        if "config.toml" in files and not {"environment.json", "metrics.jsonl"}.isdisjoint(files):
             found.append(Path(folder))
             inside.clear()
     return sorted(found)

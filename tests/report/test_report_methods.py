@@ -307,3 +307,6 @@ def test_unfinished_runs_are_named_and_alone_they_are_rows(sweep, capsys):
     assert main(["report", str(run)]) == 0
     assert json.loads(lines[0])["round"] == 0
     assert "moon" in capsys.readouterr().out
+    for option in (["--metric", "test_accuracy"], ["--baseline", "moon"], ["--detect", "0.1"]):
+        assert main(["report", str(run), *option]) == 2
+        assert "No run has finished" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import csv
 import itertools
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from fedjax_peft.report.intervals import (
     seeds_needed,
     summarise,
 )
-from fedjax_peft.report.records import RunRecord
+from fedjax_peft.report.records import RunRecord, find_runs
 from fedjax_peft.report.study import make_study, read_study
 from fedjax_peft.report.table_files import Bold, TextTable
 from fedjax_peft.support.errors import InputError
@@ -112,11 +113,23 @@ def test_a_setting_that_lacks_a_seed_is_not_chosen(tmp_path):
     )
 
 
+def test_runs_are_found_in_a_project_and_beside_an_export(tmp_path):
+    """Both have a ``config.toml``, but no rows and no environment."""
+    folder, rows = tmp_path / "runs", [{"round": 1}]
+    runs = [write_run(folder / name, {"seed": i}, rows) for i, name in enumerate("ab")]
+    for other in (tmp_path, folder / "a-hub"):
+        other.mkdir(exist_ok=True)
+        shutil.copy(runs[0] / "config.toml", other)
+    assert find_runs(tmp_path) == runs
+    assert read_study(tmp_path).notes == ()
+
+
 def test_unfinished_runs_are_left_out_and_named(sweep):
     run = sweep / "fedavg" / "rate=0.1,seed=0"
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace("rounds = 3", "rounds = 4"))
-    (sweep / "fedprox" / "rate=0.1,seed=1" / "metrics.jsonl").unlink()
+    begun = sweep / "fedprox" / "rate=0.1,seed=1"
+    (begun / "metrics.jsonl").rename(begun / "environment.json")
     study = read_study(sweep)
     cells = {(c.name, *c.settings.values()): sorted(c.runs) for c in study.cells}
     assert cells["fedavg", 0.1] == [1, 2]
