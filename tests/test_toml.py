@@ -48,9 +48,13 @@ def test_values_of_a_command_line():
 
 
 @pytest.mark.parametrize(
-    "value", ["a  b", 'say "hi"', "[ 1, ]", "two\nlines", 3, 0.5, True, [], [["a, ]"], [1, 2]]]
+    "value",
+    [
+        *("a  b", 'say "hi"', "[ 1, ]", "two\nlines", 3, 0.5, True),
+        *([], [["a, ]"], [1, 2]], {}, {"a": 1, "b c": {"": [{"ä.b": "}"}]}}, [{"a": {}}, 1]),
+    ],
 )
 def test_literals_are_one_line_and_read_back(value):
     text = toml.literal(value)
     assert "\n" not in text
-    assert tomllib.loads(f"x = {text}")["x"] == value
+    assert tomllib.loads(f"x = {text}")["x"] == value == toml.parse_value(text)

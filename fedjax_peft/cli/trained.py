@@ -72,7 +72,11 @@ def _export_to_hub(options: argparse.Namespace) -> TrainedModels:
 
 def predict(options: argparse.Namespace) -> None:
     """Writes the predictions of a run's model for the lines of a file."""
-    check_output(options.output)  # before the work whose result goes there
+    # Before the work whose result goes there.
+    if options.clients is None:
+        check_output(options.output)
+    else:
+        options.output.mkdir(parents=True, exist_ok=True)
     task, length = loading.inputs_of(options.run, record.read_config(options.run))
     task = _sampled(task, options)
     rows = inference.read_inputs(options.input, task)
@@ -84,7 +88,6 @@ def predict(options: argparse.Namespace) -> None:
         lines = "".join(f"{json.dumps(line)}\n" for line in answers)
         output = options.output
         if options.clients is not None:
-            output.mkdir(parents=True, exist_ok=True)
             output = output / f"client_{client:04d}.jsonl"
         replace_file(output, lines.encode())
     _print_note(models)

@@ -326,7 +326,8 @@ def check_header(
     if name in DATASETS:
         return task or entry.find_task()
     path = Path(name)
-    names = None if path.is_dir() else tabular.header(path, tabular.csv_form(csv))
+    chosen = (columns or {}).values()
+    names = None if path.is_dir() else tabular.header(path, tabular.csv_form(csv), chosen)
     if names is None:
         return task
     table = rename_columns(Table(str(path), dict.fromkeys(names, ())), entry, columns)

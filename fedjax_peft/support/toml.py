@@ -1,7 +1,9 @@
 """Reading and writing TOML."""
 
 import os
+import re
 import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 import tomli_w
@@ -37,7 +39,14 @@ def literal(value: Any) -> str:
     """Returns a value as a TOML expression on one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, Mapping):
+        pairs = (f"{_key(name)} = {literal(x)}" for name, x in value.items())
+        return f"{{{', '.join(pairs)}}}"
     return tomli_w.dumps({"x": value})[4:].strip()
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else literal(name)
 
 
 def _loads(text: str) -> dict[str, Any]:

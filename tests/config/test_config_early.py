@@ -69,6 +69,17 @@ def test_columns(folder, file):
             early.check([resolved(folder, file=file), resolved(folder, override, file=file)])
 
 
+def test_a_first_row_may_lack_a_column_that_is_renamed(tmp_path):
+    row = {"instruction": "w1", "output": "w2"}
+    rows = [row, row, {**row, "ctx": "w3"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    task = sources.check_header(str(path), columns={"input": "ctx"})
+    assert task.name == "instruction_tuning"
+    with pytest.raises(InputError, match="no column 'cxt', only: instruction, output, ctx"):
+        sources.check_header(str(path), columns={"input": "cxt"})
+
+
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [

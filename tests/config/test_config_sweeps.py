@@ -176,6 +176,17 @@ def test_an_unknown_method_is_named():
             sweeps.plan(raw(methods=METHODS), ["seed=0..1", text])
 
 
+def test_a_table_can_be_swept():
+    tables = [{"name": "iid", "clients": 2}, {"name": "dirichlet", "clients": 3, "alpha": 0.1}]
+    text = 'partition={name="iid",clients=2},{name="dirichlet",clients=3,alpha=0.1}'
+    for planned in (
+        sweeps.plan(raw(), [text]),
+        sweeps.plan(raw({"grid": {"partition": tables}})),
+    ):
+        found = [point.config["partition"] for point in planned.points]
+        assert [(one["name"], one["clients"]) for one in found] == [("iid", 2), ("dirichlet", 3)]
+
+
 def test_a_method_s_name_may_have_dots():
     planned = sweeps.plan(raw(methods={"lr0": {}, "lr0.1": {}}), ["methods.lr0.1.seed=0..1"])
     assert folders(planned)[1:] == ["lr0.1/seed=0", "lr0.1/seed=1"]

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -226,8 +226,11 @@ def _quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def header(path: Path, form: Csv) -> list[str] | None:
+def header(path: Path, form: Csv, wanted: Collection[str] = ()) -> list[str] | None:
     """Returns the column names of a file, from its start; None if only all rows tell.
+
+    Args:
+      wanted: further columns, which the first rows of json lines may lack.
 
     Raises:
       InputError: it is a csv file whose columns cannot be read.
@@ -240,11 +243,16 @@ def header(path: Path, form: Csv) -> list[str] | None:
 
             return list(pyarrow.parquet.read_schema(path).names)
         if ".jsonl" in path.suffixes:
-            # A column that the first row lacks is empty there.
-            return list(json.loads(next(lines(path))[1]))
+            names: dict[str, None] = {}
+            for _, line in lines(path):
+                # A needed column that the first row lacks is empty there.
+                names |= dict.fromkeys(json.loads(line))
+                if names.keys() >= {*wanted}:
+                    break
+            return list(names) or None
     except UnicodeError:
         raise InputError(f"{path} could not be read: {_encoding_advice(form)}") from None
-    except (OSError, EOFError, ValueError, TypeError, StopIteration, RecursionError, csv.Error):
+    except (OSError, EOFError, ValueError, TypeError, RecursionError, csv.Error):
         pass  # the reader of the rows explains it
     return None
 
