@@ -68,7 +68,7 @@ def sync(options: argparse.Namespace) -> None:
         asked = {"trackers": config.get("trackers", {})}
         for text in options.overrides:
             asked = configs.override(asked, text)
-        table = configs.resolve_table("trackers", configs.expanded(asked)["trackers"])
+        table = configs.resolve_table("trackers", configs.expanded(asked).get("trackers", {}))
         if not table:
             raise InputError(
                 f"The config of {path} names no tracker: add one, such as trackers=mlflow."

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,19 @@ def with_absolute_path(name: Any, folder: Path) -> Any:
     module, _, function = name.rpartition(":")
     file = _file(module, folder)
     return name if file is None else f"{os.path.normpath(file)}:{function}"
+
+
+def known_name(name: str, known: Iterable[str]) -> str:
+    """Returns the name among known ones, with absolute paths, that means the same function.
+
+    Without one, the name is completed in the working directory.
+    """
+    module, _, function = name.rpartition(":")
+    end = f"{os.sep}{_relative(module)}:{function}"
+    return next(
+        (one for one in known if one == name or one.endswith(end)),
+        with_absolute_path(name, Path()),
+    )
 
 
 def load_function(table: str, name: str) -> Callable[..., Any]:
@@ -61,9 +74,12 @@ def load_function(table: str, name: str) -> Callable[..., Any]:
 
 
 def _file(module: str, folder: Path) -> Path | None:
-    parts = Path(module) if module.endswith(".py") else Path(*module.split(".")).with_suffix(".py")
-    file = folder.absolute() / parts.expanduser()
+    file = folder.absolute() / _relative(module).expanduser()
     return file if file.is_file() else None
+
+
+def _relative(module: str) -> Path:
+    return Path(module) if module.endswith(".py") else Path(*module.split(".")).with_suffix(".py")
 
 
 def _module(table: str, name: str) -> ModuleType:

@@ -128,13 +128,13 @@ def override(raw: Config, text: str) -> Config:
     if not equals or not key.strip():
         raise InputError(f"The override {show(text)} is not of the form key=value.")
     if not value.strip():
-        return unset(raw, key.strip())[0]
+        return unset(raw, parts(raw, key.strip()))[0]
     try:
         parsed = toml.parse_value(value)
     except ValueError as error:
         raise InputError(f"The override {show(text)} has no usable value: {error}.") from None
     result = expanded(copy.deepcopy(raw))
-    *tables, last = key.strip().split(".")
+    *tables, last = parts(result, key.strip())
     change: Any = parsed
     for table in reversed([*tables, last]):
         change = {table: change}
@@ -150,6 +150,23 @@ def override(raw: Config, text: str) -> Config:
             )
     node[last] = change[last]
     return result
+
+
+def parts(raw: Config, key: str) -> list[str]:
+    """Returns the parts of a dotted key: the tables, and the key in the last of them.
+
+    The name of a user's function can contain dots, as in ``transforms.mine.py:codec.share``. It is
+    the name that the config has for it, with the path of its file, or else one from the working
+    directory.
+    """
+    table, _, rest = key.partition(".")
+    name, _, option = rest.rpartition(".")
+    if ":" in option:
+        name, option = rest, ""
+    if table not in CHAINED or not plugins.is_user_function(name):
+        return key.split(".")
+    links = expanded(raw).get(table, {})
+    return [table, plugins.known_name(name, links), *([option] if option else [])]
 
 
 def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
@@ -245,7 +262,7 @@ def _check_removals(raw: Config, overrides: Sequence[str]) -> None:
             configs = [raw["methods"][name]]
         else:
             configs = [raw] if own.startswith("methods.") else [*_split(raw).values()]
-        if not any(unset(one, own)[1] for one in configs):
+        if not any(unset(one, parts(one, own))[1] for one in configs):
             keys = {name for one in configs for name in flatten(one)}
             raise InputError(
                 f"The override {show(text)} removes {show(key.strip())} from the config, which does"

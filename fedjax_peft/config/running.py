@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_peft import peft, tasks
-from fedjax_peft.config import building
+from fedjax_peft.config import building, reading
 from fedjax_peft.config.federation import evaluation_data, explicit, load_data
 from fedjax_peft.config.keys import NOISE, SCHEDULES, Config, EvaluationKeys, StartKeys
 from fedjax_peft.config.parts import Parts
@@ -200,7 +200,7 @@ class _Made:
     def __call__(self, values: Values) -> Any:
         config = json.loads(self.config)
         for key, value in values.items():
-            *tables, last = key.split(".")
+            *tables, last = reading.parts(config, key)
             functools.reduce(operator.getitem, tables, config)[last] = value
         return building.BUILDERS[self.table](config)
 
@@ -213,12 +213,12 @@ def made_from_values(config: Config) -> dict[str, Any]:
         return {name: build(config) for name, build in building.BUILDERS.items()}
     flat = flatten(config)
     names = (*building.BUILDERS, "aggregator", "optimizer", *SCHEDULES)
-    tables, _ = unset({name: config[name] for name in names}, "privacy.epsilon")
+    tables, _ = unset({name: config[name] for name in names}, ["privacy", "epsilon"])
     for name in OF_THE_RUN:  # a function that draws random numbers has a seed, or needs the run's
         if any(k.endswith(f".{name}") and x is None for k, x in flatten(tables).items()):
             tables[name] = config[name]
     for key in runtime:
-        tables, _ = unset(tables, key)
+        tables, _ = unset(tables, reading.parts(tables, key))
     text = json.dumps(tables, sort_keys=True)
     made = {
         name: _Made(name, text) for name in building.BUILDERS if config[name] or name == "algorithm"

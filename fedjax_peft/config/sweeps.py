@@ -85,13 +85,14 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
     points, keys = [], dict[str, None]()
     tables = {name: _table(one.get("sweep", {})) for name, one in chosen.items()}
     for method, config in chosen.items():
-        grid = _grid(tables[method])
-        grid |= {key: values for name, key, values in axes if name in (None, method)}
+        own = _grid(tables[method])
+        own |= {key: values for name, key, values in axes if name in (None, method)}
+        grid = {_whole(config, key): values for key, values in own.items()}
         for name, key in single:
             if name in (None, method):
-                grid.pop(key, None)
+                grid.pop(_whole(config, key), None)
         keys |= dict.fromkeys(grid)
-        constants = tables[method].get("constants", [])
+        constants = [_whole(config, str(key)) for key in tables[method].get("constants", [])]
         plain = {key: x for key, x in config.items() if key != "sweep"}
         points += _points(method, plain, grid, constants)
     if not keys:
@@ -169,6 +170,11 @@ def _grid(table: Mapping[str, Any]) -> dict[str, list[Any]]:
                 ' quoted: "optimizer.learning_rate" = [1e-3, 3e-3].'
             )
     return grid
+
+
+def _whole(config: configs.Config, key: str) -> str:
+    """Returns a key with the names that the config has for a user's functions."""
+    return ".".join(configs.parts(config, key))
 
 
 def _points(

@@ -91,10 +91,12 @@ def title(config: Mapping[str, Any]) -> str:
     Arguments with their default values are omitted.
     """
     name = config["partition"]["name"]
-    defaults = {k: p.default for k, p in signature(getattr(partition, name)).parameters.items()}
-    given = {k: v for k, v in config["partition"].items() if k in defaults and v is not None}
-    call = ", ".join(f"{k}={v!r}" for k, v in given.items() if v != defaults[k])
-    return f"{Path(config['data']['name']).name}: {name}({call})"
+    function = getattr(partition, name, None)  # None: the user's own
+    known = signature(function).parameters if function else {}
+    usual = {key: parameter.default for key, parameter in known.items()}
+    given = {k: v for k, v in config["partition"].items() if k != "name" and v is not None}
+    call = ", ".join(f"{k}={v!r}" for k, v in given.items() if k not in usual or v != usual[k])
+    return f"{Path(config['data']['name']).name}: {Path(name).name}({call})"
 
 
 def classes_key(config: Mapping[str, Any]) -> str | None:

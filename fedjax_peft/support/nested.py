@@ -1,7 +1,7 @@
 """Nested dicts with dotted keys, such as configs, and mappings that note what is read."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -25,10 +25,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def unset(table: Mapping[str, Any], key: str) -> tuple[dict[str, Any], bool]:
-    """Returns a copy without a dotted key or table, and whether ``table`` contained it."""
+def unset(table: Mapping[str, Any], parts: Sequence[str]) -> tuple[dict[str, Any], bool]:
+    """Returns a copy without a key or table, and whether ``table`` contained it.
+
+    Args:
+      parts: of the dotted key.
+    """
     result = copy.deepcopy(dict(table))
-    *tables, last = key.split(".")
+    *tables, last = parts
     node: Any = result
     for name in tables:
         node = node.get(name)

@@ -157,6 +157,8 @@ def test_equal_partitions_are_reported_once():
     configs = {"a": one, "b": {**one, "rounds": 3}, "c": other, "d": {**one, "seed": 1}}
     assert list(partition_report.distinct_partitions(configs)) == ["a", "c", "d"]
     assert partition_report.title(one) == "d: dirichlet(clients=5)"
+    own = {**one, "partition": {"name": "/x/my.py:split", "parts": 2, "seed": None}}
+    assert partition_report.title(own) == "d: my.py:split(parts=2)"
     assert partition_report.classes_key(other) is None
     by = {**one, "partition": {"name": "iid", "by": "cluster"}}
     assert partition_report.classes_key(by) == "cluster"

@@ -339,7 +339,8 @@ def test_a_run_and_its_command_sync(tmp_path, capsys):
 
 def test_sync_of_runs_without_trackers_asks_for_one(tmp_path, capsys):
     record(tmp_path / "run")
-    assert cli.main(["sync", str(tmp_path / "run")]) == 2
+    for words in ([], ["trackers="]):
+        assert cli.main(["sync", str(tmp_path / "run"), *words]) == 2
     assert "names no tracker: add one, such as trackers=mlflow." in capsys.readouterr().err
     assert cli.main(["sync", str(tmp_path / "none")]) == 2
     assert "There is no run in" in capsys.readouterr().err

@@ -17,6 +17,8 @@ import fedjax_peft as fp
 from fedjax_peft import InputError, aggregators, algorithms, transforms
 from fedjax_peft.cli import explain
 from fedjax_peft.config import config as configs
+from fedjax_peft.config import sweeps
+from fedjax_peft.config.running import made_from_values
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.cost import forecast
 from fedjax_peft.simulation.ledger import Ledger
@@ -157,6 +159,31 @@ def test_functions_of_a_user_are_transforms(tmp_path, monkeypatch):
     config = configs.resolve(small(**config))
     assert config["transforms"] == {f"{tmp_path}/mine.py:halves": {"max_norm": 0.5}}
     assert [one.name for one in configs.build(config, "transforms")] == ["halves"]
+
+
+@pytest.mark.parametrize("name", ["mine.py:halves", "mine:halves", "sub.mine:halves"])
+@pytest.mark.parametrize("here", [True, False], ids=["here", "elsewhere"])
+def test_options_of_a_user_s_transform_are_overridden_and_swept(tmp_path, monkeypatch, name, here):
+    folder = tmp_path / "sub" if name.startswith("sub") else tmp_path
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.py").write_text(
+        "from fedjax_peft.transforms import clip_norm as clip\n\n"
+        "def halves(max_norm: float = 0.5):\n    return clip(max_norm)._replace(name='halves')\n"
+    )
+    (tmp_path / "run.toml").write_text(f"transforms = [{name!r}]\n")
+    if here:
+        monkeypatch.chdir(tmp_path)
+    raw, whole = small(**configs.load(tmp_path / "run.toml")), f"{folder}/mine.py:halves"
+    for text in (f"transforms.{name}.max_norm=2.0", f"transforms.{name}={{max_norm=2.0}}"):
+        found = configs.resolve(configs.methods(raw, [text])[""])
+        assert found["transforms"] == {whole: {"max_norm": 2.0}}
+        assert configs.methods({**raw, **found}, [text.partition("=")[0] + "="])
+    planned = sweeps.plan(raw, [f"transforms.{name}.max_norm=1.0,2.0"])
+    assert [point.folder for point in planned.points] == ["max_norm=1.0", "max_norm=2.0"]
+    assert planned.keys == [f"transforms.{whole}.max_norm"]
+    made = [made_from_values(point.config) for point in planned.points]
+    assert made[0]["transforms"] == made[1]["transforms"]
+    assert made[0]["transforms"](made[1]["values"])[0].name == "halves"
 
 
 @pytest.mark.parametrize(
