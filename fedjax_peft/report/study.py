@@ -119,6 +119,10 @@ def make_study(
     swept = [key for key in keys if not SEED.search(key)]
     names = _names(list(groups.values()), keys)
     seed_of = _seeds(used)
+    alike: dict[str, list[RunRecord]] = {}
+    for name, members in zip(names, groups.values(), strict=True):
+        alike.setdefault(name, []).append(members[0])
+    shown = {name: dict.fromkeys([*swept, *_differing(firsts)]) for name, firsts in alike.items()}
     cells = []
     for name, members in zip(names, groups.values(), strict=True):
         by_seed: dict[Seed, RunRecord] = {}
@@ -127,11 +131,10 @@ def make_study(
             f"{printable(str(run.path))} repeats a seed of {name} and is left out."
             for run in repeated
         ]
-        alike = [g[0] for n, g in zip(names, groups.values(), strict=True) if n == name]
-        shown = [*swept, *(key for key in _differing(alike) if key not in swept)]
         config = flatten(members[0].config)
         ordered = {seed: by_seed[seed] for seed in sorted(by_seed, key=seed_order)}
-        cells.append(Cell(name, {key: config[key] for key in shown if key in config}, ordered))
+        settings = {key: config[key] for key in shown[name] if key in config}
+        cells.append(Cell(name, settings, ordered))
     cells.sort(key=lambda cell: (names.index(cell.name), *map(_by_size, cell.settings.items())))
     return Study(cells, choose_by, baseline, tuple(keys), tuple(notes), tuple(runs))
 
@@ -185,10 +188,10 @@ def _text(settings: Mapping[str, Any]) -> str:
 
 
 def _names(groups: Sequence[Sequence[RunRecord]], keys: Sequence[str]) -> list[str]:
-    """Returns the name of each group's method.
+    """Returns the name of each group's method: that of its first run.
 
-    Without swept keys, a group is named after the common name of its runs, else its first run.
-    Groups of one run with equal names are methods of their own only if they are runs of Python.
+    Groups with equal names are settings of one method. Runs of Python, without swept keys, are
+    methods of their own, with different names.
     """
     names: list[str] = []
     for group in groups:

@@ -89,15 +89,16 @@ def folder_names(texts: Mapping[str, str]) -> dict[str, str]:
     long, or taken by an earlier key, ends in a digest of its key. Names differ in more than case.
     """
     found: dict[str, str] = {}
+    taken: set[str] = set()
     for key, text in texts.items():
         name = re.sub(r"[^\w.+\-\[\](){}=,' ]+", "_", text)
         if not name.strip(". "):
             name = f"_{name}"
-        taken = {other.casefold() for other in found.values()}
         if len(name.encode()) > _LONGEST or name.casefold() in taken:
             short = name.encode()[:_LONGEST].decode(errors="ignore")
             name = f"{short}-{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
         found[key] = name
+        taken.add(name.casefold())
     return found
 
 

@@ -14,6 +14,7 @@ import tomli_w
 from closeness import approx
 from made_runs import accuracy, write_rates, write_run
 
+from fedjax_peft.report import study as studies
 from fedjax_peft.report.intervals import (
     holm,
     largest_deviation,
@@ -26,6 +27,7 @@ from fedjax_peft.report.records import RunRecord, find_runs
 from fedjax_peft.report.study import make_study, read_study
 from fedjax_peft.report.table_files import Bold, TextTable
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.nested import flatten
 
 
 @pytest.fixture
@@ -111,6 +113,19 @@ def test_a_setting_that_lacks_a_seed_is_not_chosen(tmp_path):
     assert choice.notes[-1] == (
         "a with learning_rate=0.2 has no validation_accuracy for seed 2: not chosen."
     )
+
+
+def test_the_settings_of_a_method_are_compared_once(monkeypatch):
+    """A configuration is read a few times, and not once for each other one."""
+    read = []
+    monkeypatch.setattr(studies, "flatten", lambda config: read.append(config) or flatten(config))
+    runs = [
+        RunRecord("a", Path(f"/{i}"), {"model": {}, "rate": i, "rounds": 1}, {}, [{"round": 1}])
+        for i in range(40)
+    ]
+    found = make_study(runs, keys=["seed"])
+    assert [cell.settings for cell in found.cells] == [{"rate": i} for i in range(40)]
+    assert len(read) <= 5 * len(runs)
 
 
 def test_runs_are_found_in_a_project_and_beside_an_export(tmp_path):
