@@ -15,6 +15,8 @@ def test_files_are_read_as_utf8(tmp_path):
     file = tmp_path / "a.toml"
     file.write_text("a.b = 'ä'", encoding="utf-8")
     assert toml.read_toml(file) == {"a": {"b": "ä"}}
+    file.write_text("a.b = 'ä'", encoding="utf-8-sig")  # as of Windows' editors, with a mark
+    assert toml.read_toml(file) == {"a": {"b": "ä"}}
     with pytest.raises(OSError, match=re.escape(str(tmp_path))):
         toml.read_toml(tmp_path)
 

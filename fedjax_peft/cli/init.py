@@ -43,8 +43,7 @@ name = "minilm-l6" #~ 22.7M parameters; or a Hugging Face id, or a checkpoint fo
 # A file (csv, json, jsonl, parquet), a folder or a known data set. Paths are relative to this file.
 name = {data}
 {columns}test_share = 0.2 #~ share of the rows that is held out for testing
-validation_share = 0.1 #~ share of the other rows, to choose settings by validation_accuracy
-max_length = {length} #~ tokens per text; longer texts are cut
+{validation}max_length = {length} #~ tokens per text; longer texts are cut
 {test_examples}
 [partition] # which client has which examples
 name = "dirichlet" #~ the clients' label distributions differ; or "iid", "quantity", "natural" ...
@@ -73,6 +72,13 @@ learning_rate = 5e-3
 _MANY = 2500
 """From this number of rows on, the test set is limited, so that an evaluation stays quick. The
 validation set, a tenth of what the test leaves, is limited later."""
+
+
+_FEW = 10
+"""From fewer rows, none are held out for validation: a tenth of them can be less than one row."""
+_VALIDATION = (
+    "validation_share = 0.1 #~ share of the other rows, to choose settings by validation_accuracy\n"
+)
 
 
 class _Columns(NamedTuple):
@@ -156,6 +162,7 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
         data=toml.literal(os.path.relpath(data.absolute(), folder)),
         columns=(f"csv = {{ {form} }} #~ how the file is written\n" if form else "")
         + (f"columns = {{ {columns} }} #~ name here = name in the file\n" if columns else ""),
+        validation=_VALIDATION if found.rows >= _FEW else "",
         length=32 if sample else 128,
         test_examples="".join(
             f"{split}_examples = 500 #~ evaluate on this number only; without it, on all\n"

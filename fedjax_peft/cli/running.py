@@ -67,14 +67,17 @@ def demo(options: argparse.Namespace) -> None:
     if options.dry_run:
         return
     page = write_report(records, out)
-    first = out / records[0].path.name
+    first, folder, again = (
+        shlex.quote(str(path))
+        for path in (out / records[0].path.name, out, out.with_name(f"{out.name}-seed1"))
+    )
     print(f"\nCurves and details: {page}\nNext, use the trained adapter:")
     print(f"  fedjax-peft export {first} --format peft --out adapter")
     print("Or train on a table of your own texts:")
     print("  fedjax-peft init mine --data reviews.csv && fedjax-peft run mine/config.toml")
     print("Or change a setting and compare:")
-    again = out.with_name(f"{out.name}-seed1")
-    print(f"  fedjax-peft demo seed=1 --out {again} && fedjax-peft report {out} {again} --out runs")
+    both = f"fedjax-peft report {folder} {again} --out runs"
+    print(f"  fedjax-peft demo seed=1 --out {again} && {both}")
 
 
 def _print_next(records: Sequence[RunRecord], out: Path, options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """The command ``sweep``: it runs all points of a sweep and prints the table of its methods."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def _run(planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespa
     study = read_study(out)
     present = study.baseline in study.methods  # `--only` may have left it out
     print_study(study if present else study._replace(baseline=None))
-    print(f"\nCurves, and tables as files: fedjax-peft report {out}")
+    print(f"\nCurves, and tables as files: fedjax-peft report {shlex.quote(str(out))}")
 
 
 def _begin(

@@ -7,6 +7,7 @@ that a resumed run and ``fedjax-peft sync`` go on from there.
 import json
 import queue
 import secrets
+import shlex
 import threading
 import time
 import warnings
@@ -79,9 +80,8 @@ class Tracking:
         worker.warned = True
         where = "in the run's metrics"
         if self._out is not None:
-            where = (
-                f"in {self._out / 'metrics.jsonl'}; send them with: fedjax-peft sync {self._out}"
-            )
+            command = f"fedjax-peft sync {shlex.quote(str(self._out))}"
+            where = f"in {self._out / 'metrics.jsonl'}; send them with: {command}"
         warnings.warn(
             f"The tracker {worker.name} takes no more rows: {worker.problem} The run goes on"
             f" without it. All rows are {where}",

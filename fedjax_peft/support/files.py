@@ -11,13 +11,13 @@ from pathlib import Path
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Returns the text of a file in UTF-8, which may be a pipe or a terminal.
+    """Returns the text of a file in UTF-8, which may be a pipe or a terminal; without a BOM.
 
     Raises:
       OSError: no such file, or a device such as ``/dev/zero``, which never ends.
       UnicodeDecodeError: not UTF-8.
     """
-    with naming(path), open(path, encoding="utf-8") as file:
+    with naming(path), open(path, encoding="utf-8-sig") as file:
         if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
             raise OSError(errno.EINVAL, "It is a device, not a file")
         return file.read()

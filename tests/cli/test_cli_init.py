@@ -144,6 +144,19 @@ def test_how_a_csv_file_is_written(place, capsys):
     assert sorted(rows) == sorted((f"{text} caf\xe9", label) for text, label in ROWS)
 
 
+def test_a_few_rows_are_not_held_out_for_validation(place):
+    """A tenth of them would be less than one, and the run would fail."""
+    for count in (5, 10):
+        write_table(
+            place / "r.csv", [(f"w{i}", "ab"[i % 2]) for i in range(count)], ("text", "label")
+        )
+        assert cli.main(["init", f"{count}", "--data", "r.csv"]) == 0
+        data = config.load(f"{count}/config.toml")["data"]
+        chosen = {key: data.get(key) for key in ("test_share", "validation_share")}
+        _, tables = load_tables(data["name"], Reading(**chosen))
+        assert ("validation" in tables) == (count == 10)
+
+
 def test_errors(place, capsys):
     """Existing files are not replaced, and a column of names is not used as labels."""
     write_table(place / "r.csv", [(i, f"u{i}", f"t{i}") for i in range(40)], ("id", "who", "text"))

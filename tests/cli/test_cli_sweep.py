@@ -36,7 +36,7 @@ def config(project):
 @pytest.fixture(scope="module")
 def straight(project, config):
     """The directory of a sweep that was not interrupted, and what it printed."""
-    out, printed = project / "straight", io.StringIO()
+    out, printed = project / "a sweep", io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert cli.main(["sweep", config, "--out", str(out)]) == 0
     return out, printed.getvalue()
@@ -45,6 +45,7 @@ def straight(project, config):
 def test_a_sweep_is_a_directory_of_complete_runs_and_prints_each(straight):
     out, printed = straight
     assert sorted(p.relative_to(out).as_posix() for p in out.glob("*/*/")) == sorted(POINTS)
+    assert f"fedjax-peft report '{out}'" in printed
     table = read_toml(out / "sweep.toml")
     assert (table["choose_by"], table["baseline"]) == ("validation_accuracy", "one")
     assert table["keys"] == ["seed", "optimizer.learning_rate"]

@@ -128,6 +128,23 @@ def test_further_columns_are_keys(tmp_path, tokenizer):
         load(tmp_path, tokenizer)
 
 
+@pytest.mark.parametrize("hour", ["", "T08:30:00"])
+def test_dates_are_texts(tmp_path, tokenizer, hour):
+    """The reader of json makes dates of such texts, which would be no keys."""
+    days = [f"2020-01-0{i % 3 + 1}{hour}" for i in range(9)]
+    records = [{"text": "one", "label": "x", "day": day, "client": day} for day in days]
+    path = write(tmp_path, rows__jsonl=rows(*records)) + "/rows.jsonl"
+    meta = load(path, tokenizer, test_share=0.4)["train"].meta
+    assert set(meta["day"]) == set(meta["client"]) == set(days)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf_8", "UTF8"])
+def test_utf8_has_several_names(tmp_path, tokenizer, encoding):
+    content = b"\xef\xbb\xbf" + as_csv(ROWS)
+    folder = write(tmp_path, train__csv=content, test__csv=content)
+    assert_is_rows(load(folder, tokenizer, csv={"encoding": encoding})["train"])
+
+
 SPAN = {"context": "one two three", "question": "two", "answer": "three", "answer_start": 8}
 
 

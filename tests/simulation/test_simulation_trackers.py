@@ -233,7 +233,7 @@ def test_a_row_that_gains_fields_is_sent_with_these_alone(tmp_path):
 
 
 def test_a_tracker_that_fails_warns_once_and_its_rows_are_sent_later(tmp_path, capsys):
-    out, taken, down = tmp_path / "run", [], [True]
+    out, taken, down = tmp_path / "my run", [], [True]
 
     def service(row, run):
         if down[0] and row["round"] == 1:
@@ -245,7 +245,7 @@ def test_a_tracker_that_fails_warns_once_and_its_rows_are_sent_later(tmp_path, c
         record(out, service, lambda row, run: others.append(row))
     (text,) = [str(one.message) for one in warned]
     assert "The tracker service takes no more rows: ConnectionError: no route to host." in text
-    assert f"fedjax-peft sync {out}" in text
+    assert f"fedjax-peft sync '{out}'" in text
     assert others == ROWS
     assert read_metrics(out / "metrics.jsonl") == ROWS
 

@@ -1,5 +1,6 @@
 """One file per split: json, jsonl, csv or parquet, read by ``datasets``; and tables of the hub."""
 
+import codecs
 import csv
 import glob
 import gzip
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,12 +104,13 @@ def csv_form(given: Mapping[str, Any] | None) -> Csv:
         raise InputError(f"csv's header = {form.header!r} must be true or false.")
     try:
         "".encode(form.encoding)
+        usual = codecs.lookup(form.encoding).name == PLAIN.encoding
     except (LookupError, TypeError):
         raise InputError(
             f"csv's encoding = {form.encoding!r} is unknown. Usual ones are utf-8, latin-1, cp1252"
             " (Windows) and gb18030."
         ) from None
-    return form
+    return form._replace(encoding=PLAIN.encoding) if usual else form  # UTF-8 has several names
 
 
 def read_file(path: Path, *, alone: bool = False, form: Csv = PLAIN) -> Table:
@@ -200,7 +203,16 @@ def from_datasets(rows: Any, origin: str) -> Table:
         if names is not None:
             label_names = tuple(names) if name in _LABELS else label_names
             columns[name] = [named(value, names) for value in columns[name][:]]
+        if str(getattr(feature, "dtype", "")).startswith(("date", "timestamp")):
+            columns[name] = _dates_as_texts(columns[name][:])
     return Table(origin, columns, label_names)
+
+
+def _dates_as_texts(values: Sequence[date | None]) -> list[str | None]:
+    """Returns dates in ISO form, as json has them, with their times unless all are midnight."""
+    days = all(not isinstance(one, datetime) or one.time() == time() for one in values)
+    end = len("2020-01-31") if days else None
+    return [None if one is None else one.isoformat()[:end] for one in values]
 
 
 def cause(error: BaseException) -> str:
@@ -267,7 +279,7 @@ def _csv_columns(path: Path, form: Csv) -> list[str]:
       csv.Error: not a csv file.
     """
     opener = gzip.open if path.suffix == ".gz" else open
-    encoding = "utf-8-sig" if form.encoding.lower() in ("utf-8", "utf8") else form.encoding
+    encoding = "utf-8-sig" if form.encoding == PLAIN.encoding else form.encoding
     with opener(path, "rt", encoding=encoding, newline="") as file:
         # Blank lines are not rows.
         read = csv.reader(file, delimiter=form.sep)
