@@ -72,15 +72,14 @@ def _export_to_hub(options: argparse.Namespace) -> TrainedModels:
 
 def predict(options: argparse.Namespace) -> None:
     """Writes the predictions of a run's model for the lines of a file."""
-    # Before the work whose result goes there.
     if options.clients is None:
-        check_output(options.output)
-    else:
-        options.output.mkdir(parents=True, exist_ok=True)
+        check_output(options.output)  # before the work whose result goes there
     task, length = loading.inputs_of(options.run, record.read_config(options.run))
     task = _sampled(task, options)
     rows = inference.read_inputs(options.input, task)
     models = _models(options)
+    if options.clients is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
     clients: list[int | None] = [*models.chosen] or [None]
     for client in clients:
         params = models.params(client)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_peft import tasks
 from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.config.keys import CHAINED, NOISE, Config, StartKeys, function_of
+from fedjax_peft.config.keys import CHAINED, Config, StartKeys, function_of
 from fedjax_peft.config.schema import OF_THE_RUN, fields_of
 from fedjax_peft.contracts import Privacy
 from fedjax_peft.data import sources
@@ -24,6 +24,9 @@ from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
+
+NOISE = "noise_multiplier"
+"""The argument of a mechanism of differential privacy that ``epsilon`` can stand for."""
 
 
 def build_model(config: Config, labels: Sequence[str], vocabulary: Sequence[str] = ()) -> Model:

@@ -51,7 +51,7 @@ from fedjax_peft.config.keys import (
     all_keys,
     in_words,
 )
-from fedjax_peft.config.reading import expanded, load, methods, of_method, only, override, parts
+from fedjax_peft.config.reading import expanded, key_parts, load, methods, of_method, only, override
 from fedjax_peft.config.resolving import (
     head_kind,
     is_constant,

@@ -155,10 +155,6 @@ class StartKeys(NamedTuple):
     clients."""
 
 
-NOISE = "noise_multiplier"
-"""The argument of a mechanism of differential privacy that ``epsilon`` can stand for."""
-
-
 class PrivacyKeys(NamedTuple):
     """Keys of ``[privacy]`` that are not arguments of its function."""
 

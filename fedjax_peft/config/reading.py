@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_peft.config import plugins
-from fedjax_peft.config.keys import CHAINED, DEFAULT_NAMES, NAMESPACES, NOISE, Config
+from fedjax_peft.config.keys import CHAINED, DEFAULT_NAMES, NAMESPACES, Config
 from fedjax_peft.data import sources
+from fedjax_peft.simulation.record import as_asked
 from fedjax_peft.support import assets, toml
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
@@ -48,7 +49,7 @@ def load(path: str | Path) -> Config:
         raise InputError(f"The config {str(path)!r} is not a TOML file: {error}.") from None
     _check_names(path, raw.get("methods"))
     if (path.parent / "environment.json").is_file():
-        raw = _as_asked(raw)
+        raw = as_asked(raw)
     return _with_absolute_paths(raw, path.parent)
 
 
@@ -60,17 +61,6 @@ def _check_names(path: Path, methods: Any) -> None:
                 f"The config {str(path)!r} has a method {show(name)}. Its runs are in a folder of"
                 " this name, so choose one without '/', such as [methods.mine]."
             )
-
-
-def _as_asked(raw: Config) -> Config:
-    """Returns the config of a run without the noise that was computed for its epsilon.
-
-    A new run may have other rounds or clients, for which this noise would not give the epsilon.
-    """
-    privacy = raw.get("privacy")
-    if not isinstance(privacy, dict) or "epsilon" not in privacy:
-        return raw
-    return {**raw, "privacy": {key: x for key, x in privacy.items() if key != NOISE}}
 
 
 def _with_absolute_paths(raw: Config, folder: Path) -> Config:
@@ -128,13 +118,13 @@ def override(raw: Config, text: str) -> Config:
     if not equals or not key.strip():
         raise InputError(f"The override {show(text)} is not of the form key=value.")
     if not value.strip():
-        return unset(raw, parts(raw, key.strip()))[0]
+        return unset(raw, key_parts(raw, key.strip()))[0]
     try:
         parsed = toml.parse_value(value)
     except ValueError as error:
         raise InputError(f"The override {show(text)} has no usable value: {error}.") from None
     result = expanded(copy.deepcopy(raw))
-    *tables, last = parts(result, key.strip())
+    *tables, last = key_parts(result, key.strip())
     change: Any = parsed
     for table in reversed([*tables, last]):
         change = {table: change}
@@ -152,7 +142,7 @@ def override(raw: Config, text: str) -> Config:
     return result
 
 
-def parts(raw: Config, key: str) -> list[str]:
+def key_parts(raw: Config, key: str) -> list[str]:
     """Returns the parts of a dotted key: the tables, and the key in the last of them.
 
     The name of a user's function can contain dots, as in ``transforms.mine.py:codec.share``. It is
@@ -262,7 +252,7 @@ def _check_removals(raw: Config, overrides: Sequence[str]) -> None:
             configs = [raw["methods"][name]]
         else:
             configs = [raw] if own.startswith("methods.") else [*_split(raw).values()]
-        if not any(unset(one, parts(one, own))[1] for one in configs):
+        if not any(unset(one, key_parts(one, own))[1] for one in configs):
             keys = {name for one in configs for name in flatten(one)}
             raise InputError(
                 f"The override {show(text)} removes {show(key.strip())} from the config, which does"

@@ -5,8 +5,7 @@ from typing import Any
 
 from fedjax_peft import algorithms, peft, tasks
 from fedjax_peft.config import keys, presets
-from fedjax_peft.config.building import call, rate
-from fedjax_peft.config.keys import NOISE
+from fedjax_peft.config.building import NOISE, call, rate
 from fedjax_peft.config.reading import expanded, overlay
 from fedjax_peft.config.schema import checked_values, fields_of
 from fedjax_peft.models import heads

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_peft import peft, tasks
 from fedjax_peft.config import building, reading
 from fedjax_peft.config.federation import evaluation_data, explicit, load_data
-from fedjax_peft.config.keys import NOISE, SCHEDULES, Config, EvaluationKeys, StartKeys
+from fedjax_peft.config.keys import SCHEDULES, Config, EvaluationKeys, StartKeys
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.config.resolving import resolve_recorded
 from fedjax_peft.config.schema import OF_THE_RUN, fields_of
@@ -200,7 +200,7 @@ class _Made:
     def __call__(self, values: Values) -> Any:
         config = json.loads(self.config)
         for key, value in values.items():
-            *tables, last = reading.parts(config, key)
+            *tables, last = reading.key_parts(config, key)
             functools.reduce(operator.getitem, tables, config)[last] = value
         return building.BUILDERS[self.table](config)
 
@@ -208,7 +208,10 @@ class _Made:
 def made_from_values(config: Config) -> dict[str, Any]:
     """Returns the arguments of ``simulate`` that depend on the run-time values, and the values."""
     # An epsilon was replaced by a noise multiplier, see with_noise.
-    runtime = [f"privacy.{NOISE}" if k == "privacy.epsilon" else k for k in config["runtime"] or ()]
+    runtime = [
+        f"privacy.{building.NOISE}" if k == "privacy.epsilon" else k
+        for k in config["runtime"] or ()
+    ]
     if not runtime:
         return {name: build(config) for name, build in building.BUILDERS.items()}
     flat = flatten(config)
@@ -218,7 +221,7 @@ def made_from_values(config: Config) -> dict[str, Any]:
         if any(k.endswith(f".{name}") and x is None for k, x in flatten(tables).items()):
             tables[name] = config[name]
     for key in runtime:
-        tables, _ = unset(tables, reading.parts(tables, key))
+        tables, _ = unset(tables, reading.key_parts(tables, key))
     text = json.dumps(tables, sort_keys=True)
     made = {
         name: _Made(name, text) for name in building.BUILDERS if config[name] or name == "algorithm"
@@ -254,7 +257,7 @@ def with_noise(config: Config, clients: Clients) -> Config:
       InputError: no noise is enough, or the mechanism does not fit the run.
     """
     table = config["privacy"]
-    if table.get("epsilon") is None or table[NOISE] is not None:
+    if table.get("epsilon") is None or table[building.NOISE] is not None:
         return config
     made = building.build_records(config)
     own = {"system": made["system"], "length_buckets": made["placement"].length_buckets}
@@ -263,20 +266,20 @@ def with_noise(config: Config, clients: Clients) -> Config:
     facts = federation_of(schedule, clients.data, building.build_algorithm(config))
 
     def epsilon_of(noise: float) -> float:
-        mechanism = building.build_privacy({**config, "privacy": {**table, NOISE: noise}})
+        mechanism = building.build_privacy({**config, "privacy": {**table, building.NOISE: noise}})
         assert mechanism is not None
         return mechanism.guarantee(facts, config["rounds"]).epsilon
 
     noise = smallest_noise(epsilon_of, table["epsilon"])
-    return {**config, "privacy": {**table, NOISE: noise}}
+    return {**config, "privacy": {**table, building.NOISE: noise}}
 
 
 def _with_noise_of(run: Path, config: Config) -> Config:
     """Returns the config with the noise of a run that is continued, if it was for this epsilon."""
-    epsilon = config["privacy"].get("epsilon")
-    if epsilon is None or not (run / "config.toml").exists():
+    table = config["privacy"]
+    if table.get("epsilon") is None or not (run / "config.toml").exists():
         return config
     recorded = read_config(run).get("privacy", {})
-    if recorded.get("epsilon") != epsilon:
+    if recorded.get("epsilon") != table["epsilon"]:
         return config
-    return {**config, "privacy": {**config["privacy"], NOISE: recorded.get(NOISE)}}
+    return {**config, "privacy": {**table, building.NOISE: recorded.get(building.NOISE)}}

@@ -174,7 +174,7 @@ def _grid(table: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _whole(config: configs.Config, key: str) -> str:
     """Returns a key with the names that the config has for a user's functions."""
-    return ".".join(configs.parts(config, key))
+    return ".".join(configs.key_parts(config, key))
 
 
 def _points(

@@ -16,7 +16,7 @@ from fedjax_peft.peft.io.files import Format
 from fedjax_peft.report import wording
 from fedjax_peft.report.judgement import sampling_variance
 from fedjax_peft.report.records import RunRecord, load_run
-from fedjax_peft.simulation.record import config_text, environment
+from fedjax_peft.simulation.record import as_asked, config_text, environment
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words, summary
 from fedjax_peft.support import assets
@@ -77,7 +77,8 @@ def write_folder(
     def finish(folder: Path) -> None:
         text = card(model, format, record, choices, client)
         replace_file(folder / "README.md", text.encode())
-        replace_file(folder / _CONFIG, config_text(_shareable(record.config, set())).encode())
+        config = config_text(_shareable(as_asked(record.config), set()))
+        replace_file(folder / _CONFIG, config.encode())
         if choices.merged and format != "merged":
             base = _base(model, choices)
             export(model, params, folder / "merged", format="merged", base_model=base)

@@ -238,6 +238,18 @@ def config_text(config: Mapping[str, Any]) -> str:
     return tomli_w.dumps(_without_none(config))
 
 
+def as_asked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config of a run without the noise that was computed for its epsilon.
+
+    A new run may have other rounds or clients, for which this noise would not give the epsilon.
+    """
+    privacy = config.get("privacy")
+    if not isinstance(privacy, Mapping) or "epsilon" not in privacy:
+        return {**config}
+    own = {key: value for key, value in privacy.items() if key != "noise_multiplier"}
+    return {**config, "privacy": own}
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """Returns the config of a run directory; that of an earlier version with present keys.
 

@@ -128,6 +128,15 @@ def test_the_config_runs_again_and_has_no_path_of_this_machine(folder, run, proj
     assert again == first
 
 
+def test_the_config_of_a_private_run_asks_for_its_epsilon(run, loaded, tmp_path):
+    record, private = load_run(run), {"name": "central", "clip": 1.0, "delta": 1e-5}
+    solved = {**private, "epsilon": 2.0, "noise_multiplier": 0.8}
+    record = record._replace(config={**record.config, "privacy": solved})
+    folder = hub.write_folder(loaded.model, loaded.params, record, tmp_path / "adapter")
+    asked = configs.resolve(configs.load(folder / "config.toml"))["privacy"]
+    assert (asked["epsilon"], asked["noise_multiplier"]) == (2.0, None)
+
+
 def test_private_runs_say_what_is_protected(run, loaded, tmp_path):
     """Rows of a private run make the card; the guarantee of its last row counts."""
     described = {"name": "central", "unit": "client", "statement": "It compares | neighbours."}
