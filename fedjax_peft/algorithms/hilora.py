@@ -17,7 +17,6 @@ has B = 0 before it begins. A client predicts with root + its cluster + its leaf
 clients are averaged over all adapted layers.
 
 Decided here:
-
 * The paper ends a stage when its steps have become small; here the rounds are given. A stage ends
   with the first round from there on that has an upload.
 * B̄_k is B_k / ‖B_k‖_F in the first round of a client. Later means are not normalised again: the
@@ -25,16 +24,16 @@ Decided here:
 * A client that has not taken part before the clusters are found belongs to the largest one. The
   paper assigns such clients by a few probing steps.
 * The penalties are on factors, without LoRA's scale. A shared head is trained and averaged over all
-  clients of a round in the first two stages, and rests in the third. A private head is always
-  trained. The paper does not say what happens to the head.
-The server keeps B̄_k of all clients, so its memory grows with them: r · out numbers for each client
-and adapted layer, and N² for each layer while it finds the clusters of N clients. Every lane reads
-the LoRA of its own cluster from the broadcast, which holds all; traffic is counted for one
-(``Traffic.received_part``). Clients send changes of the factors.
+  clients in the first two stages, and rests in the third; a private head is always trained. The
+  paper does not say what happens to the head.
+The server keeps B̄_k of all clients: r · out numbers for each client and adapted layer, and N² for
+each layer while it finds the clusters of N clients. Every lane reads the LoRA of its own cluster
+from the broadcast, which holds all; traffic is counted for one (``Traffic.received_part``). Clients
+send changes of the factors.
 
-The paper's text could not be read as a whole. This was written from two sets of public notes and a
-public reimplementation (github.com/boyi-liu/FedLLM-Factory), from which the defaults of γ, λ and
-the numbers of clusters are (15, 20 and 15 rounds). Checked against a loop in NumPy.
+The paper's text could not be read as a whole. This follows two sets of public notes and a public
+reimplementation (github.com/boyi-liu/FedLLM-Factory: γ, λ, the numbers of clusters, 15, 20 and 15
+rounds). Checked against a loop in NumPy.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.work import Work
+from fedjax_peft.support.errors import InputError
 
 
 class Examples(Protocol):
@@ -98,6 +99,29 @@ class Examined(NamedTuple):
     """Examples in a step; reduced if no member has so many examples."""
     tokens: Lengths | None = None
     """The lengths of texts; texts of similar length share a batch."""
+
+
+def members_of(
+    data: Sized, clients: Sequence[int] | None, everyone: range
+) -> list[tuple[int, np.ndarray]]:
+    """Returns the members that evaluate clients' own models on all of the data.
+
+    Args:
+      clients: the clients that are asked for; None: all.
+      everyone: the ids of all clients.
+
+    Raises:
+      InputError: the data are empty, no client is named, or one does not exist.
+    """
+    if not len(data):
+        raise InputError("There are no examples to evaluate: the data set is empty.")
+    if clients is not None and not clients:
+        raise InputError("No client is named in clients. Leave it out to evaluate all.")
+    for client in clients or ():
+        if client not in everyone:
+            raise InputError(f"There is no client {client}: the last is {everyone[-1]}.")
+    rows = np.arange(len(data), dtype=np.int32)
+    return [(client, rows) for client in (everyone if clients is None else clients)]
 
 
 class Evaluator:
@@ -270,3 +294,9 @@ def figures(measured: Measured, member: int, task: Task, data: Examples) -> dict
         return means
     own = data.take(measured.examples[member])
     return means | task.score(means, measured.predictions[member], own)
+
+
+def mean_figures(measured: Measured, task: Task, data: Examples) -> dict[str, float]:
+    """Returns the means of :func:`figures` over all members."""
+    found = [figures(measured, i, task, data) for i in range(len(measured.examples))]
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}

@@ -13,7 +13,14 @@ from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.client_store import ClientPlace, ClientStore, StoredClients, room_for
 from fedjax_peft.engine.computation import Computation
 from fedjax_peft.engine.distributed import whole
-from fedjax_peft.engine.evaluator import Evaluator, Examined, Examples, figures, joined
+from fedjax_peft.engine.evaluator import (
+    Evaluator,
+    Examined,
+    Examples,
+    joined,
+    mean_figures,
+    members_of,
+)
 from fedjax_peft.engine.gathered import gathering
 from fedjax_peft.engine.history import grown, places_of, start_history
 from fedjax_peft.engine.initial import check_shapes, initial_state, without_clients
@@ -33,8 +40,7 @@ from fedjax_peft.numerics.hyperparameters import Values, as_arrays
 from fedjax_peft.support.errors import InputError, nearest
 
 _PLAIN = Computation()
-_EVALUATORS = 8
-"""The evaluations that a session keeps: those of the last data sets that it was given."""
+_EVALUATORS = 8  # that a session keeps, of the last data sets
 
 
 class Session:
@@ -152,9 +158,8 @@ class Session:
         """
         for name in values or {}:
             if name not in self._values:
-                raise InputError(
-                    f"There is no run-time value {name!r}. {nearest(name, self._values)}"
-                )
+                advice = nearest(name, self._values)
+                raise InputError(f"There is no run-time value {name!r}. {advice}")
         chosen = {**self._values, **(values or {})}
         if self._store is None:
             state = initial_state(self.setup.made(chosen), self._leaves, as_arrays(chosen))
@@ -236,32 +241,17 @@ class Session:
         """
         state.check_alive()
         personal = clients is not None or self.personal
-        everyone = range(self.setup.clients)
-        if not len(data):
-            raise InputError("There are no examples to evaluate: the data set is empty.")
-        if clients is not None and not clients:
-            raise InputError("No client is named in clients. Leave it out to evaluate all.")
-        for client in clients or ():
-            if client not in everyone:
-                raise InputError(f"There is no client {client}: the last is {everyone[-1]}.")
-        rows = np.arange(len(data), dtype=np.int32)
-        members = (
-            [(client, rows) for client in (everyone if clients is None else clients)]
-            if personal
-            else self.global_members(len(data))
-        )
+        members = members_of(data, clients, range(self.setup.clients))
+        if not personal:
+            members = self.global_members(len(data))
         key = (id(data), batch_size, personal, tuple(client for client, _ in members))
-        # Stored with the data, so that its id stays unique; the last few, so that a loop over ever
-        # new samples does not keep them all.
+        # The last few, each with its data, so that the id stays unique.
         if key not in self._evaluators:
             evaluator = self.evaluator(data.columns, members, batch_size, personal=personal)
             last = list(self._evaluators.items())[1 - _EVALUATORS :]
             self._evaluators = {**dict(last), key: (data, evaluator)}
-        measured = self._evaluators[key][1](state)
-        measured = measured if personal else joined(measured)
-        task = self.setup.task
-        found = [figures(measured, i, task, data) for i in range(len(measured.examples))]
-        return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+        made = self._evaluators[key][1](state)
+        return mean_figures(made if personal else joined(made), self.setup.task, data)
 
     def evaluator(
         self,
@@ -365,8 +355,7 @@ class Session:
     ) -> Plan:
         """Returns the plan of a round, a pure function of the arguments.
 
-        The last two plans are cached. A plan that was made while the device was computing is
-        therefore ready when its round begins.
+        The last two plans are cached, so one made while the device computes is ready at once.
 
         Args:
           round_index: the round, from 1.
