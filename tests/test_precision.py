@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import linear
 from fedjax_peft.numerics.precision import effective, is_wider, split
 from fedjax_peft.peft.lora import LoRALinear, frozen_output
@@ -72,6 +73,13 @@ def test_split_kernels_equal_the_layer():
     for dtype, kernel in [(jnp.float32, NARROW), (jnp.bfloat16, NARROW.astype(jnp.bfloat16))]:
         base = layer(dtype, kernel)
         np.testing.assert_array_equal(frozen_output(base, x), base(x))
+
+
+def test_a_trained_kernel_is_rounded():
+    """So one product is enough, as in full fine-tuning."""
+    base, x = layer(jnp.bfloat16, NARROW + SMALL), jnp.ones((7, 32), jnp.bfloat16)
+    base.kernel = AdapterParam(base.kernel[...])
+    np.testing.assert_array_equal(frozen_output(base, x), base(x))
 
 
 def test_gradients_pass_through_a_wide_kernel_to_the_input():

@@ -72,10 +72,12 @@ def frozen_output(base: nnx.Linear, x: Array) -> Array:
 
     A kernel that is wider than the compute dtype is used in full, as a sum of two narrow ones.
     Algorithms that add to frozen weights (FLoRA, FedEx-LoRA) make such kernels, and a plain layer
-    would round most of the sum away. A quantised kernel never changes, and computes by itself.
+    would round most of the sum away. A quantised kernel never changes, and computes by itself. One
+    that is trained (``lora_with_base``) is rounded, as in full fine-tuning.
     """
     dtype = base.dtype
-    if dtype is None or isinstance(base, QuantizedLinear) or not is_wider(base.kernel[...], dtype):
+    plain = isinstance(base, QuantizedLinear) or isinstance(base.kernel, AdapterParam)
+    if dtype is None or plain or not is_wider(base.kernel[...], dtype):
         return base(x)
     kernel = base.kernel[...]
     # In one product with twice the inputs, the parts are added before the output is rounded.

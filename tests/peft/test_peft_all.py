@@ -1,18 +1,21 @@
 """What every PEFT method must hold: a new one is tested by being listed."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
 from flax import nnx
-from tiny import logits, tiny, trained
+from tiny import BATCH, logits, tiny, trained
 
 from fedjax_peft import peft
 from fedjax_peft.models.base import bind
+from fedjax_peft.models.heads import classification
 from fedjax_peft.models.layers import TokenEmbed
-from fedjax_peft.models.registry import default_targets
+from fedjax_peft.models.registry import default_targets, random_model
 from fedjax_peft.peft.base import attach, attach_module, merge
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +33,7 @@ MERGED = {
     "lora_sum": peft.lora_sum(2, names=("a", "b"), alpha=3.0, rank_pattern={"value": 1}),
     "dora": peft.dora(4, alpha=6.0, rslora=True, targets=["query", "dense"]),
     "dora-gaussian": peft.dora(4, alpha=6.0, init="gaussian"),
+    "lora_with_base": peft.lora_with_base(4),
     "ia3": peft.ia3(),
     "lora_sb": peft.lora_sb(4),
     "ravan": peft.ravan(4, heads=3),
@@ -60,6 +64,18 @@ def assert_same(name, got, expected):
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_the_start_changes_no_logit(name):
     assert_same(name, logits(attach(tiny(), METHODS[name])), logits(tiny()))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_bfloat16_model_trains_float32_and_computes_in_bfloat16(name):
+    """Small steps of a bfloat16 leaf would vanish."""
+    plain = random_model(TINY_BERT, head=classification(3), dtype="bfloat16")
+    model = attach(plain, METHODS[name])
+    kinds = {x.dtype for x in model.trainable.values() if jnp.issubdtype(x.dtype, jnp.floating)}
+    assert kinds == {jnp.dtype("float32")}
+    given = (model.compute_frozen(), model.trainable, BATCH)
+    outputs = jax.eval_shape(lambda *x: model.apply(*x, None, False), *given)
+    assert outputs.hidden.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("name", MERGED)

@@ -3,17 +3,20 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from closeness import assert_close
 from flax import nnx
 from tiny import logits, tiny
 
+import fedjax_peft as fp
 from fedjax_peft import peft
 from fedjax_peft.contracts import Outputs
 from fedjax_peft.models.base import bind
-from fedjax_peft.models.heads import causal_lm
+from fedjax_peft.models.heads import causal_lm, classification
+from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import attach, count
-from fedjax_peft.testing import tiny_model
+from fedjax_peft.testing import TINY_BERT, tiny_dataset, tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +59,23 @@ def test_all_trained_leaves_have_a_gradient():
         # A bias of the keys adds a constant to a query's scores.
         least = 0 if name.endswith("key.bias") else 1e-5
         assert jnp.max(jnp.abs(gradient)) >= least, name
+
+
+def test_small_steps_move_a_bfloat16_model_that_is_trained_whole():
+    config = {**TINY_BERT, "num_hidden_layers": 1}
+    plain = random_model(config, head=classification(4), dtype="bfloat16")
+    model, data = attach(plain, peft.full()), tiny_dataset(32)
+    run = fp.simulate(
+        model,
+        fp.algorithms.fedavg(optax.adam(1e-5)),
+        fp.partition.iid(data, 2),
+        rounds=1,
+        clients_per_round=2,
+        batch_size=8,
+    )
+    kernels = [name for name in run.params if name.endswith("kernel")]
+    moved = [np.mean(run.params[name] != model.trainable[name]) for name in kernels]
+    assert np.mean(moved) > 0.5
 
 
 def test_tied_head_of_gpt2_is_counted_once():
