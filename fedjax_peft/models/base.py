@@ -188,16 +188,18 @@ def bind(
       **info: other fields of :class:`Model`.
 
     Raises:
-      InputError: a head path that the module does not have.
+      InputError: a head path that the module does not have, or statistics that it would update.
     """
     module = nnx.clone(module)
     modules = dict(submodules(module))
     for path in head:
         if path not in modules:
             raise InputError(f"The model has no head module {path!r}. {nearest(path, modules)}")
+    for path, owner in modules.items():
+        _refuse_running_statistics(path, owner)
 
-    def in_head(path: tuple, _: Any) -> bool:
-        return is_inside(dotted(path), head)
+    def in_head(path: tuple, variable: Any) -> bool:
+        return is_inside(dotted(path), head) and not isinstance(variable, nnx.BatchStat)
 
     trained = nnx.Any(AdapterParam, AdapterConst, in_head)
     train_def, eval_def, rng, trainable, frozen = _parts(module, trained)
@@ -221,14 +223,26 @@ def bind(
     return Model(apply, values[1], trained_values, kinds, graph, head, forward=forward, **info)
 
 
+def _refuse_running_statistics(path: str, module: nnx.Module) -> None:
+    """Raises InputError if the module's own variables are statistics that training would update."""
+    kept = any(isinstance(x, nnx.BatchStat) for x in vars(module).values())
+    if kept and not getattr(module, "use_running_average", False):
+        raise InputError(
+            f"The module {path!r} ({type(module).__name__}) keeps running statistics, which a run"
+            " does not update: use nnx.LayerNorm or nnx.GroupNorm, or use_running_average=True with"
+            " pretrained statistics."
+        )
+
+
 def _parts(module: nnx.Module, *filters: Any) -> list[Any]:
     """Returns the definitions in training and in evaluation, and the states by filter.
 
     Random state is split off first: dropout state inside the head is not a parameter.
     """
-    module.train()
+    # Not by train() and eval(), which would let norms leave their pretrained statistics.
+    module.set_attributes(deterministic=False, raise_if_not_found=False)
     train_def, *states = nnx.split(module, nnx.RngState, *filters, ...)
-    module.eval()
+    module.set_attributes(deterministic=True, raise_if_not_found=False)
     return [train_def, nnx.split(module, nnx.RngState, *filters, ...)[0], *states]
 
 

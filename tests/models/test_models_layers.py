@@ -13,6 +13,7 @@ from fedjax_peft.contracts import Outputs
 from fedjax_peft.models import layers
 from fedjax_peft.models.base import bind
 from fedjax_peft.models.layers import Dropout, dropout
+from fedjax_peft.support.errors import InputError
 
 KEY = jax.random.key(7)
 random_bytes = jax.jit(layers.random_bytes, static_argnums=1)
@@ -110,6 +111,25 @@ def test_modules_and_steps_have_their_own_masks():
         assert abs(jnp.mean(a == b) - 0.5) < 0.1
     np.testing.assert_array_equal(one.logits, masks(KEY).logits)
     np.testing.assert_array_equal(masks(None, train=False).logits, batch["x"])
+
+
+class Normed(nnx.Module):
+    def __init__(self, **options):
+        self.norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0), **options)
+
+    def __call__(self, batch):
+        return self.norm(batch["x"])
+
+
+@pytest.mark.parametrize("head", [(), ("norm",)])
+def test_running_statistics_are_refused_or_stay_as_they_are(head):
+    with pytest.raises(InputError, match=r"'norm' \(BatchNorm\) keeps running statistics"):
+        bind(Normed(), head=head)
+    model, x = bind(Normed(use_running_average=True), head=head), jnp.array([[3.0, 4.0]])
+    assert {"norm.mean", "norm.var"} <= model.frozen.keys()
+    for train in (True, False):
+        y = model.apply(model.frozen, model.trainable, {"x": x}, KEY, train).logits
+        np.testing.assert_allclose(y, x, rtol=1e-4)  # the mean 0 and the variance 1 of its start
 
 
 def test_what_is_trained_is_float32_in_a_module_of_bfloat16():
