@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
 from fedjax_peft.contracts import Sampling
+from fedjax_peft.data.encode import with_options
 from fedjax_peft.models import generation
 from fedjax_peft.models.generation import complete, end_tokens, generate, likelihoods
 from fedjax_peft.testing import write_tiny_language_model
@@ -115,6 +116,19 @@ def test_templates_and_cut_prompts(model):
     assert generate(model, model.trainable, talk, template="chat", **how) == told
     plain = generate(model, model.trainable, ["xxHi there", "a"], max_length=8, **how)
     assert plain == generate(model, model.trainable, ["Hi there", "a"], **how)
+
+
+def test_prompts_of_a_task_take_as_much_room_as_they_need(model, tmp_path, monkeypatch):
+    """Whole prompts, also where the template is longer than the guess, of a model for a million."""
+    monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(tmp_path))
+    long = model.replace(config={**model.config, "max_position_embeddings": 1 << 20})
+    longer = "A template of more letters than the first guess has. " * 4 + "{prompt}"
+    for template in ("plain", longer):
+        task = with_options(fp.tasks.instruction_tuning(), template=template)
+        texts = generate(long, long.trainable, ["Hi", "a"], task=task, max_new_tokens=3)
+        how = {"template": template, "max_new_tokens": 3}
+        assert texts == generate(long, long.trainable, ["Hi", "a"], **how)
+    assert max(x.stat().st_size for x in tmp_path.rglob("*.npz")) < 100_000
 
 
 def test_prompts_that_cannot_be_completed(model):

@@ -82,9 +82,7 @@ def generate(
         tokens = _unpadded(columns)
     elif task is not None and encoder is not None and "messages" in encoder.columns:
         rows = [[{"role": "user", "content": x}] if isinstance(x, str) else [*x] for x in prompts]
-        table = Table("the prompts", {"messages": rows})
-        length = max_length or model.longest_text
-        columns = encode(task, table, (), tokenizer, max_length=length, name="prompts").columns
+        columns = _task_prompts(model, task, rows, max_length)
         tokens = _unpadded(columns)
         if "end_ids" in columns:
             ends = sorted({int(x) for x in columns["end_ids"].ravel() if x >= 0})
@@ -94,6 +92,24 @@ def generate(
         ends = sorted({*ends, *end_tokens(model)})
     made = complete(model, params, tokens, how, seed, ends=ends, batch_size=batch_size)
     return decoded(tokenizer, made)
+
+
+def _task_prompts(
+    model: Model, task: Task, rows: Sequence[Any], max_length: int | None
+) -> Mapping[str, np.ndarray]:
+    """Returns the columns of conversations as the task's encoder makes them, whole by default.
+
+    The encoder pads its columns to the length that it is given, and a model may read a million
+    tokens. So the length doubles from a first guess until no prompt fills it.
+    """
+    table = Table("the prompts", {"messages": rows})
+    limit = max_length or model.longest_text
+    length = max_length or min(max(len(str(row)) for row in rows), limit)
+    while True:
+        data = encode(task, table, (), model.tokenizer, max_length=length, name="prompts")
+        if length >= limit or data.columns["prompt_mask"].sum(axis=1).max() < length:
+            return data.columns
+        length = min(2 * length, limit)
 
 
 def _unpadded(columns: Mapping[str, np.ndarray]) -> list[np.ndarray]:
