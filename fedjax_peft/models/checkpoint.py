@@ -7,19 +7,20 @@ of the model is filled, and all mismatches are reported together.
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.models import heads
 from fedjax_peft.models.family import Family, Kind
-from fedjax_peft.models.heads import Head
+from fedjax_peft.models.heads import Head, LanguageModel
 from fedjax_peft.models.modules import is_inside
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.numerics.linalg import is_finite
@@ -316,6 +317,35 @@ def match(
             f" ({len(problems)} mismatches): " + "; ".join(problems) + "."
         )
     return plan
+
+
+def check_tied(
+    name: str,
+    abstract: nnx.Module,
+    names: Mapping[str, str],
+    values: Mapping[str, Any],
+    read: Callable[[str, str], Any],
+) -> None:
+    """Raises InputError if a checkpoint holds another output layer than a tied head has.
+
+    transformers uses such a layer, whatever the config says. An equal copy is no second layer.
+
+    Args:
+      abstract: the module; only a language model has a tied head.
+      names: the checkpoint's tensors, from :func:`normal_names`.
+      values: the leaves of the model.
+      read: (leaf, tensor name) -> the tensor as that leaf would hold it.
+    """
+    key = names.get("lm_head.weight")
+    if key is None or not isinstance(abstract, LanguageModel) or hasattr(abstract, "lm_head"):
+        return
+    table = f"{abstract.backbone_name}.{abstract.table}.embedding"
+    if not jnp.array_equal(read(table, key), values[table]):
+        raise InputError(
+            f"The config of {name!r} has tie_word_embeddings = true, so that the head is the table"
+            f" of token embeddings, and its weights hold a {key} that differs from the table. Set"
+            " tie_word_embeddings = false in config.json to use that layer, or delete it."
+        )
 
 
 # -------------------------------------------------------------------------------- writing a model

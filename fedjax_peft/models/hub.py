@@ -81,6 +81,9 @@ def load_model(
     plan = checkpoint.match(str(name), family, kind, shapes, names, tensors, head)
     hold = registry.holder(abstract, kind.head, dtype, quantize)
     values = {leaf: hold(leaf, tensors.read(*source)) for leaf, source in plan.items()}
+    checkpoint.check_tied(
+        str(name), abstract, names, values, lambda leaf, key: hold(leaf, tensors.read(key, False))
+    )
     missing = {leaf: shape for leaf, shape in shapes.items() if leaf not in values}
     values |= registry.initialise(missing, parsed.initializer_range, seed, hold)
     return registry.bind_values(

@@ -322,7 +322,7 @@ def gpt2_of_the_hub(stored, reference):
     """Without prefix, with causal masks and a stored output layer, and what another head had."""
     for name in [*stored]:
         stored[name.removeprefix("transformer.")] = stored.pop(name)
-    stored["lm_head.weight"] = torch.zeros(100, 32)
+    stored["lm_head.weight"] = stored["wte.weight"].clone()
     stored["multiple_choice_head.summary.weight"] = torch.zeros(1, 32)
     for i in range(2):
         stored[f"h.{i}.attn.bias"] = torch.ones(1, 1, 40, 40).tril()
@@ -437,15 +437,19 @@ def test_a_bare_encoder_gets_a_fresh_head(family, tmp_path):
 
 
 def test_a_sharded_checkpoint(tmp_path):
-    """With a stored copy of the tied head, which is not read."""
+    """With a stored copy of the tied head, which is no leaf; another matrix there is refused."""
     reference = tiny_model("llama", kind="causal_lm", tie_word_embeddings=True)
     reference.save_pretrained(tmp_path / "shards", max_shard_size="30KB")
     shards = sorted((tmp_path / "shards").glob("model-*.safetensors"))
     assert len(shards) > 1
-    save_file(load_file(shards[0]) | {"lm_head.weight": torch.zeros(100, 32)}, shards[0])
+    stored, table = load_file(shards[0]), reference.model.embed_tokens.weight.detach()
+    save_file(stored | {"lm_head.weight": table.clone()}, shards[0])
     found, whole = (load_model(x) for x in (shards[0].parent, saved(reference, tmp_path)))
     assert_same_leaves(leaves(found), leaves(whole))
     assert not any("lm_head" in name for name in found.frozen)
+    save_file(stored | {"lm_head.weight": table + 0.1}, shards[0])
+    with pytest.raises(InputError, match=r"hold a lm_head\.weight that differs from the table"):
+        load_model(shards[0].parent)
 
 
 # ------------------------------------------------------------------------------- heads and padding
