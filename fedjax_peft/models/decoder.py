@@ -61,6 +61,7 @@ class DecoderConfig:
     rope_parameters: dict | None = dataclasses.field(default=None, hash=False)
     rope_scaling: dict | None = dataclasses.field(default=None, hash=False)
     rope_theta: float | None = None
+    original_max_position_embeddings: int | None = None
 
     def __post_init__(self) -> None:
         if self.head_dim is None:
@@ -86,9 +87,13 @@ class DecoderConfig:
 
     def rope(self) -> Rope:
         """Returns the rotation of the layers."""
-        # As in transformers, the older field takes precedence where both are given.
+        # As in transformers, the older field takes precedence where both are given, and the number
+        # beside the table over that in it.
+        parameters = dict(self.rope_scaling or self.rope_parameters or {})
+        if self.original_max_position_embeddings is not None:
+            parameters["original_max_position_embeddings"] = self.original_max_position_embeddings
         return rope(
-            self.rope_scaling or self.rope_parameters,
+            parameters,
             theta=self.rope_theta,
             width=self.width,
             limit=self.max_position_embeddings,

@@ -18,7 +18,6 @@ from transformers import AutoModel
 from fedjax_peft.models import heads
 from fedjax_peft.models.hub import load_model, load_tokenizer
 from fedjax_peft.models.registry import default_targets, parse_config, random_model
-from fedjax_peft.models.rotary import rope
 from fedjax_peft.numerics.measures.representation import pool
 from fedjax_peft.peft import houlsby, lora, pretrained, prompt_tuning
 from fedjax_peft.peft.base import attach, count
@@ -157,17 +156,22 @@ ROPES = {
 """(width of a head, positions, fields); that of llama3 is Llama 3.2's."""
 
 
+@pytest.mark.parametrize("at_the_top", [False, True])
 @pytest.mark.parametrize("name", ROPES)
-def test_frequencies_of_rotations(name):
+def test_frequencies_of_rotations(name, at_the_top):
+    """The original length stands in the table, or, as Phi has it, beside it with precedence."""
     width, limit, fields = ROPES[name]
     kind = name.partition(",")[0].partition(" ")[0]
     parameters = {"rope_type": kind, "rope_theta": 100.0, **fields}
-    config = transformers.LlamaConfig(
-        head_dim=width, max_position_embeddings=limit, rope_parameters=dict(parameters)
-    )
-    frequencies, scale = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](config)
-    ours = rope(parameters, theta=None, width=width, limit=limit)
-    cos, sin = ours.tables(jnp.array([[0, 1]]))
+    top = {}
+    if at_the_top and kind != "linear":
+        top["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
+        parameters["original_max_position_embeddings"] = limit // 2 + 1
+    options = {"head_dim": width, "max_position_embeddings": limit, **top}
+    theirs = transformers.LlamaConfig(**options, rope_parameters=dict(parameters))
+    frequencies, scale = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](theirs)
+    _, config = parse_config({"model_type": "llama", **options, "rope_parameters": parameters})
+    cos, sin = config.rope().tables(jnp.array([[0, 1]]))
     assert_close(cos[0, 0], scale, rtol=1e-6)
     # Position 1: the angle is the frequency; at most 1, so its tangent is unique.
     assert_close(np.arctan2(sin, cos)[0, 1, 0], frequencies, rtol=2e-6)
