@@ -250,16 +250,36 @@ def held_head(
 
 
 def _config_labels(config: Mapping[str, Any]) -> list[str] | int:
-    names = config.get("id2label")
+    if names := class_names(config):
+        return names
     try:
-        if isinstance(names, dict) and names:
-            return [str(names[k]) for k in sorted(names, key=int)]
         return int(config.get("num_labels", 2))  # transformers does not write 2, its default
     except (TypeError, ValueError):
+        raise InputError("The num_labels of the model config must be a number.") from None
+
+
+def class_names(fields: Mapping[str, Any]) -> list[str]:
+    """Returns the names in ``id2label``, in the order of their numbers; none without the table."""
+    names = fields.get("id2label")
+    try:
+        if isinstance(names, dict):
+            return [str(names[k]) for k in sorted(names, key=int)]
+    except (TypeError, ValueError):
+        raise InputError("The id2label of a config must map class numbers to names.") from None
+    return []
+
+
+def check_order(where: str, stored: Sequence[str], model: Sequence[str], remedy: str = "") -> None:
+    """Raises InputError for names of classes that are those of a stored head in another order.
+
+    A head is loaded by position, so the labels would be swapped. Other names are new names.
+    """
+    if list(stored) != list(model) and sorted(stored) == sorted(model):
         raise InputError(
-            "The model config's id2label must map class numbers to names, and its num_labels must"
-            " be a number."
-        ) from None
+            f"The head in {where} has the classes {', '.join(stored)}, and the model has them in"
+            f" another order: {', '.join(model)}. Pass the names in the order of the stored"
+            f" head{remedy}."
+        )
 
 
 def match(

@@ -14,6 +14,7 @@ from fedjax_peft.models.blocks import Remat, set_options
 from fedjax_peft.models.checkpoint import Safetensors, Tensors, read_json, weight_files
 from fedjax_peft.models.gguf import Gguf
 from fedjax_peft.models.heads import Head
+from fedjax_peft.models.modules import is_inside
 from fedjax_peft.models.onnx import Onnx
 from fedjax_peft.models.quantized import Quantization
 from fedjax_peft.support import assets
@@ -79,6 +80,9 @@ def load_model(
     set_options(abstract, remat, scan_layers, attention)
     shapes = registry.leaf_shapes(abstract)
     plan = checkpoint.match(str(name), family, kind, shapes, names, tensors, head)
+    if any(is_inside(leaf, kind.head[-1:]) for leaf in plan):
+        named = checkpoint.class_names(config)
+        checkpoint.check_order(repr(str(name)), named, head.labels, ", or fresh=True")
     hold = registry.holder(abstract, kind.head, dtype, quantize)
     values = {leaf: hold(leaf, tensors.read(*source)) for leaf, source in plan.items()}
     checkpoint.check_tied(

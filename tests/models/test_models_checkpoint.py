@@ -201,6 +201,14 @@ def test_labels_come_from_the_config(checkpoint):
     assert load_model(checkpoint, head=classification(["x", "y", "z"])).labels == ("x", "y", "z")
 
 
+def test_names_in_another_order_are_refused(checkpoint):
+    edit_config(checkpoint, id2label={"0": "bad", "1": "so-so", "2": "good"})
+    message = refusal(checkpoint, head=classification(["good", "bad", "so-so"]))
+    assert "the classes bad, so-so, good, and the model has" in message
+    assert "another order: good, bad, so-so." in message
+    load_model(checkpoint, head=classification(["good", "bad", "so-so"], fresh=True))
+
+
 def test_fresh_head_follows_from_the_seed(checkpoint):
     def kernel(seed):
         head = classification(4, fresh=True)

@@ -37,6 +37,7 @@ from fedjax_peft.peft.io.files import (
     check_fits,
     fit_head,
     head_tensors,
+    in_order_of,
     read_tensors,
     to_torch,
     write_json,
@@ -244,7 +245,11 @@ def load_adapterhub(directory: str | Path) -> Method:
     inner = _method(directory, metadata)
     tensors = read_tensors(directory / "adapter.safetensors", "pytorch_adapter.bin", _CONVERT)
     held: Tensors = {}
+    names: list[str] = []
     if (directory / "head_config.json").exists():
+        numbers = read_json(directory / "head_config.json").get("label2id")
+        if isinstance(numbers, dict) and all(type(i) is int for i in numbers.values()):
+            names = sorted(numbers, key=numbers.__getitem__)
         held = read_tensors(
             directory / "model_head.safetensors", "pytorch_model_head.bin", _CONVERT
         )
@@ -261,7 +266,7 @@ def load_adapterhub(directory: str | Path) -> Method:
             variable.set_value(jnp.asarray(value, variable.dtype))
         return module
 
-    return Method(inner.name, inner.options, attach)
+    return Method(inner.name, inner.options, attach, complete=in_order_of(directory, names))
 
 
 def _method(directory: Path, metadata: Mapping[str, Any]) -> Method:

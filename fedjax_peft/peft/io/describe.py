@@ -8,8 +8,7 @@ from fedjax_peft import __version__
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.registry import class_name
-from fedjax_peft.peft.io.files import Format
-from fedjax_peft.peft.io.hfpeft import LABELS
+from fedjax_peft.peft.io.files import LABELS, Format
 from fedjax_peft.support.display import one_line
 
 _TEXTS = ["The lamp works very well.", "The kettle broke at once."]

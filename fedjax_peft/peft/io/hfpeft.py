@@ -21,13 +21,17 @@ from fedjax_peft.models.hub import origin
 from fedjax_peft.models.modules import submodule, submodules
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.cores import CoreLinear
-from fedjax_peft.peft.io.files import Tensors, head_tensors, to_torch, write_json, write_tensors
+from fedjax_peft.peft.io.files import (
+    LABELS,
+    Tensors,
+    head_tensors,
+    to_torch,
+    write_json,
+    write_tensors,
+)
 from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.peft.lora_sum import LoRASumLinear
 from fedjax_peft.support.errors import InputError
-
-LABELS = "labels.json"
-"""The file with the names of the classes; a model without such names has none."""
 
 _Content = tuple[Tensors, dict[str, Any]]
 """(tensors by torch name, config fields)."""

@@ -15,13 +15,21 @@ import numpy as np
 from flax import nnx
 
 from fedjax_peft.contracts import Key
-from fedjax_peft.models.checkpoint import read_json
+from fedjax_peft.models.checkpoint import class_names, read_json
 from fedjax_peft.models.modules import is_inside, submodule, submodules
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.ia3 import ia3
-from fedjax_peft.peft.io.files import Tensors, check_fits, fit_head, read_tensors, resolved
+from fedjax_peft.peft.io.files import (
+    LABELS,
+    Tensors,
+    check_fits,
+    fit_head,
+    in_order_of,
+    read_tensors,
+    resolved,
+)
 from fedjax_peft.peft.lora import by_pattern, lora
 from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
 from fedjax_peft.support.errors import InputError
@@ -41,7 +49,7 @@ def pretrained(adapter: str | Path) -> Method:
     Raises:
       InputError: files are missing, damaged or pickle, or a method or an option is not implemented.
         When it is attached: the adapter is for another model or head (mismatches are counted, and
-        the first one is named).
+        the first one is named), or its head has the same classes in another order.
     """
     directory = Path(adapter)
     config = _read_config(directory)
@@ -75,7 +83,9 @@ def pretrained(adapter: str | Path) -> Method:
             variable.set_value(jnp.asarray(x.reshape(variable.shape), variable.dtype))
         return module
 
-    return Method(method.name, method.options, attach)
+    named = directory / LABELS
+    names = class_names(read_json(named)) if contents.whole and named.is_file() else []
+    return Method(method.name, method.options, attach, complete=in_order_of(directory, names))
 
 
 # ------------------------------------------------------------------------------------------ files

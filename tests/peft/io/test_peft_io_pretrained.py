@@ -14,9 +14,10 @@ from tiny import forward, trained
 from torch_reference import layers, logits_of, padded_batch, randomised, saved, tensors, tiny_model
 from transformers import AutoModel
 
-from fedjax_peft import attach, count, heads, load_model, merge, peft
+from fedjax_peft import attach, count, heads, load_model, merge, peft, random_model
 from fedjax_peft.peft.io.export import export
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +60,19 @@ def test_round_trip_is_exact(model, name, tmp_path):
     second = export(again, again.trainable, tmp_path / "b", format=format)
     for path in first.iterdir():
         assert (second / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["lora", "houlsby"])
+def test_a_head_with_the_classes_in_another_order_is_refused(name, tmp_path):
+    """The head is loaded by position, so their labels would be swapped."""
+    format = "adapterhub" if name == "houlsby" else "peft"
+    orders = (("no", "yes"), ("yes", "no"))
+    one, other = (random_model(TINY_BERT, head=heads.classification(x)) for x in orders)
+    adapted = attach(one, KEPT[name])
+    adapter = peft.pretrained(export(adapted, adapted.trainable, tmp_path / "a", format=format))
+    attach(one, adapter)
+    with pytest.raises(InputError, match=r"the classes no, yes, and .* another order: yes, no"):
+        attach(other, adapter)
 
 
 @pytest.mark.parametrize(
