@@ -162,10 +162,24 @@ def _open(name: str | Path, source: str) -> _Checkpoint:
 def _in_directory(path: Path) -> _Checkpoint:
     return _Checkpoint(
         path,
-        lambda: read_json(path / "config.json"),
+        lambda: {**read_json(path / "config.json"), **_image_scale(path)},
         lambda: Safetensors(weight_files(path)),
         lambda: _tokenizer(path),
     )
+
+
+def _image_scale(directory: Path) -> dict[str, Any]:
+    """Returns the fields ``image_mean`` and ``image_std`` of the processor of a model's images.
+
+    There are none where the model prepares them so anyway: (x / 255 - 0.5) / 0.5.
+    """
+    path = directory / "preprocessor_config.json"
+    fields = read_json(path) if path.is_file() else {}
+    if fields.get("do_normalize") is False:
+        return {"image_mean": [0.0], "image_std": [1.0]}
+    given = {name: fields.get(name) for name in ("image_mean", "image_std")}
+    found = {name: x if isinstance(x, list) else [x] for name, x in given.items() if x is not None}
+    return {name: x for name, x in found.items() if any(number != 0.5 for number in x)}
 
 
 def _in_gguf(path: Path) -> _Checkpoint:

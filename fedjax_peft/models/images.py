@@ -1,23 +1,36 @@
 """From stored pixels to a model's input, on the device and batch by batch."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.support.errors import InputError
 
+HALF = (0.5,)
+"""Mean and deviation that scale images to the range from -1 to 1, as for ImageNet-21k."""
 
-def prepare(pixels: Array, *, channels: int, size: tuple[int, int]) -> Array:
+
+def prepare(
+    pixels: Array,
+    *,
+    channels: int,
+    size: tuple[int, int],
+    mean: Sequence[float] = HALF,
+    std: Sequence[float] = HALF,
+) -> Array:
     """Returns stored images as a model's input; float images are returned unchanged.
 
-    Images from 0 to 255 are scaled to the range from -1 to 1, as for checkpoints of ImageNet-21k,
-    and resized, bilinearly, with smoothing where they shrink; grey images are repeated in each
-    channel. Hugging Face's
-    ``ViTImageProcessor`` does the same, but resizes first and rounds to whole numbers, so the
-    results differ by up to 1 of 255.
+    Images from 0 to 255 are scaled to the range from 0 to 1, centred and divided, and resized,
+    bilinearly, with smoothing where they shrink; grey images are repeated in each channel. Hugging
+    Face's ``ViTImageProcessor`` does the same, but resizes first and rounds to whole numbers, so
+    the results differ by up to 1 of 255.
 
     Args:
       pixels: uint8 ``[batch, 1 or channels, height, width]``, or floats of any shape.
+      mean: what is taken from all channels, or one number for each.
+      std: what they are divided by, likewise.
 
     Returns:
       float32 ``[batch, channels, height, width]``, or the floats.
@@ -30,6 +43,7 @@ def prepare(pixels: Array, *, channels: int, size: tuple[int, int]) -> Array:
             f" {'1' if channels == 1 else f'1 or {channels}'}, height, width], or prepared images"
             " in floats."
         )
-    x = (pixels.astype(jnp.float32) / 255 - 0.5) / 0.5
+    middle, spread = (jnp.asarray(x, jnp.float32).reshape(1, -1, 1, 1) for x in (mean, std))
+    x = (pixels.astype(jnp.float32) / 255 - middle) / spread
     x = jax.image.resize(x, (*x.shape[:2], *size), "linear")
     return jnp.broadcast_to(x, (x.shape[0], channels, *size))

@@ -18,7 +18,7 @@ from fedjax_peft.models.attention import EncoderAttention
 from fedjax_peft.models.blocks import Blocks
 from fedjax_peft.models.family import Family, check_heads, class_kinds
 from fedjax_peft.models.heads import Head, SequenceClassifier
-from fedjax_peft.models.images import prepare
+from fedjax_peft.models.images import HALF, prepare
 from fedjax_peft.models.splits import splits_of
 from fedjax_peft.support.errors import InputError
 
@@ -43,9 +43,14 @@ class ViTConfig:
     num_channels: int = 3
     qkv_bias: bool = True
     initializer_range: float = 0.02
+    image_mean: list | None = dataclasses.field(default=None, hash=False)
+    """The processor's, see :func:`fedjax_peft.models.images.prepare`; None: 0.5."""
+    image_std: list | None = dataclasses.field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         check_heads(self, "hidden_size", "num_attention_heads")
+        for name in ("image_mean", "image_std"):
+            _check_channels(name, getattr(self, name), self.num_channels)
         if not all(self.grid):
             raise InputError(
                 f"image_size = {self.image_size} is smaller than patch_size = {self.patch_size}."
@@ -66,6 +71,18 @@ class ViTConfig:
         """The numbers of patches of an image, by height and by width."""
         height, width = self.image
         return height // self.patch[0], width // self.patch[1]
+
+
+def _check_channels(field: str, values: list | None, channels: int) -> None:
+    """Raises InputError unless there are one number or ``channels``, above 0 for a deviation."""
+    if values is None:
+        return
+    numbers = all(isinstance(x, int | float) and (x > 0 or field == "image_mean") for x in values)
+    if len(values) not in (1, channels) or not numbers:
+        raise InputError(
+            f"The processor of the images has {field} = {values!r}; it must be one number, or one"
+            f" for each of {channels} channels, and a deviation must be positive."
+        )
 
 
 def _pair(field: str, value: int | list) -> Pair:
@@ -228,6 +245,7 @@ class ViTModel(nnx.Module):
 
     def __init__(self, c: ViTConfig, dtype: Any):
         self.channels, self.size = c.num_channels, c.image
+        self.mean, self.std = tuple(c.image_mean or HALF), tuple(c.image_std or HALF)
         self.embeddings = Embeddings(c, dtype)
         self.layers = Blocks([Layer(c, dtype) for _ in range(c.num_hidden_layers)])
         self.layernorm = layers.layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
@@ -239,7 +257,8 @@ class ViTModel(nnx.Module):
         layer of the class token is computed separately, as in :class:`bert.Encoder`.
         """
         pixels = jnp.asarray(batch["pixel_values"])
-        pixels = prepare(pixels, channels=self.channels, size=self.size)
+        scale = {"mean": self.mean, "std": self.std}
+        pixels = prepare(pixels, channels=self.channels, size=self.size, **scale)
         states = self.layers.states_before_last(self.embeddings(pixels))
         first = self.layers.last(states[-1], 1)[:, 0]
         states.append(self.layers.last(states[-1]))

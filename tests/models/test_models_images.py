@@ -9,10 +9,11 @@ import pytest
 import torch
 from closeness import assert_close
 from PIL import Image
-from torch_reference import VIT_SHAPE
+from torch_reference import VIT_SHAPE, saved, tiny_model
 from transformers import ViTImageProcessorPil
 
 from fedjax_peft.models.heads import classification
+from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.images import prepare
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.support.errors import InputError
@@ -74,6 +75,26 @@ def test_models_take_stored_images_of_any_size(config, channels):
     assert got.shape == (3, 3)
     assert_close(got, logits(model, prepared), rtol=0, atol=1e-6)
     assert np.abs(got - logits(model, stored(channels, seed=1))).max() > 1e-3
+
+
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+
+
+@pytest.mark.parametrize("fields", [IMAGENET, {"do_normalize": False}, {"image_std": 0.25}])
+def test_images_are_scaled_as_the_checkpoints_processor_does(fields, tmp_path):
+    reference = tiny_model("vit", image_size=16, num_hidden_layers=1)
+    size = {"height": 16, "width": 16}
+    processor = ViTImageProcessorPil(size=size, do_resize=False, **fields)
+    processor.save_pretrained(tmp_path)
+    model = load_model(saved(reference, tmp_path))
+    pixels = stored()[:, :, :16, :16]
+    images = [Image.fromarray(x.transpose(1, 2, 0)) for x in pixels]
+    with torch.no_grad():
+        expected = reference(**processor(images, return_tensors="pt")).logits.numpy()
+    assert_close(logits(model, pixels), expected, rtol=0, atol=1e-4)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_std": [1.0, 0.0, 1.0]}')
+    with pytest.raises(InputError, match=r"image_std = \[1.0, 0.0, 1.0\]"):
+        load_model(tmp_path)
 
 
 def test_floats_stay_as_they_are():
