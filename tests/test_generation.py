@@ -14,6 +14,7 @@ from fedjax_peft.contracts import Sampling
 from fedjax_peft.data.encode import with_options
 from fedjax_peft.models import generation
 from fedjax_peft.models.generation import complete, end_tokens, generate, likelihoods
+from fedjax_peft.models.inference import answer
 from fedjax_peft.testing import write_tiny_language_model
 
 pytestmark = pytest.mark.slow
@@ -140,8 +141,32 @@ def test_prompts_that_cannot_be_completed(model):
         generate(model, params, [[{"role": "user", "content": "Hi"}]])
     with pytest.raises(fp.InputError, match="has no tokenizer"):
         generate(model.replace(tokenizer=None), params, ["a"])
-    with pytest.raises(fp.InputError, match="temperature = -1"):
-        generate(model, params, ["a"], temperature=-1)
+    for wrong in (
+        {"temperature": -1},
+        {"temperature": None},
+        {"top_k": 2.5},
+        {"max_new_tokens": 4.0},
+        {"batch_size": 0},
+        {"batch_size": -1},
+    ):
+        (name,) = wrong
+        with pytest.raises(fp.InputError, match=f"{name} = {wrong[name]} of"):
+            generate(model, params, ["a"], **wrong)
+    task = fp.tasks.instruction_tuning()
+    with pytest.raises(fp.InputError, match="batch_size = 0"):
+        answer(model, params, [{"prompt": "a"}], task=task, batch_size=0)
+    long = ["a", "ab" * 150]
+    said = r"prompt 2 has 300 tokens, .* needs 3 more, and .* at most 256\. Cut it to 253"
+    with pytest.raises(fp.InputError, match=said):
+        generate(model, params, long, max_new_tokens=4)
+    assert len(generate(model, params, long, max_new_tokens=4, max_length=253)) == 2
+    with pytest.raises(fp.InputError, match=r"row 1 has 257 tokens, and the model .* 256"):
+        likelihoods(model, params, [([5] * 257, [6])])
+    assert likelihoods(model, params, [([5] * 256, [6])])[0].tokens == 1
+    config = {"model_type": "lstm", "vocab_size": 300, "embedding_size": 8, "hidden_size": 8}
+    lstm = fp.random_model(config, head=fp.heads.causal_lm()).replace(tokenizer=model.tokenizer)
+    with pytest.raises(fp.InputError, match=r"rnn, lstm\) and keeps no cache"):
+        generate(lstm, lstm.trainable, ["a"])
     other = fp.testing.tiny_model()
     with pytest.raises(fp.InputError, match="causal_lm"):
         complete(other, other.trainable, [[1, 2]], Sampling(2))

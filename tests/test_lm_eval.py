@@ -115,6 +115,15 @@ def test_completions_end_at_stop_words(lm, reference):
     assert lm.generate_until(requests((prompts[0], drawn))) != [texts[0]]
 
 
+def test_the_positions_of_the_model_bound_the_texts(lm, path):
+    model = fp.load_model(path, head=fp.heads.causal_lm())
+    short = model.replace(config={**model.config, "max_position_embeddings": 24})
+    other = lm_eval.of_model(short, max_length=1000, max_new_tokens=8)
+    text = requests(("Sankt Pauls Harbour is far, and the lamp burns oil.",))
+    (expected,) = lm.loglikelihood_rolling(text)
+    assert other.loglikelihood_rolling(text) == [approx(expected, abs=5e-4)]
+
+
 def test_chat_templates_are_the_tokenizer_s(lm):
     talk = [{"role": "user", "content": "Hi"}]
     assert lm.apply_chat_template(talk) == "<|user|>Hi<|end|><|assistant|>"

@@ -80,7 +80,7 @@ def of_model(
         model,
         model.trainable if params is None else params,
         batch_size,
-        min(max_length, model.config.get("n_positions") or max_length),
+        min(max_length, model.longest_text),
         max_new_tokens,
     )
 

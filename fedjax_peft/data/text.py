@@ -42,7 +42,7 @@ def tokenize(
       ``token_type_ids`` int32 ``[n, max_length]`` if any of them is not 0.
 
     Raises:
-      InputError: a tokenizer or a length that cannot be used.
+      InputError: one text instead of a list, or a tokenizer or a length that cannot be used.
     """
     _check(tokenizer, texts, pairs, max_length)
     texts = [clean(text) for text in texts]
@@ -132,6 +132,9 @@ def check_tokenizer(tokenizer: Any, max_length: int, *, pair: bool = False) -> N
 def _check(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
 ) -> None:
+    for given in (texts, pairs):
+        if isinstance(given, str):
+            raise InputError("The texts must be a list of texts, not one text: [text].")
     check_tokenizer(tokenizer, max_length, pair=pairs is not None)
     if tokenizer.pad_token_id is None:
         raise InputError(

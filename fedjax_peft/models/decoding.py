@@ -15,29 +15,25 @@ from jax import Array
 
 from fedjax_peft.contracts import Batch, Key, Outputs, Sampling
 from fedjax_peft.models.cache import empty
+from fedjax_peft.support.checks import check_count, check_number
 from fedjax_peft.support.errors import InputError
 
 NO_TOKEN = -1
 """What follows the end of a completion."""
 
 NOT_CAUSAL = (
-    "Only a language model with the head fp.heads.causal_lm() generates text and has likelihoods of"
-    " texts, and this model is another one."
+    "Only a decoder with the head fp.heads.causal_lm() generates text and has likelihoods of texts."
+    " This model has another head, or it is no transformer (rnn, lstm) and keeps no cache."
 )
 
 
 def check_sampling(how: Sampling) -> Sampling:
     """Returns the settings."""
-    if how.max_new_tokens < 1:
-        raise InputError(f"max_new_tokens = {how.max_new_tokens} must be at least 1.")
-    if not 0 <= how.temperature < float("inf"):
-        raise InputError(
-            f"temperature = {how.temperature} must be a number from 0 (greedy) upwards."
-        )
-    if not 0 < how.top_p <= 1:
-        raise InputError(f"top_p = {how.top_p} must be above 0 and at most 1.")
-    if how.top_k < 0:
-        raise InputError(f"top_k = {how.top_k} must be 0 (all tokens) or more.")
+    what = "the sampling"
+    check_count(what, "max_new_tokens", how.max_new_tokens)
+    check_number(what, "temperature", how.temperature)
+    check_number(what, "top_p", how.top_p, most=1, positive=True)
+    check_count(what, "top_k", how.top_k, least=0)
     return how
 
 

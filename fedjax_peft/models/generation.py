@@ -22,6 +22,7 @@ from fedjax_peft.engine.compilation import programs
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.decoding import NO_TOKEN, NOT_CAUSAL, check_sampling, decode
 from fedjax_peft.numerics.random import stream
+from fedjax_peft.support.checks import check_count
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task
 from fedjax_peft.tasks.completions import decoded
@@ -66,7 +67,7 @@ def generate(
       batch_size: prompts in a batch.
 
     Raises:
-      InputError: no tokenizer, another head, or an impossible setting.
+      InputError: no tokenizer, another head, an impossible setting, or too long a prompt.
     """
     tokenizer = model.require_tokenizer()
     how = check_sampling(Sampling(max_new_tokens, temperature, top_p, top_k))
@@ -96,7 +97,7 @@ def generate(
 
 def _task_prompts(
     model: Model, task: Task, rows: Sequence[Any], max_length: int | None
-) -> Mapping[str, np.ndarray]:
+) -> dict[str, np.ndarray]:
     """Returns the columns of conversations as the task's encoder makes them, whole by default.
 
     The encoder pads its columns to the length that it is given, and a model may read a million
@@ -108,7 +109,7 @@ def _task_prompts(
     while True:
         data = encode(task, table, (), model.tokenizer, max_length=length, name="prompts")
         if length >= limit or data.columns["prompt_mask"].sum(axis=1).max() < length:
-            return data.columns
+            return dict(data.columns)
         length = min(2 * length, limit)
 
 
@@ -160,6 +161,7 @@ def complete(
         return np.zeros((0, how.max_new_tokens), np.int32)
     ends = end_tokens(model) if ends is None else [*ends]
     rows = [np.asarray(x if len(x) else [text_start(model)], np.int32) for x in prompts]
+    _check_room(model, "prompt", [len(row) for row in rows], how.max_new_tokens - 1)
     result = np.full((len(rows), how.max_new_tokens), NO_TOKEN, np.int32)
     size = min(batch_size, 1 << max(len(rows) - 1, 0).bit_length())
     width = functools.partial(_width, limit=model.longest_text - how.max_new_tokens + 1)
@@ -172,6 +174,21 @@ def complete(
         made = run(frozen, params, batch, numbers, len(members), last, key)
         result[members] = jax.device_get(made)[: len(members)]
     return result
+
+
+def _check_room(model: Model, what: str, lengths: Sequence[int], new: int = 0) -> None:
+    """Raises InputError if the model has too few positions for tokens and ``new`` ones that follow.
+
+    Without this check a model with rotary positions would go on, where it was never trained.
+    """
+    number = int(np.argmax(lengths))
+    if lengths[number] + new > model.longest_text:
+        more = f", and its completion needs {new} more" if new else ""
+        raise InputError(
+            f"The {what} {number + 1} has {lengths[number]} tokens{more}, and the model reads at"
+            f" most {model.longest_text}. Cut it to {max(model.longest_text - new, 0)} tokens"
+            + (" (max_length), or lower max_new_tokens." if new else ".")
+        )
 
 
 class Likelihood(NamedTuple):
@@ -206,10 +223,10 @@ def likelihoods(
     result: list[Likelihood] = [Likelihood(0.0, True, 0)] * len(rows)
     if not rows:
         return result
+    _check_room(model, "row", [len(text) - 1 for text in texts])  # its last token is not read
     size = min(batch_size, 1 << max(len(rows) - 1, 0).bit_length())
     run, frozen = _scoring(model.apply), model.compute_frozen()
     width = functools.partial(_width, limit=model.longest_text)
-    # The last token of a row is read by nobody.
     for length, members in _batches([text[:-1] for text in texts], width, size):
         batch = _padded([texts[i][:-1] for i in members], length, size, left=False)
         targets = _padded([texts[i][1:] for i in members], length, size, left=False)
@@ -263,6 +280,7 @@ def _batches(
     rows: Sequence[np.ndarray], width: Callable[[int], int], size: int
 ) -> list[tuple[int, list[int]]]:
     """Returns (padded length, row numbers) of batches of at most ``size`` rows of like length."""
+    check_count("the generation", "batch_size", size)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     found: list[tuple[int, list[int]]] = []
     for i in order:

@@ -47,7 +47,7 @@ def classification(classes: int | Sequence[str], *, fresh: bool = False) -> Head
       fresh: start from random values even where the checkpoint holds a classifier.
 
     Raises:
-      InputError: fewer than two classes.
+      InputError: fewer than two classes, or one text instead of a list of names.
     """
     return Head("classification", _labels(classes), fresh)
 
@@ -112,6 +112,10 @@ def make(kind: str, classes: int | Sequence[str]) -> Head:
 
 
 def _labels(classes: int | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(classes, str):
+        raise InputError(
+            f"The classes are one text, {classes!r}: pass their number, or a list of names."
+        )
     labels = (
         tuple(f"LABEL_{i}" for i in range(classes)) if isinstance(classes, int) else tuple(classes)
     )

@@ -15,6 +15,7 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.measures.representation import Pooling, check_pooling, pool
+from fedjax_peft.support.checks import check_count
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import read_text
 from fedjax_peft.tasks.base import Inputs, Task
@@ -123,7 +124,8 @@ def answer(
             fields = " or ".join(f'"{field.name}"' for field in inputs.fields)
             raise InputError(f"A row needs {fields}, to complete it.")
         prompts, how = [row[names[0]] for row in rows], inputs.sampling._asdict()
-        texts = generate(model, params, prompts, task=task, max_length=max_length, **how)
+        how |= {"max_length": max_length, "batch_size": batch_size}
+        texts = generate(model, params, prompts, task=task, **how)
         return [{"completion": text} for text in texts]
     columns = {name: [row[name] for row in rows] for name in names}
     table = Table("The input", inputs.unlabelled(columns, model.labels))
@@ -154,6 +156,7 @@ def _over_batches(
     batch_size: int,
 ) -> dict[str, np.ndarray]:
     """Returns the values of ``function(outputs, batch)`` for all rows, each ``[rows, ...]``."""
+    check_count("the predictions", "batch_size", batch_size)
     compiled = jax.jit(lambda f, p, batch: function(model.apply(f, p, batch, None, False), batch))
     frozen, n = model.compute_frozen(), len(columns["input_ids"])
     parts = []

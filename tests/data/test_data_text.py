@@ -184,6 +184,13 @@ def test_an_interrupted_write_leaves_no_file(monkeypatch):
     assert cached() == []
 
 
+@pytest.mark.parametrize("given", [("one text",), (["a", "b"], "ab")])
+def test_one_text_is_no_list_of_texts(given):
+    """It would be read as one text for each of its characters."""
+    with pytest.raises(InputError, match="a list of texts, not one text"):
+        tokenize(make_tokenizer(), *given, max_length=8)
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "pairs", "max_length", "message"),
     [

@@ -192,6 +192,8 @@ def test_head_is_needed_where_the_checkpoint_has_none(checkpoint):
 def test_too_few_classes():
     with pytest.raises(InputError, match="at least 2 classes"):
         classification(1)
+    with pytest.raises(InputError, match="one text, 'positive': pass their number, or a list"):
+        classification("positive")
 
 
 def test_labels_come_from_the_config(checkpoint):

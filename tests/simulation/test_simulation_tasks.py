@@ -321,3 +321,6 @@ def test_embeddings_do_not_depend_on_padding(root):
     assert np.abs(whole - short).max() > 0.1
     with pytest.raises(InputError, match="clss"):
         embed(model, ["w1"], pooling="clss")
+    for size in (0, -1, 1.5):
+        with pytest.raises(InputError, match=f"batch_size = {size} of"):
+            embed(model, ["w1"], max_length=8, batch_size=size)
