@@ -338,9 +338,28 @@ def in_layers(
     return found
 
 
-def listed(targets: Targets) -> str | tuple[str, ...] | None:
-    """Returns a target rule as an option: a list becomes a tuple."""
+def listed(targets: Targets, option: str = "targets") -> str | tuple[str, ...] | None:
+    """Returns a target rule as the value of an option, checked: a list becomes a tuple."""
+    if isinstance(targets, str):
+        check_pattern(option, targets, f"{option}=[...]")
     return targets if targets is None or isinstance(targets, str) else tuple(targets)
+
+
+def check_pattern(option: str, pattern: str, names: str, form: str = "{}") -> None:
+    """Raises InputError for a text that is no regular expression.
+
+    Args:
+      option: the name of the option.
+      names: how names are written instead.
+      form: the expression that the rule makes of it.
+    """
+    try:
+        re.compile(form.format(pattern))
+    except re.error as error:
+        raise InputError(
+            f"{option} has {pattern!r}, which is not a regular expression ({error.msg}). A text is"
+            f" one, so any characters are .* there; for a name write {names}."
+        ) from None
 
 
 def _suffixes(paths: Mapping[str, Any]) -> list[str]:

@@ -90,5 +90,5 @@ def ia3(
             )
         return found
 
-    options = {"targets": listed(targets), "feed_forward": listed(feed_forward)}
+    options = {"targets": listed(targets), "feed_forward": listed(feed_forward, "feed_forward")}
     return Method("ia3", options, attach)

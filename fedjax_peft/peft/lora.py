@@ -27,6 +27,7 @@ from fedjax_peft.peft.base import (
     Defaults,
     Method,
     Targets,
+    check_pattern,
     find_linear,
     in_layers,
     listed,
@@ -219,6 +220,9 @@ def low_rank_options(
 ) -> dict[str, Any]:
     """Returns the checked options of a low-rank method, for :func:`low_rank_method`."""
     ranks, alphas = dict(rank_pattern or {}), dict(alpha_pattern or {})
+    for option, patterns in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
+        for pattern in patterns:
+            check_pattern(option, pattern, "the end of a path", _FORM)
     for r in (rank, *ranks.values()):
         if r < 1:
             raise InputError(f"rank = {r} must be at least 1.")
@@ -416,8 +420,12 @@ def _slices(
     return {f"{path}.{part}": piece for part, piece in pieces if whole or part in parts}
 
 
+_FORM = r"(.*\.)?({})$"
+"""The expression that a pattern of ranks or alphas stands for, in Hugging Face PEFT."""
+
+
 def _matches(pattern: str, path: str) -> bool:
-    return re.match(rf"(.*\.)?({pattern})$", path) is not None
+    return re.match(_FORM.format(pattern), path) is not None
 
 
 def by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:

@@ -127,6 +127,10 @@ IMPOSSIBLE = [
     (peft.lora, {"dropout": 1.0}, "dropout = 1.0"),
     (peft.lora, {"init": "pissa"}, "init = 'pissa' is unknown.*kaiming, loftq"),
     (peft.lora, {"init": "loftq", "loftq_iterations": 0}, "loftq_iterations = 0"),
+    (peft.lora, {"targets": "*query"}, r"'\*query', which is not a reg.* write targets=\[\.\.\.\]"),
+    (peft.ia3, {"targets": "*query"}, r"targets has '\*query'"),
+    (peft.lora, {"rank_pattern": {"*.query": 4}}, r"rank_pattern has '\*\.query'.*end of a path"),
+    (peft.dora, {"alpha_pattern": {"(?i)query": 4.0}}, r"alpha_pattern has '\(\?i\)query'"),
     (peft.dora, {"init": "svd"}, "'svd' is unknown.*gaussian, kaiming"),
     (peft.dora, {"rank_pattern": {"key": 0}}, "rank = 0"),
     *[
