@@ -196,13 +196,18 @@ def bottleneck(
       after_norm: read LN(x + h) instead of h.
 
     Raises:
-      InputError: as :func:`houlsby`, or an unknown place.
+      InputError: as :func:`houlsby`, an unknown place, or places beside targets.
     """
     known = PLACEMENTS["houlsby"].places
     for place in places:
         check_known("place", place, known)
     if not places:
         raise InputError(f"places is empty. {nearest('', known)}")
+    if targets is not None and tuple(places) != known:
+        raise InputError(
+            f"Both places = {[*places]} and targets are given; one of them says where the adapters"
+            " are."
+        )
     options = bottleneck_options(reduction_factor, size, targets, activation, init, scaling)
     return _method("bottleneck", Placement(tuple(places), after_norm), options)
 
@@ -278,6 +283,12 @@ def attach_bottlenecks(
 ) -> nnx.Module:
     """Puts ``make(width, size, key)`` at every place that the options name; returns the module."""
     sites = _sites(module, defaults, head, options)
+    if options["after_norm"] and not any(isinstance(site, Residual) for site in sites.values()):
+        raise InputError(
+            "Adapters that read the output of a layer norm (pfeiffer, after_norm = True) do so in"
+            f" residual slots only, and no target is one ({min(sites)!r} is a linear layer): name"
+            " such slots, or attach houlsby, which reads the output of a layer."
+        )
     for path, site in sites.items():
         owner = submodule(module, path.rpartition(".")[0])
         if isinstance(site, Adapted) or isinstance(owner, Adapted):

@@ -154,6 +154,7 @@ IMPOSSIBLE = [
     (peft.dual, {"placement": "opendelt"}, "placement 'opendelt'.*'opendelta'"),
     (peft.bottleneck, {"places": ["atention"]}, "'attention'"),
     (peft.bottleneck, {"places": []}, "empty"),
+    (peft.bottleneck, {"places": ["attention"], "targets": ["dense"]}, "Both places = .* targets"),
 ]
 
 
@@ -184,6 +185,7 @@ UNFITTING = [
     (peft.bitfit(["word_embeddings"]), "'word_embeddings'"),
     (peft.bitfit(["classifier"]), "'classifier'"),
     (peft.houlsby(2, targets=["residul"]), "'residual'"),
+    (peft.pfeiffer(2, targets=["intermediate.dense"]), "no target is one .* is a linear layer"),
 ]
 
 
