@@ -97,8 +97,8 @@ class ServerUpdate(NamedTuple):
                 raise InputError(
                     "This algorithm adds what it has learned to the frozen weights, and the model"
                     f" has no frozen {name!r} of shape {x.shape} to add to. LoRA on parts of a"
-                    " fused projection cannot be folded: attach it without parts. With"
-                    " scan_layers = True the weights of all layers are one array: load the model"
-                    " without it."
+                    " fused projection and several LoRAs on one layer (lora_sum) cannot be folded:"
+                    " attach lora without parts. With scan_layers = True the weights of all layers"
+                    " are one array: load the model without it."
                 )
         return {n: x + frozen_delta[n] if n in frozen_delta else x for n, x in frozen.items()}

@@ -58,7 +58,8 @@ class Model:
     kinds: dict[str, str]
     """Trainable leaf name -> ``adapter``, ``head`` or ``fixed``."""
     graph: Any
-    """The module's definition, from which :meth:`module` rebuilds it."""
+    """The module's definition, from which :meth:`module` rebuilds it; None for a model of functions
+    alone."""
     head: tuple[str, ...] = ()
     """Module paths of the head."""
     name: str = ""
@@ -91,7 +92,15 @@ class Model:
         Args:
           lazy: do not copy the arrays that ``scan_layers`` has stacked: the module holds
             :class:`fedjax_peft.models.stacks.Row` until it is bound.
+
+        Raises:
+          InputError: the model was made of functions alone.
         """
+        if self.graph is None:
+            raise InputError(
+                "This model was made of functions, without a module that a PEFT method could adapt"
+                " or a file could hold: make it by fp.bind(module)."
+            )
         flat = {**unstacked(self.frozen, self.graph.origins, lazy=lazy), **self.trainable}
         state = {path: flat[name] for name, path in self.graph.paths.items()}
         return nnx.merge(self.graph.eval, nnx.from_flat_state(state), self.graph.rng)
@@ -153,7 +162,8 @@ class Model:
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n:,} {kind}" for kind, n in self.counts().items())
-        return f"Model({self.name or self.graph.name!r}: {counts})"
+        made_of = "functions" if self.graph is None else self.graph.name
+        return f"Model({self.name or made_of!r}: {counts})"
 
 
 @dataclasses.dataclass(frozen=True)

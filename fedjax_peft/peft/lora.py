@@ -155,7 +155,8 @@ def lora(
 
     Args:
       rank: the number of directions r.
-      alpha: the scale is s = alpha / r (``rslora``: alpha / sqrt(r)); by default alpha = r, s = 1.
+      alpha: the scale is s = alpha / r (``rslora``: alpha / sqrt(r)); by default alpha = rank, so
+        s = 1 except where ``rank_pattern`` gives another r.
       targets: which linear layers, as in Hugging Face PEFT (``"all-linear"``: all but the head);
         by default query and value.
       init: ``kaiming`` (PEFT's default: A uniform in ±1/sqrt(in), B zero), ``gaussian``

@@ -46,6 +46,7 @@ from fedjax_peft.models.registry import random_model
 from fedjax_peft.numerics.random import client_key, stream
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
+from fedjax_peft.peft.lora_sum import lora_sum
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import tiny_dataset, tiny_model
@@ -350,13 +351,15 @@ def run(model, algorithm):
     return simulate(model, algorithm, clients, **options)
 
 
-def test_a_fused_projection_in_parts_cannot_be_folded():
+def test_parts_of_a_projection_and_several_loras_cannot_be_folded():
     sizes = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
     config = {"model_type": "gpt2", **sizes, "eos_token_id": 1, "pad_token_id": 0}
     plain = random_model(config, head=classification(4))
     for make in (flora, fedex):
         with pytest.raises(InputError, match="without parts"):
             run(attach(plain, lora(2, parts=["q", "v"])), make(ADAM))
+        with pytest.raises(InputError, match=r"several LoRAs on one layer \(lora_sum\)"):
+            run(attach(plain, lora_sum(2)), make(ADAM))
     whole = attach(plain, lora(2))
     server = flora(ADAM).server
     shared = {n: x for n, x in whole.trainable.items() if ".lora_" in n}

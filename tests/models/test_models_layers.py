@@ -11,8 +11,10 @@ from flax import nnx
 
 from fedjax_peft.contracts import Outputs
 from fedjax_peft.models import layers
-from fedjax_peft.models.base import bind
+from fedjax_peft.models.base import Model, bind
 from fedjax_peft.models.layers import Dropout, dropout
+from fedjax_peft.peft.base import attach
+from fedjax_peft.peft.lora import lora
 from fedjax_peft.support.errors import InputError
 
 KEY = jax.random.key(7)
@@ -111,6 +113,14 @@ def test_modules_and_steps_have_their_own_masks():
         assert abs(jnp.mean(a == b) - 0.5) < 0.1
     np.testing.assert_array_equal(one.logits, masks(KEY).logits)
     np.testing.assert_array_equal(masks(None, train=False).logits, batch["x"])
+
+
+def test_a_model_of_functions_is_printed_and_has_no_module():
+    head = {"a": jnp.zeros(2)}
+    model = Model(lambda *given: given[1]["a"], {}, head, {"a": "head"}, None)
+    assert repr(model) == "Model('functions': 0 adapter, 2 head, 0 frozen)"
+    with pytest.raises(InputError, match=r"made of functions.* fp\.bind\(module\)"):
+        attach(model, lora(2))
 
 
 class Normed(nnx.Module):
