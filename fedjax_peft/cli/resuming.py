@@ -37,9 +37,9 @@ def stored_configs(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
       InputError: the directory contains no run.
     """
-    if (path / "config.toml").is_file():
+    if has_begun(path):
         return {"": record.read_resumable(path)}
-    inside = sorted(p.parent for p in path.glob("*/config.toml")) if path.is_dir() else []
+    inside = [run for run in sorted(path.glob("*")) if has_begun(run)]
     found = {run.name: record.read_resumable(run) for run in inside}
     found = {**_read_methods(path / METHODS), **found}
     if found:

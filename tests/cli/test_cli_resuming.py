@@ -109,7 +109,9 @@ def test_the_recorded_config_is_resumed_in_its_directory(single, tmp_path, runs,
 def test_errors_when_there_is_nothing_to_resume(single, tmp_path, runs, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    for name in ("none", "empty"):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "config.toml").write_text("rounds = 2\n")  # as `init` writes it
+    for name in ("none", "empty", "project"):
         assert cli.main(["resume", str(tmp_path / name)]) == 2
         assert "There is nothing to resume: " in capsys.readouterr().err
     out = tmp_path / "run"
