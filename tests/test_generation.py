@@ -163,6 +163,8 @@ def test_prompts_that_cannot_be_completed(model):
     with pytest.raises(fp.InputError, match=r"row 1 has 257 tokens, and the model .* 256"):
         likelihoods(model, params, [([5] * 257, [6])])
     assert likelihoods(model, params, [([5] * 256, [6])])[0].tokens == 1
+    stretches = {**model.config, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    assert model.replace(config=stretches).longest_text > 1 << 20
     config = {"model_type": "lstm", "vocab_size": 300, "embedding_size": 8, "hidden_size": 8}
     lstm = fp.random_model(config, head=fp.heads.causal_lm()).replace(tokenizer=model.tokenizer)
     with pytest.raises(fp.InputError, match=r"rnn, lstm\) and keeps no cache"):

@@ -107,9 +107,15 @@ class Model:
 
     @property
     def longest_text(self) -> int:
-        """The most tokens that the model reads: its positions, without those of a soft prompt."""
+        """The most tokens that the model reads: its positions, without those of a soft prompt.
+
+        A ``dynamic`` rotation is stretched for longer texts, so nothing limits these.
+        """
         names = ("n_positions", "max_position_embeddings")
         found = [self.config[name] for name in names if isinstance(self.config.get(name), int)]
+        rotation = self.config.get("rope_scaling") or self.config.get("rope_parameters") or {}
+        if "dynamic" in (rotation.get("rope_type"), rotation.get("type")):
+            found = []
         learned = sum(x.shape[0] for name, x in self.trainable.items() if name.endswith(".prompt"))
         return min(found, default=1 << 30) - learned
 
