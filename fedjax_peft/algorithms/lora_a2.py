@@ -36,7 +36,7 @@ from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model, positive, whole
 from fedjax_peft.algorithms.common import Local
 from fedjax_peft.algorithms.fedavg import averaging, client
-from fedjax_peft.algorithms.rolora import taking_turns
+from fedjax_peft.algorithms.rolora import taking_turns, turn
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -76,13 +76,8 @@ def lora_a2(
 
     def bound(context: c.ClientContext) -> c.ClientUpdate:
         on_b = context.round_index % 2 == 1
-
-        def moves(name: str) -> Array | bool:
-            if name.endswith(".lora_a"):
-                return ~on_b
-            return on_b if name.endswith(".lora_b") else True
-
-        inner = client(_faster_on_b(optimizer, rate_ratio), context, moves)
+        faster = _faster_on_b(optimizer, rate_ratio)
+        inner = client(faster, context, lambda name: turn(name, context.round_index))
         own = jnp.asarray(budgets)[context.client % len(budgets)]
 
         def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:

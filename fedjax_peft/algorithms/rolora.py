@@ -39,11 +39,11 @@ def rolora(
     """
 
     def bound(context: c.ClientContext) -> c.ClientUpdate:
-        return client(optimizer, context, lambda name: _turn(name, context.round_index))
+        return client(optimizer, context, lambda name: turn(name, context.round_index))
 
     def sent_leaves(broadcast: c.Params, round_index: Array) -> dict[str, Array]:
         factors = [name for name in broadcast if name.endswith((".lora_a", ".lora_b"))]
-        return {name: jnp.asarray(_turn(name, round_index)) for name in factors}
+        return {name: jnp.asarray(turn(name, round_index)) for name in factors}
 
     algorithm = averaging("rolora", optimizer, head_roles(head), aggregator)
     return algorithm._replace(
@@ -55,8 +55,8 @@ def rolora(
     )
 
 
-def _turn(name: str, round_index: Array) -> Array | bool:
-    """Returns whether a leaf is trained in a round."""
+def turn(name: str, round_index: Array) -> Array | bool:
+    """Returns whether a leaf is trained in a round: A in even rounds, B in odd ones."""
     if name.endswith(".lora_a"):
         return round_index % 2 == 0
     return round_index % 2 == 1 if name.endswith(".lora_b") else True

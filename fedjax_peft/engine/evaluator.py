@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -102,25 +102,23 @@ class Examined(NamedTuple):
 
 
 def members_of(
-    data: Sized, clients: Sequence[int] | None, everyone: range
+    examples: int, clients: Sequence[int] | None, everyone: range
 ) -> list[tuple[int, np.ndarray]]:
-    """Returns the members that evaluate clients' own models on all of the data.
+    """Returns the members that evaluate clients' own models on all of the examples.
 
     Args:
       clients: the clients that are asked for; None: all.
       everyone: the ids of all clients.
 
     Raises:
-      InputError: the data are empty, no client is named, or one does not exist.
+      InputError: no client is named, or one does not exist.
     """
-    if not len(data):
-        raise InputError("There are no examples to evaluate: the data set is empty.")
     if clients is not None and not clients:
         raise InputError("No client is named in clients. Leave it out to evaluate all.")
     for client in clients or ():
         if client not in everyone:
             raise InputError(f"There is no client {client}: the last is {everyone[-1]}.")
-    rows = np.arange(len(data), dtype=np.int32)
+    rows = np.arange(examples, dtype=np.int32)
     return [(client, rows) for client in (everyone if clients is None else clients)]
 
 

@@ -40,7 +40,7 @@ from fedjax_peft.numerics.hyperparameters import Values, as_arrays
 from fedjax_peft.support.errors import InputError, nearest
 
 _PLAIN = Computation()
-_EVALUATORS = 8  # that a session keeps, of the last data sets
+_EVALUATORS = 8  # that a session keeps, the last ones, with their data: ids stay unique
 
 
 class Session:
@@ -241,11 +241,10 @@ class Session:
         """
         state.check_alive()
         personal = clients is not None or self.personal
-        members = members_of(data, clients, range(self.setup.clients))
-        if not personal:
-            members = self.global_members(len(data))
+        members = self.global_members(len(data))
+        if personal:
+            members = members_of(len(data), clients, range(self.setup.clients))
         key = (id(data), batch_size, personal, tuple(client for client, _ in members))
-        # The last few, each with its data, so that the id stays unique.
         if key not in self._evaluators:
             evaluator = self.evaluator(data.columns, members, batch_size, personal=personal)
             last = list(self._evaluators.items())[1 - _EVALUATORS :]
@@ -295,6 +294,8 @@ class Session:
 
     def global_members(self, examples: int) -> list[tuple[int, np.ndarray]]:
         """Returns the members that evaluate the global model: rows for every lane device."""
+        if not examples:
+            raise InputError("There are no examples to evaluate: the data set is empty.")
         rows = np.arange(examples, dtype=np.int32)
         return [(0, part) for part in np.array_split(rows, self.setup.layout.lane_devices)]
 
@@ -331,8 +332,7 @@ class Session:
           whose upload was not finite, whose model is not valid.
 
         Raises:
-          InputError: the algorithm does not say which model an upload describes, or a transform
-            compresses the broadcast.
+          InputError: these models are not known, see :func:`check_local_models`.
         """
         state.check_alive()
         check_local_models(self.setup, state.server)
