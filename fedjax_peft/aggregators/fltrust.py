@@ -38,8 +38,8 @@ def fltrust(trusted: int = 0, *, space: Space = "factors") -> Aggregator:
         which is then factored anew.
 
     Raises:
-      InputError: a negative id, or an unknown space; on use, ``product`` with a model without LoRA
-        pairs.
+      InputError: a negative id, or an unknown space; on use, an id of no client or of one without
+        examples, or ``product`` with a model without LoRA pairs.
     """
     if trusted < 0:
         raise InputError(f"trusted = {trusted} of 'fltrust' must be the id of a client, from 0.")
@@ -63,4 +63,4 @@ def fltrust(trusted: int = 0, *, space: Space = "factors") -> Aggregator:
         }
         return Combined(weighted_sum(changes, weights), metrics, state)
 
-    return robust("fltrust", rule, space)
+    return robust("fltrust", rule, space)._replace(trusted=trusted)

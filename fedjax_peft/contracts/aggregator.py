@@ -170,6 +170,8 @@ class Aggregator(NamedTuple):
     sum, and memory grows with the cohort."""
     robust: bool = False
     """Whether it limits what a hostile upload can do, in any leaves, not only in LoRA's factors."""
+    trusted: int | None = None
+    """The client by whose upload it judges the others'; None: there is none."""
     linear: bool = False
     """Whether its update is ``template`` plus the weighted mean of ``upload - template``, leaf by
     leaf. Upload transforms that change the aggregate, such as noise, need that."""

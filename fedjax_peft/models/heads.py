@@ -47,7 +47,7 @@ def classification(classes: int | Sequence[str], *, fresh: bool = False) -> Head
       fresh: start from random values even where the checkpoint holds a classifier.
 
     Raises:
-      InputError: fewer than two classes, or one text instead of a list of names.
+      InputError: fewer than two classes, two of one name, or one text instead of a list of names.
     """
     return Head("classification", _labels(classes), fresh)
 
@@ -103,7 +103,7 @@ def make(kind: str, classes: int | Sequence[str]) -> Head:
       classes: the number of classes, or their names; heads that have no classes ignore it.
 
     Raises:
-      InputError: an unknown name, or fewer than two classes.
+      InputError: an unknown name, fewer than two classes, or two of one name.
     """
     if kind in WITHOUT_CLASSES:
         return WITHOUT_CLASSES[kind]()
@@ -121,6 +121,8 @@ def _labels(classes: int | Sequence[str]) -> tuple[str, ...]:
     )
     if len(labels) < 2:
         raise InputError(f"A classification head needs at least 2 classes, not {len(labels)}.")
+    if repeated := [label for i, label in enumerate(labels) if label in labels[:i]]:
+        raise InputError(f"Two classes have the name {repeated[0]!r}: each needs one of its own.")
     return labels
 
 

@@ -194,6 +194,18 @@ def check_method(
         )
 
 
+def check_trusted(algorithm: Algorithm, sizes: np.ndarray) -> None:
+    """Raises InputError for an aggregator that trusts a client that never sends anything."""
+    trusted = algorithm.aggregator.trusted
+    if trusted is None or (trusted < len(sizes) and sizes[trusted]):
+        return
+    why = "has no examples" if trusted < len(sizes) else "does not exist"
+    raise InputError(
+        f"The aggregator {algorithm.aggregator.name!r} trusts client {trusted}, which {why}, so the"
+        f" model would never change. Trust one with examples, such as {int(np.argmax(sizes))}."
+    )
+
+
 def check_transforms(
     transforms: Transform | Sequence[Transform] | None, algorithm: Algorithm
 ) -> Transform | None:

@@ -126,6 +126,7 @@ def session(
     # Clients that add noise themselves are not left out for reasons that lie in their data.
     schedule = schedule._replace(all_send=chosen.aggregator.randomise is not None)
     checks.check_method(model, chosen, len(clients), system.client_ranks, diagnostics)
+    checks.check_trusted(chosen, clients.sizes)
     transform = checks.check_transforms(uploads, chosen)
     names = assign_roles(model.kinds, chosen.roles)
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))

@@ -194,6 +194,8 @@ def test_too_few_classes():
         classification(1)
     with pytest.raises(InputError, match="one text, 'positive': pass their number, or a list"):
         classification("positive")
+    with pytest.raises(InputError, match="Two classes have the name 'no'"):
+        classification(["no", "yes", "no"])
 
 
 def test_labels_come_from_the_config(checkpoint):

@@ -12,7 +12,7 @@ import fedjax_peft as fp
 from fedjax_peft import Clients, Dataset, InputError, TimeModel
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data.encoders.spans import Question
-from fedjax_peft.simulation.checks import check_method
+from fedjax_peft.simulation.checks import check_method, check_trusted
 
 CLIENTS, TEST = toy.clients((9, 4, 0, 1, 13, 5, 6, 2)), toy.dataset(20, seed=5)
 NOTHING, SOME = (np.arange(0),) * 8, (np.arange(2),) * 8
@@ -152,6 +152,14 @@ def test_a_model_without_adapters_is_warned_of():
     check_method(fp.attach(model, fp.lora(rank=1)), algorithm, 2, None, ())
     with pytest.raises(InputError, match=r"no parameters to train.*fp\.attach"):
         check_method(model.replace(trainable={}, kinds={}), algorithm, 2, None, ())
+
+
+def test_a_trusted_client_must_exist_and_have_examples():
+    for trusted, why in ((3, "does not exist"), (1, "has no examples")):
+        algorithm = fedavg(optax.sgd(0.1), aggregator=fp.aggregators.fltrust(trusted))
+        with pytest.raises(InputError, match=f"client {trusted}, which {why}.* such as 2"):
+            check_trusted(algorithm, np.array([2, 0, 5]))
+    check_trusted(algorithm._replace(aggregator=fp.aggregators.fltrust(2)), np.array([2, 0, 5]))
 
 
 class Own(nnx.Module):
