@@ -76,6 +76,8 @@ class Ledger:
             of_rank[rank] = (upload, _sizes([(leaves, down)], shares) | received)
         upload, broadcast = of_rank[None]
         self._whole = upload
+        compressed = transform is not None and transform.wire is not None
+        self._compressed = sent if compressed else []
         self._of_client = [of_rank[rank] for rank in cycle_ranks(ranks or [None], clients)]
         self._start = {}
         # If no leaf is shared, clients and server exchange nothing.
@@ -104,11 +106,15 @@ class Ledger:
 
         Args:
           shares: leaf name -> the share of the leaf that the client sends, if it is known already
-            (``Traffic.sent_shares``); other leaves are sent whole, as far as its rank goes.
+            (``Traffic.sent_shares``); other leaves are sent whole, as far as its rank goes. What a
+            transform makes of a leaf has no more entries than the share.
         """
         sizes = {n: x for n, x in self._of_client[client][0].items() if n not in skipped_leaves}
-        sizes |= {n: round(self._whole[n] * x) for n, x in (shares or {}).items() if n in sizes}
-        return sum(sizes.values())
+        if shares and self._compressed:
+            of_shares = _sizes(self._compressed, dict.fromkeys(skipped_leaves, 0.0) | dict(shares))
+        else:
+            of_shares = {n: round(self._whole[n] * x) for n, x in (shares or {}).items()}
+        return sum(of_shares.get(n, x) for n, x in sizes.items())
 
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches at the start of its next round."""

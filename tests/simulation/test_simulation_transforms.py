@@ -66,6 +66,15 @@ def ledger(algorithm, transform=None):
     return Ledger(model, algorithm, server, 4, transform=transform)
 
 
+@pytest.mark.parametrize("across_leaves", [False, True])
+def test_a_share_of_a_leaf_limits_what_a_transform_chooses_of_it(across_leaves):
+    top = transforms.top_k(0.5, across_leaves=across_leaves)
+    counted, names = ledger(algorithms.fedavg(SGD), top), list(toy.model().trainable)
+    most, few = (counted.up(0, (), dict.fromkeys(names, share)) for share in (0.9, 0.2))
+    assert most == counted.up(0), "nine tenths of a leaf hold its larger half"
+    assert 0.3 * most < few < 0.5 * most
+
+
 def test_bytes_of_a_transform_replace_those_of_the_leaves():
     whole = TOY_ADAPTER + TOY_HEAD
     assert ledger(algorithms.fedavg(SGD), transforms.clip_norm(1.0)).up(0) == whole
