@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -163,6 +164,19 @@ def test_slora_sends_the_leaves_of_its_stage_and_waits_for_an_upload():
     assert late.server["primed"]
     a = late.server["model"][factors[0]]
     assert_close(a.T @ a, np.eye(toy.RANK), rtol=0, atol=1e-6)
+
+
+def test_slora_pays_for_its_svds_in_one_round_only():
+    model, algorithm = toy_cores.slora_model(), slora(optax.sgd(0.1), sparse_rounds=1)
+    fixed = {n: x for n, x in model.trainable.items() if n.endswith((".scale", ".sparse_index"))}
+    update = functools.partial(
+        algorithm.server.update, context=toy.context(1)._replace(fixed=fixed)
+    )
+    state = algorithm.server.init({n: x for n, x in model.trainable.items() if n not in fixed})
+    steps = jax.make_jaxpr(update)(state, state["model"]).eqns
+    chosen = [step for step in steps if step.primitive.name == "cond"]
+    assert ["svd" in str(step) for step in chosen] == [True]
+    assert not [step for step in steps if step not in chosen and "svd" in str(step)]
 
 
 def test_slora_keeps_a_lora_that_was_trained_before():

@@ -275,6 +275,14 @@ def test_a_round_without_a_finite_loss_neither_brings_the_switch_nor_is_the_best
     assert_close([state["best"] for state in states], [1, 1, 1, 0.5, 0.5])
 
 
+def test_a_plateau_needs_a_loss():
+    algorithm = fra_ffa(ADAM, trigger="plateau")
+    state = algorithm.server.init(orthogonal(0.1)[0])
+    context = toy.context(1, {"error": (jnp.float32(3), jnp.float32(3))})
+    with pytest.raises(InputError, match=r"metric 'loss', .* task has error"):
+        algorithm.server.update(state, state, context)
+
+
 def test_the_loss_is_the_cohorts():
     rig = engine(fra_ffa(optax.sgd(0.1), trigger="plateau"), epochs=1)
     (result,) = slow_lora.rounds(rig, {1: (0, 2)})

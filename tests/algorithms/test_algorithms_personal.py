@@ -12,6 +12,7 @@ import toy
 from closeness import approx, assert_close, assert_small
 from options import run_options
 
+import fedjax_peft as fp
 from fedjax_peft.algorithms import (
     apfl,
     centralised,
@@ -431,6 +432,15 @@ def test_tuning_uses_a_new_optimizer_and_leaves_the_kept_one():
     assert ends[0][0] == ends[1][0] == {}
     assert unchanged(ends[1][1], {"model": ends[0][1], "optimizer": kept})
     assert not unchanged(ends[0][1], head)
+
+
+def test_moons_worst_client_is_the_one_of_the_highest_contrastive_loss():
+    model = fp.attach(fp.testing.tiny_model(dropout=0.0), fp.lora())
+    clients = fp.partition.iid(fp.testing.tiny_dataset(24), clients=3, seed=0)
+    each = fp.Evaluation(diagnostics=["clients"])
+    result = fp.simulate(model, moon(optax.sgd(0.1)), clients, rounds=2, evaluation=each)
+    row = result.metrics[-1]
+    assert row["train_contrastive_worst"] > row["train_contrastive"]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
