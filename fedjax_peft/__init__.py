@@ -30,7 +30,8 @@ _PLACES = {
     "peft.lora": ("lora",),
     "report.sweep": ("Sweep", "grid", "sweep"),
     "report.tune": ("Tuned", "tune"),
-    "simulation": ("devices", "trackers"),
+    "simulation": ("trackers",),
+    "simulation.planning": ("devices",),
     "simulation.records": ("Evaluation", "Placement", "Records", "System"),
     "simulation.run": ("Run",),
     "simulation.session": ("session",),
@@ -135,7 +136,8 @@ if TYPE_CHECKING:
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.report.sweep import Sweep, grid, sweep
     from fedjax_peft.report.tune import Tuned, tune
-    from fedjax_peft.simulation import devices, trackers
+    from fedjax_peft.simulation import trackers
+    from fedjax_peft.simulation.planning import devices
     from fedjax_peft.simulation.records import Evaluation, Placement, Records, System
     from fedjax_peft.simulation.session import session
     from fedjax_peft.simulation.simulate import Run, simulate

@@ -77,7 +77,7 @@ def round_of(row: str, attention: str, layers: int | None = None) -> tuple[Any, 
     import fedjax_peft as fp
     from fedjax_peft import heads, tasks
     from fedjax_peft.peft.base import abstract_model
-    from fedjax_peft.simulation.memory_plan import example_batch
+    from fedjax_peft.simulation.planning.memory_plan import example_batch
 
     config, kind, options, _, size, length = ROWS[row]
     config = config if layers is None else {**config, "num_hidden_layers": layers}
@@ -93,8 +93,8 @@ def round_of(row: str, attention: str, layers: int | None = None) -> tuple[Any, 
 
 def measure(row: str, device: str, attention: str, layers: int | None = None) -> dict[str, Any]:
     """Returns the figures of one cell, of a model with so many layers if a number is given."""
-    from fedjax_peft.simulation.devices import asked, plan_on, planned_on
-    from fedjax_peft.simulation.memory_plan import plan_memory
+    from fedjax_peft.simulation.planning.devices import asked, plan_on, planned_on
+    from fedjax_peft.simulation.planning.memory_plan import plan_memory
     from fedjax_peft.support.accelerators import find_device
 
     model, *rest = round_of(row, attention, layers)

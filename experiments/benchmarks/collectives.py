@@ -34,9 +34,9 @@ def measure(device: str, form: str) -> dict[str, Any]:
 
     import fedjax_peft as fp
     from fedjax_peft.peft.base import abstract_model
-    from fedjax_peft.simulation.compiled_step import compile_step, target_devices
-    from fedjax_peft.simulation.devices import planned_on
-    from fedjax_peft.simulation.memory_plan import example_batch, lowered_round
+    from fedjax_peft.simulation.planning.compiled_step import compile_step, target_devices
+    from fedjax_peft.simulation.planning.devices import planned_on
+    from fedjax_peft.simulation.planning.memory_plan import example_batch, lowered_round
     from fedjax_peft.support.accelerators import find_device
 
     options = {"dtype": "bfloat16", "quantize": "nf4", "remat": "blocks", "scan_layers": True}

@@ -97,7 +97,7 @@ def _step(a: argparse.Namespace, form: str) -> Any:
 
 def planned(a: argparse.Namespace) -> list[str]:
     """Returns the lines of a table of what each device's compiler makes of both programs."""
-    from fedjax_peft.simulation.compiled_step import compile_step, target_devices
+    from fedjax_peft.simulation.planning.compiled_step import compile_step, target_devices
     from fedjax_peft.support.accelerators import find_device
 
     names = ("device", "step", "kernels", "MB", "temporary, MB", "library kernels", "compile, s")

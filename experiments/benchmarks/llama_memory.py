@@ -6,8 +6,8 @@ No weights are needed: the shapes below are those of Llama 3.2 1B and 3B and Lla
 rank 8 on query and value, AdamW, batches of 4 x 512 tokens, activations in bfloat16. The
 aggregation error is not measured (``mean(error=False)``). What the sum of the uploads needs with it
 is printed at the end, for few clients (held as factors) and for many (as matrices). The figures are
-``fedjax_peft.simulation.memory_plan``'s arithmetic; a device's compiler may need less or more. The
-table is in ``docs/howto/memory.md``. Five minutes on an idle CPU core.
+the arithmetic of ``simulation/planning/memory_plan.py``; a device's compiler may need less or more.
+The table is in ``docs/howto/memory.md``. Five minutes on an idle CPU core.
 """
 
 import sys
@@ -16,7 +16,7 @@ import optax
 
 from fedjax_peft import aggregators, algorithms, heads, lora, tasks
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.simulation.memory_plan import MemoryPlan, example_batch, plan_memory
+from fedjax_peft.simulation.planning.memory_plan import MemoryPlan, example_batch, plan_memory
 
 BATCH, LENGTH = 4, 512
 MEMORY = (16, 24, 80, 141)

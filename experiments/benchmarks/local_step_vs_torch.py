@@ -39,8 +39,8 @@ from fedjax_peft import lora, tasks
 from fedjax_peft.cli.bench import Bench, Shape
 from fedjax_peft.models.heads import classification
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.simulation.memory_plan import example_batch
-from fedjax_peft.simulation.step_cost import step_flops
+from fedjax_peft.simulation.planning.memory_plan import example_batch
+from fedjax_peft.simulation.planning.step_cost import step_flops
 
 CLASSES = 20
 

@@ -4,7 +4,7 @@ takes.
     python experiments/benchmarks/planned_memory.py                        # all cases
     python experiments/benchmarks/planned_memory.py --models llama --lanes 1
 
-Every case is a process. *Planned* is the arithmetic of ``fedjax_peft.simulation.memory_plan``,
+Every case is a process. *Planned* is the arithmetic of ``simulation/planning/memory_plan.py``,
 *compiler* the analysis of the compiled round, and *measured* the peak of resident memory during the
 second round, minus the resident memory after all arrays were deleted: the frozen weights, what
 server and clients keep, the examples and the activations, but not Python and not the compiler.
@@ -72,7 +72,7 @@ def measure(name: str, weights: str, remat: str, lanes: int) -> dict[str, int]:
     import fedjax_peft as fp
     from fedjax_peft import heads, tasks
     from fedjax_peft.peft.base import abstract_model
-    from fedjax_peft.simulation.memory_plan import example_batch, plan_memory
+    from fedjax_peft.simulation.planning.memory_plan import example_batch, plan_memory
 
     size = BATCH[lanes]
     if name == "bert":

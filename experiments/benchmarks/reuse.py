@@ -26,7 +26,7 @@ import optax
 
 import fedjax_peft as fp
 from fedjax_peft.models.reuse import STORED, split
-from fedjax_peft.simulation.step_cost import count_flops, step_flops, traced_live
+from fedjax_peft.simulation.planning.step_cost import count_flops, step_flops, traced_live
 from fedjax_peft.tasks import classification
 
 CLASSES = 20

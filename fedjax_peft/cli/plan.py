@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import memory
 from fedjax_peft.config.memory import Planned
-from fedjax_peft.simulation import devices
-from fedjax_peft.simulation.memory_plan import compiled_bytes
+from fedjax_peft.simulation.planning import devices
+from fedjax_peft.simulation.planning.memory_plan import compiled_bytes
 from fedjax_peft.support.accelerators import USABLE, find_device
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import in_bytes

@@ -14,9 +14,9 @@ from fedjax_peft.models.registry import parse_config
 from fedjax_peft.models.reuse import STORED, Split, dtype_of
 from fedjax_peft.models.reuse import split as split_model
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.simulation.devices import DevicePlan, plan_on, planned_on
-from fedjax_peft.simulation.memory_plan import MemoryPlan, example_batch, plan_memory
-from fedjax_peft.simulation.step_cost import count_flops, step_flops, traced_live
+from fedjax_peft.simulation.planning.devices import DevicePlan, plan_on, planned_on
+from fedjax_peft.simulation.planning.memory_plan import MemoryPlan, example_batch, plan_memory
+from fedjax_peft.simulation.planning.step_cost import count_flops, step_flops, traced_live
 from fedjax_peft.support.accelerators import Device
 from fedjax_peft.support.memory import in_bytes
 from fedjax_peft.tasks import Task

@@ -27,7 +27,6 @@ from fedjax_peft.simulation.interrupts import Request, noted
 from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.loop import Loop
-from fedjax_peft.simulation.memory_plan import check_step_memory
 from fedjax_peft.simulation.origin import (
     carried,
     check_start,
@@ -36,6 +35,7 @@ from fedjax_peft.simulation.origin import (
     origin_text,
     save_origin,
 )
+from fedjax_peft.simulation.planning.memory_plan import check_step_memory
 from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.recipe import save_recipe
 from fedjax_peft.simulation.record import Record, device_name, read_resumable

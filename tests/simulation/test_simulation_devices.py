@@ -21,11 +21,11 @@ import fedjax_peft as fp
 from fedjax_peft.models import attention
 from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.simulation import devices
-from fedjax_peft.simulation.activations import activations
-from fedjax_peft.simulation.compiled_step import compile_step, describe_gpu, target_devices
-from fedjax_peft.simulation.compiled_text import step_traffic
-from fedjax_peft.simulation.memory_plan import example_batch, lowered_round
-from fedjax_peft.simulation.step_cost import count_flops
+from fedjax_peft.simulation.planning.activations import activations
+from fedjax_peft.simulation.planning.compiled_step import compile_step, describe_gpu, target_devices
+from fedjax_peft.simulation.planning.compiled_text import step_traffic
+from fedjax_peft.simulation.planning.memory_plan import example_batch, lowered_round
+from fedjax_peft.simulation.planning.step_cost import count_flops
 from fedjax_peft.support.accelerators import DEVICES, find_device
 
 H100 = {

@@ -7,8 +7,8 @@ from closeness import approx
 
 from fedjax_peft import aggregators, algorithms, heads, lora, random_model, testing
 from fedjax_peft.peft.base import abstract_model, attach
-from fedjax_peft.simulation.activations import Activations, activations
-from fedjax_peft.simulation.memory_plan import (
+from fedjax_peft.simulation.planning.activations import Activations, activations
+from fedjax_peft.simulation.planning.memory_plan import (
     MemoryPlan,
     compiled_bytes,
     example_batch,

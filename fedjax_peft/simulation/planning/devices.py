@@ -12,10 +12,10 @@ from fedjax_peft import tasks
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
-from fedjax_peft.simulation.compiled_step import CompiledStep, compile_step, target_devices
-from fedjax_peft.simulation.memory_plan import MemoryPlan, lowered_round, plan_memory
+from fedjax_peft.simulation.planning.compiled_step import CompiledStep, compile_step, target_devices
+from fedjax_peft.simulation.planning.memory_plan import MemoryPlan, lowered_round, plan_memory
+from fedjax_peft.simulation.planning.step_cost import StepCost, step_cost
 from fedjax_peft.simulation.records import Placement
-from fedjax_peft.simulation.step_cost import StepCost, step_cost
 from fedjax_peft.support.accelerators import USABLE, Device, find_device
 from fedjax_peft.support.memory import in_bytes
 

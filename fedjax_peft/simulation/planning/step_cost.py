@@ -8,7 +8,7 @@ least that a program of these arrays moves::
 
 A pass over the frozen weights is the forward pass, the backward pass, or the second forward pass of
 ``remat``. All lanes share a pass. An activation is written once and read once. Real programs move
-several times as many bytes; :mod:`fedjax_peft.simulation.compiled_step` counts theirs.
+several times as many bytes; :mod:`fedjax_peft.simulation.planning.compiled_step` counts theirs.
 """
 
 import math
@@ -22,7 +22,7 @@ from jax.interpreters import partial_eval
 from fedjax_peft.contracts import Params, Task
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
-from fedjax_peft.simulation.memory_plan import MemoryPlan
+from fedjax_peft.simulation.planning.memory_plan import MemoryPlan
 
 
 class StepCost(NamedTuple):

@@ -37,7 +37,7 @@ from fedjax_peft.engine.session import Session
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.simulation.activations import Activations, activations
+from fedjax_peft.simulation.planning.activations import Activations, activations
 from fedjax_peft.simulation.records import Placement
 from fedjax_peft.simulation.session import session
 from fedjax_peft.support.errors import InputError
@@ -103,7 +103,7 @@ def plan_memory(
       clients: in the federation.
       cohort: clients in a round; some aggregators need all uploads at once.
       examples: in the training data.
-      accelerator: as for :func:`fedjax_peft.simulation.activations.activations`.
+      accelerator: as for :func:`fedjax_peft.simulation.planning.activations.activations`.
     """
     names = assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_peft.simulation.compiled_text import step_traffic
+from fedjax_peft.simulation.planning.compiled_text import step_traffic
 from fedjax_peft.support.accelerators import Device
 from fedjax_peft.support.errors import InputError, first_line
 
@@ -39,7 +39,7 @@ class CompiledStep(NamedTuple):
 
 
 def compile_step(lowered: Any) -> CompiledStep:
-    """Compiles a lowered round (:func:`fedjax_peft.simulation.memory_plan.lowered_round`)."""
+    """Compiles a round that was lowered by :mod:`fedjax_peft.simulation.planning.memory_plan`."""
     began = time.perf_counter()
     compiled = _compiled(lowered)
     seconds = time.perf_counter() - began
