@@ -11,7 +11,7 @@ import tomli_w
 from documented_fields import field_names, find
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.simulation.record import write_config
+from fedjax_peft.simulation.storage.record import write_config
 from fedjax_peft.support.nested import merge
 
 

@@ -15,8 +15,8 @@ from fedjax_peft.cli import sweeping
 from fedjax_peft.cli.main import main
 from fedjax_peft.engine import distributed
 from fedjax_peft.report import sweep
-from fedjax_peft.simulation import record
 from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.simulation.storage import record
 from fedjax_peft.support.errors import InputError
 
 WORKER = TESTS / "distributed_worker.py"

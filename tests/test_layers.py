@@ -98,7 +98,7 @@ def test_the_engine_is_made_of_small_functions():
         ("optuna", ("report.tune",), True),
         ("pydantic", ("config.",), False),
         ("rich", ("report.", "cli."), False),
-        ("orbax", ("simulation.",), False),
+        ("orbax", ("simulation.storage.",), False),
         ("flax", ("models.", "peft."), False),
         ("torch", (), True),
         ("pickle", (), True),
@@ -126,7 +126,7 @@ loop = loaded("transformers datasets matplotlib torch pydantic")
 seen = {"loaded": [package, reading, engine, loop]}
 
 from threadpoolctl import threadpool_info
-import fedjax_peft.simulation.checkpoint, fedjax_peft.models.hub
+import fedjax_peft.simulation.storage.checkpoint, fedjax_peft.models.hub
 from fedjax_peft.numerics import linalg
 import jax
 seen["imported"] = os.environ.get("OPENBLAS_NUM_THREADS")

@@ -14,7 +14,7 @@ import fedjax_peft
 from fedjax_peft.cli.main import main
 from fedjax_peft.models import hub
 from fedjax_peft.numerics import linalg
-from fedjax_peft.simulation.checkpoint import Checkpoints
+from fedjax_peft.simulation.storage.checkpoint import Checkpoints
 from fedjax_peft.support import errors, libraries
 
 VARIABLE = "OPENBLAS_NUM_THREADS"

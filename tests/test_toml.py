@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from fedjax_peft.simulation.record import read_config
+from fedjax_peft.simulation.storage.record import read_config
 from fedjax_peft.support import toml
 from fedjax_peft.support.errors import InputError
 

@@ -21,9 +21,9 @@ from fedjax_peft.models.registry import random_model
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
-from fedjax_peft.simulation.record import device_name
 from fedjax_peft.simulation.records import Placement
 from fedjax_peft.simulation.session import session
+from fedjax_peft.simulation.storage.record import device_name
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import require

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 
 from fedjax_peft import __version__
-from fedjax_peft.simulation.record import environment
+from fedjax_peft.simulation.storage.record import environment
 from fedjax_peft.support import assets
 from fedjax_peft.support.display import printable
 from fedjax_peft.support.memory import available, gigabytes

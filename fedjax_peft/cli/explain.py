@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.config import Key
-from fedjax_peft.simulation.earlier import RENAMED
 from fedjax_peft.simulation.records import RECORDS
+from fedjax_peft.simulation.storage.earlier import RENAMED
 from fedjax_peft.support.errors import InputError, check_known, nearest
 
 TABLES = {

@@ -16,7 +16,7 @@ from fedjax_peft.report.methods import Options, compare
 from fedjax_peft.report.records import RunRecord, find_runs
 from fedjax_peft.report.study import Study, make_study, read_study
 from fedjax_peft.report.targets import target_table
-from fedjax_peft.simulation import record, tracking
+from fedjax_peft.simulation.storage import record, tracking
 from fedjax_peft.simulation.summaries import privacy_in_words
 from fedjax_peft.support.errors import InputError
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft.simulation import record
 from fedjax_peft.simulation.interrupts import Terminated
+from fedjax_peft.simulation.storage import record
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.toml import read_toml

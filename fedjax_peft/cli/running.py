@@ -17,8 +17,8 @@ from fedjax_peft.engine.distributed import is_writer
 from fedjax_peft.peft.io.export import formats
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import RunRecord, load_run
-from fedjax_peft.simulation import record
 from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.storage import record
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
 

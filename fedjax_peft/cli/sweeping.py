@@ -16,9 +16,9 @@ from fedjax_peft.config import early, sweeps
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.report.records import find_runs, unstarted
 from fedjax_peft.report.study import SWEEP, read_study, read_sweep
-from fedjax_peft.simulation import earlier, record
 from fedjax_peft.simulation.points import Job, run_points
 from fedjax_peft.simulation.simulate import check_recorded
+from fedjax_peft.simulation.storage import earlier, record
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file

@@ -11,9 +11,9 @@ from fedjax_peft.peft.io import export as exporting
 from fedjax_peft.peft.io.describe import describe
 from fedjax_peft.report import hub
 from fedjax_peft.report.records import load_run
-from fedjax_peft.simulation import record
 from fedjax_peft.simulation.client_models import check_format
 from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.simulation.storage import record
 from fedjax_peft.simulation.summaries import personal_privacy_note
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import check_output, replace_file

@@ -15,8 +15,6 @@ from fedjax_peft.data.vocabulary import read_vocabulary, word_tokenizer
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.simulation import recipe, record
-from fedjax_peft.simulation.checkpoint import read_checkpoint
 from fedjax_peft.simulation.client_models import (
     check_clients,
     check_global,
@@ -27,6 +25,8 @@ from fedjax_peft.simulation.origin import base_seed, with_origin
 from fedjax_peft.simulation.rows import read_metrics, seen_clients
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.session import wrapped
+from fedjax_peft.simulation.storage import recipe, record
+from fedjax_peft.simulation.storage.checkpoint import read_checkpoint
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
 

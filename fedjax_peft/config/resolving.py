@@ -10,9 +10,9 @@ from fedjax_peft.config.reading import expanded, overlay
 from fedjax_peft.config.schema import checked_values, fields_of
 from fedjax_peft.models import heads
 from fedjax_peft.numerics.hyperparameters import constants_of
-from fedjax_peft.simulation import earlier
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.simulation.storage import earlier
 from fedjax_peft.support import toml
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest

@@ -25,11 +25,11 @@ from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.privacy.accounting import smallest_noise
 from fedjax_peft.simulation.origin import ORIGIN, base_seed, with_origin
 from fedjax_peft.simulation.progress import Phase, PhaseName
-from fedjax_peft.simulation.record import read_config
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.session import federation_of, schedule_of
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.simulation.storage.record import read_config
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten, unset
 from fedjax_peft.tasks import Task

@@ -1,7 +1,7 @@
 """``fedjax-peft config upgrade``: config files of an earlier version in their present form.
 
 A statement keeps its place, its value and its comment; only its key changes. The result is compared
-with the conversion of the file's content, :func:`fedjax_peft.simulation.earlier.upgrade`.
+with the conversion of the file's content, :func:`fedjax_peft.simulation.storage.earlier.upgrade`.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft.simulation import earlier
+from fedjax_peft.simulation.storage import earlier
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 

@@ -16,8 +16,8 @@ from fedjax_peft.peft.io.files import Format
 from fedjax_peft.report import wording
 from fedjax_peft.report.judgement import sampling_variance
 from fedjax_peft.report.records import RunRecord, load_run
-from fedjax_peft.simulation.record import as_asked, config_text, environment
 from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.storage.record import as_asked, config_text, environment
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words, summary
 from fedjax_peft.support import assets
 from fedjax_peft.support.display import one_line

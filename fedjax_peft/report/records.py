@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_peft.simulation.earlier import upgrade
 from fedjax_peft.simulation.rows import Row, has_ended, read_metrics
+from fedjax_peft.simulation.storage.earlier import upgrade
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import read_text

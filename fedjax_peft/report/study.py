@@ -27,7 +27,7 @@ from fedjax_peft.report.records import (
     unstarted,
 )
 from fedjax_peft.report.wording import are, listing
-from fedjax_peft.simulation.earlier import new_key
+from fedjax_peft.simulation.storage.earlier import new_key
 from fedjax_peft.simulation.summaries import privacy_together
 from fedjax_peft.support.display import one_line, printable
 from fedjax_peft.support.errors import InputError

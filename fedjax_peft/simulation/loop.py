@@ -17,8 +17,6 @@ from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.asynchrony import aggregation_row
-from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
-from fedjax_peft.simulation.client_checkpoints import ClientCheckpoints, index_template
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.evaluation import Evaluated, evaluate
 from fedjax_peft.simulation.guarantee import Accounted
@@ -26,12 +24,14 @@ from fedjax_peft.simulation.interrupts import Request, end
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.opening import Opening, leaving, open_round
 from fedjax_peft.simulation.progress import Phases
-from fedjax_peft.simulation.record import Record
 from fedjax_peft.simulation.records import Evaluation, System
 from fedjax_peft.simulation.round_rows import round_row, sent_shares, skipped_leaves, start_row
 from fedjax_peft.simulation.rows import Row, seen_clients, without_scores
 from fedjax_peft.simulation.run import learned_leaves
 from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.simulation.storage.checkpoint import saved_parts, with_saved_parts
+from fedjax_peft.simulation.storage.client_checkpoints import ClientCheckpoints, index_template
+from fedjax_peft.simulation.storage.record import Record
 from fedjax_peft.support.errors import InputError
 
 

@@ -23,9 +23,9 @@ from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
-from fedjax_peft.simulation.record import read_config
 from fedjax_peft.simulation.rows import Row, seen_clients
 from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.storage.record import read_config
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 

@@ -21,7 +21,6 @@ from fedjax_peft.simulation.checks import check_counts, check_test_data, check_t
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.estimate import estimate
 from fedjax_peft.simulation.evaluation import Evaluated, evaluations
-from fedjax_peft.simulation.fingerprint import check_same, check_same_run, fingerprint
 from fedjax_peft.simulation.guarantee import Accounted, accounted, watched
 from fedjax_peft.simulation.interrupts import Request, noted
 from fedjax_peft.simulation.ledger import Ledger
@@ -37,14 +36,15 @@ from fedjax_peft.simulation.origin import (
 )
 from fedjax_peft.simulation.planning.memory_plan import check_step_memory
 from fedjax_peft.simulation.progress import Phase, Phases
-from fedjax_peft.simulation.recipe import save_recipe
-from fedjax_peft.simulation.record import Record, device_name, read_resumable
 from fedjax_peft.simulation.records import Evaluation, Placement, Records, System, moved
 from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
 from fedjax_peft.simulation.session import session as make_session
+from fedjax_peft.simulation.storage.fingerprint import check_same, check_same_run, fingerprint
+from fedjax_peft.simulation.storage.recipe import save_recipe
+from fedjax_peft.simulation.storage.record import Record, device_name, read_resumable
+from fedjax_peft.simulation.storage.tracking import recorded
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
-from fedjax_peft.simulation.tracking import recorded
 
 
 @moved
@@ -145,7 +145,7 @@ def simulate(
       resume: continue the run in ``out`` from its last checkpoint, if it has one. The run must be
         the same: a call with another fingerprint (arguments, examples, clients, model) is refused.
         More ``rounds``, another stop rule, and what
-        ``fedjax_peft.simulation.fingerprint.MAY_CHANGE`` names may differ.
+        ``fedjax_peft.simulation.storage.fingerprint.MAY_CHANGE`` names may differ.
 
     Raises:
       InputError: settings contradict each other or the data; ``out`` holds a run, without

@@ -10,7 +10,7 @@ import toy
 from fedjax_peft import aggregators
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.simulation.checkpoint import saved_parts, with_saved_parts
+from fedjax_peft.simulation.storage.checkpoint import saved_parts, with_saved_parts
 
 
 def counting():

@@ -7,8 +7,8 @@ import pytest
 
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
-from fedjax_peft.simulation import record
 from fedjax_peft.simulation.interrupts import Terminated
+from fedjax_peft.simulation.storage import record
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.upgrade import upgraded
 from fedjax_peft.report.records import load_run
-from fedjax_peft.simulation import earlier
 from fedjax_peft.simulation.records import MOVED, RECORDS
+from fedjax_peft.simulation.storage import earlier
 from fedjax_peft.support.errors import InputError
 
 RUN = Path(__file__).parents[1] / "golden" / "earlier_run"

@@ -6,7 +6,7 @@ from small_config import small
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.federation import explicit
 from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.simulation.record import read_config
+from fedjax_peft.simulation.storage.record import read_config
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import write_tiny_checkpoint
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
-from fedjax_peft.simulation.record import read_config, write_config
+from fedjax_peft.simulation.storage.record import read_config, write_config
 from fedjax_peft.support.display import printable
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from fedjax_peft.report import page as report
 from fedjax_peft.report.methods import compare_methods
 from fedjax_peft.report.runs import compare_runs
 from fedjax_peft.report.study import read_study
-from fedjax_peft.simulation import record
+from fedjax_peft.simulation.storage import record
 
 pytestmark = pytest.mark.slow
 

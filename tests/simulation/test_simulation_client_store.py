@@ -16,7 +16,7 @@ from running import PRIVATE, model, rows
 
 import fedjax_peft as fp
 from fedjax_peft.engine import client_records
-from fedjax_peft.simulation.client_checkpoints import ClientCheckpoints
+from fedjax_peft.simulation.storage.client_checkpoints import ClientCheckpoints
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow

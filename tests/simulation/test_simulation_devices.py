@@ -20,7 +20,7 @@ from closeness import approx
 import fedjax_peft as fp
 from fedjax_peft.models import attention
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.simulation import devices
+from fedjax_peft.simulation.planning import devices
 from fedjax_peft.simulation.planning.activations import activations
 from fedjax_peft.simulation.planning.compiled_step import compile_step, describe_gpu, target_devices
 from fedjax_peft.simulation.planning.compiled_text import step_traffic

@@ -33,16 +33,16 @@ from fedjax_peft import (
     transforms,
 )
 from fedjax_peft.simulation import description
-from fedjax_peft.simulation.fingerprint import (
+from fedjax_peft.simulation.records import RECORDS
+from fedjax_peft.simulation.simulate import check_recorded, simulate
+from fedjax_peft.simulation.storage.fingerprint import (
     MAY_CHANGE,
     changed_leaf,
     fingerprint,
     save,
     sums,
 )
-from fedjax_peft.simulation.recipe import _difference
-from fedjax_peft.simulation.records import RECORDS
-from fedjax_peft.simulation.simulate import check_recorded, simulate
+from fedjax_peft.simulation.storage.recipe import _difference
 from fedjax_peft.support.errors import InputError
 
 MODEL, FEDERATION, TEST = toy.model(), toy.clients((7, 4, 12, 1, 9)), toy.dataset(20, seed=3)

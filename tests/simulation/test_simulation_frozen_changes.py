@@ -15,7 +15,7 @@ from fedjax_peft.algorithms import fedavg, fedex, flora
 from fedjax_peft.config.loading import load_trained
 from fedjax_peft.models.heads import classification
 from fedjax_peft.numerics.precision import effective
-from fedjax_peft.simulation.record import read_params
+from fedjax_peft.simulation.storage.record import read_params
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]

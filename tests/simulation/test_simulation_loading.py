@@ -148,7 +148,7 @@ def test_a_model_of_ones_own_is_given(tmp_path):
 
 @pytest.mark.parametrize("name", [n for n in fp.peft.__all__ if n not in ("pretrained",)])
 def test_every_method_is_made_again(name, tmp_path):
-    from fedjax_peft.simulation import recipe
+    from fedjax_peft.simulation.storage import recipe
 
     options = {"bottleneck": {"size": 2}}.get(name, {})
     try:

@@ -12,14 +12,14 @@ import toy
 
 from fedjax_peft import InputError
 from fedjax_peft.cli import main as cli
-from fedjax_peft.simulation import record
-from fedjax_peft.simulation.lock import NAME, RunLock
 from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.simulation.storage import record
+from fedjax_peft.simulation.storage.lock import NAME, RunLock
 
 CLIENTS = toy.clients([4, 4])
 HOLD = """
 import pathlib, sys
-from fedjax_peft.simulation.lock import RunLock
+from fedjax_peft.simulation.storage.lock import RunLock
 lock = RunLock.take(pathlib.Path(sys.argv[1]))
 print("taken", flush=True)
 input()

@@ -18,10 +18,10 @@ from running import PRIVATE
 from fedjax_peft import InputError
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.engine.compilation import programs
-from fedjax_peft.simulation import checkpoint, record
 from fedjax_peft.simulation import rows as history
-from fedjax_peft.simulation.checkpoint import Checkpoints
 from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.simulation.storage import checkpoint, record
+from fedjax_peft.simulation.storage.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow
 

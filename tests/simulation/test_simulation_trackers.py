@@ -13,9 +13,9 @@ import fedjax_peft as fp
 from fedjax_peft import InputError
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
-from fedjax_peft.simulation import tracking
-from fedjax_peft.simulation.record import Record
 from fedjax_peft.simulation.rows import read_metrics
+from fedjax_peft.simulation.storage import tracking
+from fedjax_peft.simulation.storage.record import Record
 from fedjax_peft.simulation.trackers.base import scalars, tag
 
 ROWS = [

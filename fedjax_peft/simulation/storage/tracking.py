@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft.simulation.lock import RunLock
 from fedjax_peft.simulation.rows import Row, has_ended, read_metrics
+from fedjax_peft.simulation.storage.lock import RunLock
 from fedjax_peft.simulation.trackers.base import Built, TrackedRun, Tracker
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError

@@ -20,12 +20,12 @@ from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.engine import distributed
-from fedjax_peft.simulation import earlier, fingerprint, lock
-from fedjax_peft.simulation.checkpoint import Checkpoints
-from fedjax_peft.simulation.lock import RunLock
 from fedjax_peft.simulation.rows import Row, append_metrics, read_metrics, write_metrics
+from fedjax_peft.simulation.storage import earlier, fingerprint, lock
+from fedjax_peft.simulation.storage.checkpoint import Checkpoints
+from fedjax_peft.simulation.storage.lock import RunLock
+from fedjax_peft.simulation.storage.tracking import Tracking
 from fedjax_peft.simulation.trackers.base import Tracker
-from fedjax_peft.simulation.tracking import Tracking
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.toml import read_toml

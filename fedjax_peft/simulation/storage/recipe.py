@@ -18,7 +18,7 @@ from fedjax_peft.data.encode import with_options
 from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import Method, attach
-from fedjax_peft.simulation.fingerprint import changed_leaf, sums
+from fedjax_peft.simulation.storage.fingerprint import changed_leaf, sums
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.tasks.base import Task
