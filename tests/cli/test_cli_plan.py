@@ -9,7 +9,7 @@ from small_config import small
 
 from fedjax_peft import testing
 from fedjax_peft.cli.main import main
-from fedjax_peft.simulation import compiled_step
+from fedjax_peft.simulation.planning import compiled_step
 from fedjax_peft.support.accelerators import find_device
 from fedjax_peft.support.errors import InputError
 

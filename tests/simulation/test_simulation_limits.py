@@ -19,7 +19,7 @@ from fedjax_peft.models.hub import load_tokenizer
 from fedjax_peft.models.registry import random_model
 from fedjax_peft.numerics.random import host_rng, stream
 from fedjax_peft.peft.base import attach
-from fedjax_peft.simulation import memory_plan
+from fedjax_peft.simulation.planning import memory_plan
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support import memory
 from fedjax_peft.support.errors import InputError
