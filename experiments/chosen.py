@@ -29,27 +29,27 @@ def cells(study: Study, fresh: Study | None) -> dict[str, Cell]:
 
 
 def table(title: str, study: Study, fresh: Study | None, metric: str, baseline: str) -> TextTable:
-    """Returns a row for each method: both outcomes, and their differences to the baseline."""
+    """Returns a row for each method: both outcomes, and their differences to a known baseline."""
     found = cells(study, fresh)
-    names = [name for name in found if name != baseline]
     values = {(name, at): found[name].values(metric, at) for name in found for at in OUTCOMES}
-    pairs = [(values[name, at], values[baseline, at]) for name in names for at in OUTCOMES]
-    texts = differences_in_words(pairs, 100) if baseline in found else ["-"] * len(pairs)
+    compared = [name for name in found if baseline in found and name != baseline]
+    keys = [(name, at) for name in compared for at in OUTCOMES]
+    pairs = [(values[name, at], values[baseline, at]) for name, at in keys]
+    texts = dict(zip(keys, differences_in_words(pairs, 100), strict=True))
     rows = []
     for name, cell in found.items():
         row = [name, f"{cell.learning_rate:g}", str(len(cell.runs))]
         row += [summarise(values[name, at]).text(100) for at in OUTCOMES]
-        i = names.index(name) if name in names else None
-        row += ["-"] * 2 if i is None else texts[2 * i : 2 * i + 2]
+        row += [texts.get((name, at), "-") for at in OUTCOMES] if compared else []
         rows.append(row)
     header = ["method", "learning rate", "seeds", *OUTCOMES.values()]
-    header += [f"{words} − {baseline}" for words in OUTCOMES.values()]
-    notes = [
-        f"{metric} in %, mean ± standard deviation over seeds. Differences are in points, paired by"
-        " seed, with the 95 % t interval; p by a paired t test, with Holm's correction over all"
-        " differences of this table.",
-        *study.notes,
-    ]
+    header += [f"{words} − {baseline}" for words in OUTCOMES.values()] if compared else []
+    notes = [f"{metric} in %, mean ± standard deviation over seeds.", *study.notes]
+    if compared:
+        notes[0] += (
+            " Differences are in points, paired by seed, with the 95 % t interval; p by a paired t"
+            " test, with Holm's correction over all differences of this table."
+        )
     if any(len(several) > 1 for several in study.methods.values()):
         notes.insert(1, f"The setting was chosen by {study.choose_by}, its mean over seeds.")
     return TextTable(title, header, rows, notes)

@@ -299,3 +299,6 @@ def test_methods_are_compared_at_their_chosen_settings_with_fresh_seeds(tmp_path
     assert fra["last round − fedavg"].startswith("+3.0 [+1.0, +5.0], p = ")
     assert fra["mean of evaluations − fedavg"].startswith("+3.0 [+1.0, +5.0], p = ")
     assert (fra["last round"], fra["mean of evaluations"]) == ("75.0 ± 3.2", "65.0 ± 3.2")
+    CHOSEN["main"]([*words, "--baseline", "local", "--out", str(tmp_path / "alone")])
+    assert "last round" in (columns := read_table(tmp_path / "alone.csv")[0])
+    assert not [name for name in columns if "−" in name], "there are no runs of the baseline"
