@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from fedjax_peft.models import heads
 from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head, LanguageModel
+from fedjax_peft.models.images import processor
 from fedjax_peft.models.modules import is_inside
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.numerics.linalg import is_finite
@@ -384,7 +385,8 @@ def save_checkpoint(
     Args:
       values: all leaves of a model without a PEFT method; they are written in float32.
       config: the ``config.json`` to start from.
-      directory: the directory for ``config.json`` and ``model.safetensors``.
+      directory: the directory for ``config.json`` and ``model.safetensors``, and of a model of
+        images for ``preprocessor_config.json``.
       labels: names of the classes; none for a model whose head has no classes.
       architecture: Hugging Face's class, such as ``BertForSequenceClassification``.
     """
@@ -407,7 +409,11 @@ def save_checkpoint(
         fields |= {"id2label": names, "label2id": {v: k for k, v in names.items()}}
     if architecture:
         fields["architectures"] = [architecture]
-    text = json.dumps(fields, indent=2, sort_keys=True)
-    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+    files = {"config.json": fields}
+    if config["model_type"] == "vit":
+        files["preprocessor_config.json"] = processor(config)
+    for name, content in files.items():
+        text = json.dumps(content, indent=2, sort_keys=True)
+        (directory / name).write_text(text + "\n", encoding="utf-8")
     # safetensors makes a file that only its owner can read.
     (directory / "model.safetensors").chmod((directory / "config.json").stat().st_mode)

@@ -1,6 +1,7 @@
 """From stored pixels to a model's input, on the device and batch by batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,3 +48,20 @@ def prepare(
     x = (pixels.astype(jnp.float32) / 255 - middle) / spread
     x = jax.image.resize(x, (*x.shape[:2], *size), "linear")
     return jnp.broadcast_to(x, (x.shape[0], channels, *size))
+
+
+def processor(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the ``preprocessor_config.json`` with which transformers prepares images like this.
+
+    Args:
+      config: of a ViT, ``config.json``'s fields.
+    """
+    size, channels = config.get("image_size", 224), config.get("num_channels", 3)
+    height, width = (size, size) if isinstance(size, int) else size
+    scales = {name: config.get(name) or HALF for name in ("image_mean", "image_std")}
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": height, "width": width},
+        "resample": 2,  # bilinear
+        **{name: [*x] * (channels if len(x) == 1 else 1) for name, x in scales.items()},
+    }

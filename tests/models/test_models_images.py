@@ -10,12 +10,13 @@ import torch
 from closeness import assert_close
 from PIL import Image
 from torch_reference import VIT_SHAPE, saved, tiny_model
-from transformers import ViTImageProcessorPil
+from transformers import AutoImageProcessor, ViTImageProcessorPil
 
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.images import prepare
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.peft.io.export import export
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -92,6 +93,10 @@ def test_images_are_scaled_as_the_checkpoints_processor_does(fields, tmp_path):
     with torch.no_grad():
         expected = reference(**processor(images, return_tensors="pt")).logits.numpy()
     assert_close(logits(model, pixels), expected, rtol=0, atol=1e-4)
+    export(model, model.trainable, tmp_path / "merged", format="merged")
+    exported = AutoImageProcessor.from_pretrained(tmp_path / "merged", backend="pil")
+    prepared = [each(images, return_tensors="np")["pixel_values"] for each in (exported, processor)]
+    assert_close(*prepared, rtol=0, atol=1e-6)
     (tmp_path / "preprocessor_config.json").write_text('{"image_std": [1.0, 0.0, 1.0]}')
     with pytest.raises(InputError, match=r"image_std = \[1.0, 0.0, 1.0\]"):
         load_model(tmp_path)
