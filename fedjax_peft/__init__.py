@@ -17,7 +17,8 @@ _PLACES = {
     "data.combine": ("combine",),
     "data.dataset": ("Clients", "Dataset"),
     "data.sources": ("load_dataset",),
-    "engine": ("differentiable", "distributed"),
+    "engine": ("differentiable",),
+    "engine.devices": ("distributed",),
     "engine.state": ("RoundInfo", "State"),
     "models": ("heads",),
     "models.base": ("Model", "bind"),
@@ -123,7 +124,8 @@ if TYPE_CHECKING:
     from fedjax_peft.data.combine import combine
     from fedjax_peft.data.dataset import Clients, Dataset
     from fedjax_peft.data.sources import load_dataset
-    from fedjax_peft.engine import differentiable, distributed
+    from fedjax_peft.engine import differentiable
+    from fedjax_peft.engine.devices import distributed
     from fedjax_peft.engine.state import RoundInfo, State
     from fedjax_peft.models import heads
     from fedjax_peft.models.base import Model, bind

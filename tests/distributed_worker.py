@@ -11,7 +11,7 @@ import optax
 import toy
 
 import fedjax_peft as fp
-from fedjax_peft.engine import distributed
+from fedjax_peft.engine.devices import distributed
 
 
 def main(scenarios, process, processes, port):

@@ -397,9 +397,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
     a = parser.parse_args()
     inside = [
-        f"{folder}/{path.stem}"
+        str(path.relative_to(ROOT / "fedjax_peft").with_suffix(""))
         for folder in FOLDERS
-        for path in (ROOT / "fedjax_peft" / folder).glob("*.py")
+        for path in (ROOT / "fedjax_peft" / folder).rglob("*.py")
         if path.stem != "__init__"
     ]
     files = sorted([*inside, *STATISTICS])

@@ -13,7 +13,7 @@ from processes import TESTS, free_port, run_together
 
 from fedjax_peft.cli import sweeping
 from fedjax_peft.cli.main import main
-from fedjax_peft.engine import distributed
+from fedjax_peft.engine.devices import distributed
 from fedjax_peft.report import sweep
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.storage import record

@@ -30,7 +30,7 @@ import optax
 from scaffold_memory import CLASSES, MINILM, peak, texts  # beside this script
 
 import fedjax_peft as fp
-from fedjax_peft.engine.client_store import room_for
+from fedjax_peft.engine.stores.client_store import room_for
 
 PLACES = ("device", "host", "disk")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fedjax_peft.cli import faults
 from fedjax_peft.cli.parser import WITHOUT_JAX, build_parser
 from fedjax_peft.cli.process import prepare_jax
-from fedjax_peft.engine import distributed
+from fedjax_peft.engine.devices import distributed
 from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.support import libraries
 from fedjax_peft.support.errors import InputError, nearest

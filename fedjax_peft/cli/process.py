@@ -4,7 +4,7 @@ import argparse
 import os
 
 from fedjax_peft.cli import faults
-from fedjax_peft.engine import distributed
+from fedjax_peft.engine.devices import distributed
 from fedjax_peft.support.errors import InputError
 
 

@@ -13,7 +13,7 @@ from fedjax_peft.cli.process import join_processes
 from fedjax_peft.cli.results import print_table
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import early, loading, presets
-from fedjax_peft.engine.distributed import is_writer
+from fedjax_peft.engine.devices.distributed import is_writer
 from fedjax_peft.peft.io.export import formats
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import RunRecord, load_run

@@ -5,11 +5,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 
-from fedjax_peft.engine.client_store import ClientPlace
+from fedjax_peft.engine.devices.layout import Layout
 from fedjax_peft.engine.lanes import Lanes
-from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.reference import ReferenceProgram
+from fedjax_peft.engine.stores.client_store import ClientPlace
 from fedjax_peft.engine.streaming import ExamplesPlace
 from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.contracts import Task
-from fedjax_peft.engine.distributed import agree
+from fedjax_peft.engine.devices.distributed import agree
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, no_larger, window
 from fedjax_peft.engine.program import Program

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_peft.engine.client_records import ClientRow
-from fedjax_peft.engine.client_store import StoredClients
-from fedjax_peft.engine.layout import Layout
+from fedjax_peft.engine.devices.layout import Layout
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import OuterProgram
 from fedjax_peft.engine.round import RoundResult
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
+from fedjax_peft.engine.stores.client_records import ClientRow
+from fedjax_peft.engine.stores.client_store import StoredClients
 from fedjax_peft.engine.uploads import TransformState
 from fedjax_peft.engine.work import Work
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Params
-from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.gathered import split_memory, with_rows
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.state import State
+from fedjax_peft.engine.stores.client_records import ClientRow
 from fedjax_peft.engine.uploads import start_transform
 from fedjax_peft.numerics import summation
 

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from fedjax_peft.contracts import Params
-from fedjax_peft.engine.distributed import agree
-from fedjax_peft.engine.layout import Layout
+from fedjax_peft.engine.devices.distributed import agree
+from fedjax_peft.engine.devices.layout import Layout
 from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.state import State

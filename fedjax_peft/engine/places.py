@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from fedjax_peft.engine.layout import Layout
+from fedjax_peft.engine.devices.layout import Layout
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.uploads import TransformState
 

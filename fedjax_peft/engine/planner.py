@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_peft.engine.layout import Layout
+from fedjax_peft.engine.devices.layout import Layout
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.schedule import Schedule
 

@@ -9,10 +9,8 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.contracts import Params
-from fedjax_peft.engine.client_records import ClientRow
-from fedjax_peft.engine.client_store import ClientPlace, ClientStore, StoredClients, room_for
 from fedjax_peft.engine.computation import Computation
-from fedjax_peft.engine.distributed import whole
+from fedjax_peft.engine.devices.distributed import whole
 from fedjax_peft.engine.evaluator import (
     Evaluator,
     Examined,
@@ -32,7 +30,9 @@ from fedjax_peft.engine.planner import Planner
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.setup import Setup, place_constants
 from fedjax_peft.engine.state import RoundInfo, State
-from fedjax_peft.engine.store_files import memory_store, temporary_store
+from fedjax_peft.engine.stores.client_records import ClientRow
+from fedjax_peft.engine.stores.client_store import ClientPlace, ClientStore, StoredClients, room_for
+from fedjax_peft.engine.stores.store_files import memory_store, temporary_store
 from fedjax_peft.engine.streaming import ExamplesPlace, streaming
 from fedjax_peft.engine.work import Work, check_local_models
 from fedjax_peft.numerics import tree

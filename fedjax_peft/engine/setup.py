@@ -12,7 +12,7 @@ from fedjax_peft.contracts.task import Task
 from fedjax_peft.contracts.transform import Transform
 from fedjax_peft.contracts.types import Diagnosis, Params, Splits
 from fedjax_peft.contracts.upload import Stages
-from fedjax_peft.engine.layout import Layout
+from fedjax_peft.engine.devices.layout import Layout
 from fedjax_peft.numerics.hyperparameters import Maker, Values
 
 

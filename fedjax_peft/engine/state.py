@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import PyTree
-from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.stores.client_store import StoredClients
 from fedjax_peft.support.errors import InputError
 
 
@@ -23,8 +23,8 @@ class State(NamedTuple):
     """The server's state, such as the shared leaves and the state of its optimizer."""
     client_state: PyTree = ()
     """What every client keeps from round to round, such as its private leaves; arrays
-    ``[clients, ...]``, or :class:`fedjax_peft.engine.client_store.StoredClients`, which then also
-    hold the clients' memory of the upload transforms."""
+    ``[clients, ...]``, or :class:`fedjax_peft.engine.stores.client_store.StoredClients`, which then
+    also hold the clients' memory of the upload transforms."""
     aggregator_state: PyTree = ()
     """The state of the aggregator; ``()`` if the aggregator has no state."""
     transform_state: PyTree = ()

@@ -17,7 +17,7 @@ import tomli_w
 
 from fedjax_peft.contracts import Algorithm
 from fedjax_peft.data.dataset import Clients
-from fedjax_peft.engine.distributed import processes
+from fedjax_peft.engine.devices.distributed import processes
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.hyperparameters import Values
 from fedjax_peft.report.records import RunRecord

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 
 from fedjax_peft.contracts import Algorithm, PyTree
-from fedjax_peft.engine.client_store import client_count
+from fedjax_peft.engine.stores.client_store import client_count
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.support.errors import InputError

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from fedjax_peft.engine.client_store import StoredClients
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
+from fedjax_peft.engine.stores.client_store import StoredClients
 from fedjax_peft.numerics import tree
 from fedjax_peft.simulation.cost import Costs
 

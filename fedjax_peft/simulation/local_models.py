@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.engine.distributed import seconds_since
+from fedjax_peft.engine.devices.distributed import seconds_since
 from fedjax_peft.engine.evaluator import figures
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.session import Session

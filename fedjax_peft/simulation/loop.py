@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.contracts import Federation
-from fedjax_peft.engine.client_store import StoredClients
-from fedjax_peft.engine.distributed import agree, agree_on_signal, seconds_since
+from fedjax_peft.engine.devices.distributed import agree, agree_on_signal, seconds_since
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
+from fedjax_peft.engine.stores.client_store import StoredClients
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.asynchrony import aggregation_row
 from fedjax_peft.simulation.cost import Costs

@@ -17,10 +17,10 @@ import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.contracts import PyTree
-from fedjax_peft.engine.client_records import ClientRow
-from fedjax_peft.engine.client_store import StoredClients, client_count, client_rows
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
+from fedjax_peft.engine.stores.client_records import ClientRow
+from fedjax_peft.engine.stores.client_store import StoredClients, client_count, client_rows
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
 from fedjax_peft.simulation.rows import Row, seen_clients

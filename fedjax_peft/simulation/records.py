@@ -13,10 +13,10 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from fedjax_peft.contracts import Availability
 from fedjax_peft.data.dataset import Clients
-from fedjax_peft.engine.client_store import ClientPlace
 from fedjax_peft.engine.computation import Engine
+from fedjax_peft.engine.devices.layout import ModelSharding
 from fedjax_peft.engine.lanes import Lanes
-from fedjax_peft.engine.layout import ModelSharding
+from fedjax_peft.engine.stores.client_store import ClientPlace
 from fedjax_peft.engine.streaming import ExamplesPlace
 from fedjax_peft.models.reuse import Reuse
 from fedjax_peft.simulation.checks import check_clients, check_counts, check_stop

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_peft.contracts import Algorithm, Params, PyTree, Task
-from fedjax_peft.engine.client_store import client_count, client_rows
+from fedjax_peft.engine.stores.client_store import client_count, client_rows
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
 from fedjax_peft.peft.ranks import of_client

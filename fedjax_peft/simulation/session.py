@@ -13,7 +13,7 @@ from fedjax_peft import contracts as c
 from fedjax_peft import tasks
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.computation import Computation
-from fedjax_peft.engine.layout import layout_over
+from fedjax_peft.engine.devices.layout import layout_over
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import no_larger
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule

@@ -10,7 +10,7 @@ from fedjax_peft.contracts import Algorithm, Asynchronous, Attack, Federation, P
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
 from fedjax_peft.engine.compilation import use_compilation_cache
-from fedjax_peft.engine.distributed import is_writer, processes, whole
+from fedjax_peft.engine.devices.distributed import is_writer, processes, whole
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State

@@ -12,10 +12,10 @@ from closeness import assert_trees_close
 from options import session_options
 
 import fedjax_peft as fp
-from fedjax_peft.engine import client_records, client_store
-from fedjax_peft.engine.client_records import ClientRow
 from fedjax_peft.engine.program import Program
-from fedjax_peft.engine.store_files import memory_store, open_store, temporary_store
+from fedjax_peft.engine.stores import client_records, client_store
+from fedjax_peft.engine.stores.client_records import ClientRow
+from fedjax_peft.engine.stores.store_files import memory_store, open_store, temporary_store
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from closeness import approx, assert_small
 
-from fedjax_peft.engine.layout import Layout, layout_over
-from fedjax_peft.engine.sharding import frozen_axis, lane_axis
+from fedjax_peft.engine.devices.layout import Layout, layout_over
+from fedjax_peft.engine.devices.sharding import frozen_axis, lane_axis
 from fedjax_peft.support.errors import InputError
 
 TESTS = Path(__file__).parents[1]

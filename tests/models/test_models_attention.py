@@ -12,7 +12,7 @@ from jax.extend.core import jaxprs_in_params
 
 import fedjax_peft as fp
 from fedjax_peft.contracts import Platform
-from fedjax_peft.engine.layout import Layout, platform_of
+from fedjax_peft.engine.devices.layout import Layout, platform_of
 from fedjax_peft.models import attention as forms
 from fedjax_peft.models.attention import attention, choose
 from fedjax_peft.models.blocks import set_options

@@ -6,7 +6,7 @@ import pytest
 from torch_reference import FAMILIES
 
 import fedjax_peft as fp
-from fedjax_peft.engine.sharding import frozen_axis
+from fedjax_peft.engine.devices.sharding import frozen_axis
 from fedjax_peft.models import heads, registry
 from fedjax_peft.peft.base import abstract_model
 

@@ -15,7 +15,7 @@ from killing import children
 from running import PRIVATE, model, rows
 
 import fedjax_peft as fp
-from fedjax_peft.engine import client_records
+from fedjax_peft.engine.stores import client_records
 from fedjax_peft.simulation.storage.client_checkpoints import ClientCheckpoints
 from fedjax_peft.support.errors import InputError
 

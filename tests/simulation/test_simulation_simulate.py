@@ -19,8 +19,8 @@ from shallow import simplify
 from fedjax_peft.aggregators import fra
 from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.data import partition
+from fedjax_peft.engine.devices.layout import Layout
 from fedjax_peft.engine.lanes import choose_lanes
-from fedjax_peft.engine.layout import Layout
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.heads import classification

@@ -18,10 +18,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_peft.contracts import PyTree
-from fedjax_peft.engine.client_records import ClientRow
-from fedjax_peft.engine.layout import on_one_device
+from fedjax_peft.engine.devices.layout import on_one_device
 from fedjax_peft.engine.state import State
-from fedjax_peft.engine.store_files import has_store, open_store, start_index
+from fedjax_peft.engine.stores.client_records import ClientRow
+from fedjax_peft.engine.stores.store_files import has_store, open_store, start_index
 from fedjax_peft.numerics import tree
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import log_level

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.engine.client_records import ClientRow
-from fedjax_peft.engine.client_store import StoredClients, room_for
 from fedjax_peft.engine.state import State
-from fedjax_peft.engine.store_files import open_store, start_index
+from fedjax_peft.engine.stores.client_records import ClientRow
+from fedjax_peft.engine.stores.client_store import StoredClients, room_for
+from fedjax_peft.engine.stores.store_files import open_store, start_index
 
 
 def index_template(state: State) -> State:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft import tasks
-from fedjax_peft.engine.distributed import agree, process, processes
+from fedjax_peft.engine.devices.distributed import agree, process, processes
 from fedjax_peft.numerics.hyperparameters import parametrised
 from fedjax_peft.simulation.checks import clients_a_round
 from fedjax_peft.simulation.description import CODE, Plain, describe, flat

@@ -19,7 +19,7 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.contracts import Params
-from fedjax_peft.engine import distributed
+from fedjax_peft.engine.devices import distributed
 from fedjax_peft.simulation.rows import Row, append_metrics, read_metrics, write_metrics
 from fedjax_peft.simulation.storage import earlier, fingerprint, lock
 from fedjax_peft.simulation.storage.checkpoint import Checkpoints

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.contracts import PyTree
-from fedjax_peft.engine.client_records import ClientRow, Medium, Packing
+from fedjax_peft.engine.stores.client_records import ClientRow, Medium, Packing
 from fedjax_peft.numerics import tree
 from fedjax_peft.support.errors import InputError
 
@@ -40,7 +40,7 @@ class ClientStore:
     """Records in slots, and how many entries of all versions refer to each slot."""
 
     def __init__(self, packing: Packing, clients: int, medium: Medium):
-        """Makes an empty store; see :mod:`fedjax_peft.engine.store_files`."""
+        """Makes an empty store; see :mod:`fedjax_peft.engine.stores.store_files`."""
         self.packing, self.clients, self._medium = packing, clients, medium
         self._references = np.zeros(16, np.int64)
         self._lock = threading.RLock()

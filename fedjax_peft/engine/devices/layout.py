@@ -32,8 +32,8 @@ from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_peft.contracts import ApplyFn, Params, Platform, PyTree, Splits, on_platform
-from fedjax_peft.engine.gather_at_use import gather_at_use
-from fedjax_peft.engine.sharding import frozen_axis, lane_axis
+from fedjax_peft.engine.devices.gather_at_use import gather_at_use
+from fedjax_peft.engine.devices.sharding import frozen_axis, lane_axis
 from fedjax_peft.numerics import tree as trees
 from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError

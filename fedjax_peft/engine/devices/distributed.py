@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from fedjax_peft.engine.connecting import check_arguments, meet, reason_of, try_collective
+from fedjax_peft.engine.devices.connecting import check_arguments, meet, reason_of, try_collective
 from fedjax_peft.support.errors import InputError
 
 __all__ = ["agree", "initialize", "is_writer", "process", "processes", "whole"]

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_peft.engine.client_records import ClientRow, FileMedium, MemoryMedium, Packing
-from fedjax_peft.engine.client_store import ClientStore
+from fedjax_peft.engine.stores.client_records import ClientRow, FileMedium, MemoryMedium, Packing
+from fedjax_peft.engine.stores.client_store import ClientStore
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 

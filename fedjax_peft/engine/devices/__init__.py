@@ -1,0 +1,1 @@
+"""Where the arrays of a session are: the mesh of devices, split weights, several processes."""
