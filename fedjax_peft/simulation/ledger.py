@@ -114,7 +114,7 @@ class Ledger:
             of_shares = _sizes(self._compressed, dict.fromkeys(skipped_leaves, 0.0) | dict(shares))
         else:
             of_shares = {n: round(self._whole[n] * x) for n, x in (shares or {}).items()}
-        return sum(of_shares.get(n, x) for n, x in sizes.items())
+        return sum(min(x, of_shares.get(n, x)) for n, x in sizes.items())
 
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches at the start of its next round."""
