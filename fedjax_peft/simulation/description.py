@@ -158,7 +158,10 @@ class _Describer:
         if not (self._settings and _package(value.__module__) in _UNSTABLE):
             held = {"__defaults__": value.__defaults__, "__keywords__": value.__kwdefaults__}
             held = {name: given for name, given in held.items() if given}
-            cells = map(_content, value.__closure__ or ())
+            cells: Iterator[Any] = map(_content, value.__closure__ or ())
+            if _package(value.__module__) == "optax":
+                # Some schedules turn their whole numbers into floats when they are first called.
+                cells = (float(x) if type(x) is int else x for x in cells)
             held |= dict(zip(code.co_freevars, cells, strict=True))
         if own:
             names = sorted(set(_globals_of(code)) & value.__globals__.keys())

@@ -111,6 +111,14 @@ def test_the_noise_depends_on_every_setting_and_on_nothing_else():
     assert salt(privacy=None) == ()
 
 
+def test_a_schedule_that_has_been_called_keeps_the_noise():
+    schedule = optax.cosine_decay_schedule(0.1, 5)
+    algorithm = fedavg(optax.sgd(schedule))
+    before = salt(algorithm=algorithm)
+    schedule(0)  # turns the 5 that it holds into 5.0
+    assert salt(algorithm=algorithm) == before
+
+
 def test_a_run_time_value_is_described_by_its_number():
     assert salt(algorithm=learning, values={"rate": 0.1}) == salt()
     assert salt(algorithm=learning, values={"rate": 0.2}) != salt()
