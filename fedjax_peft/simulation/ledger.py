@@ -110,10 +110,11 @@ class Ledger:
             transform makes of a leaf has no more entries than the share.
         """
         sizes = {n: x for n, x in self._of_client[client][0].items() if n not in skipped_leaves}
-        if shares and self._compressed:
+        shares = shares or {}
+        if self._compressed and (shares or skipped_leaves):  # one wire may be of all leaves
             of_shares = _sizes(self._compressed, dict.fromkeys(skipped_leaves, 0.0) | dict(shares))
         else:
-            of_shares = {n: round(self._whole[n] * x) for n, x in (shares or {}).items()}
+            of_shares = {n: round(self._whole[n] * x) for n, x in shares.items()}
         return sum(min(x, of_shares.get(n, x)) for n, x in sizes.items())
 
     def down(self, client: int) -> int:

@@ -75,6 +75,13 @@ def test_a_share_of_a_leaf_limits_what_a_transform_chooses_of_it(across_leaves):
     assert 0.3 * most < few < 0.5 * most
 
 
+def test_nothing_is_chosen_of_a_leaf_that_rests():
+    top = transforms.top_k(0.9, across_leaves=True)
+    counted, entries = ledger(algorithms.rolora(SGD), top), (TOY_ADAPTER + TOY_HEAD) // 4
+    assert counted.up(0) == -(-(-(-entries * 9 // 10) * 32 + entries) // 8)  # and a bitmap
+    assert counted.up(0, ["layer.lora_b"]) == -(-((entries - 12) * 32 + entries) // 8)
+
+
 def test_bytes_of_a_transform_replace_those_of_the_leaves():
     whole = TOY_ADAPTER + TOY_HEAD
     assert ledger(algorithms.fedavg(SGD), transforms.clip_norm(1.0)).up(0) == whole
