@@ -89,6 +89,7 @@ class Ledger:
         self._forwarded = {n for n in upload if re.search(traffic.relayed_leaves or r"(?!)", n)}
         drawn = re.compile(traffic.redrawn_leaves or r"(?!)")
         self._redrawn = {n for n in broadcast if drawn.search(n)}
+        self._moves_alone = algorithm.aggregator.every_round  # by its noise
         self._dense: float = math.inf
         if algorithm.server.frozen_delta is not None:
             self._dense = tree.nbytes(jax.eval_shape(algorithm.server.frozen_delta, server))
@@ -156,7 +157,7 @@ class Ledger:
         for client in (*clients, *row.get("failed", ()), *row.get("late", ())):
             self._last[client] = row["round"]
         taken = [client for client in clients if client not in dropped]
-        if not taken:
+        if not taken and not self._moves_alone:
             return  # the server has not changed
         skipped_leaves = row.get("skipped_leaves", ())
         self._changed |= {

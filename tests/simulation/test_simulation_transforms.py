@@ -98,6 +98,14 @@ def test_bytes_of_a_transform_replace_those_of_the_leaves():
     assert ledger(scaffold, feedback()).up(0) == whole // 2 + whole
 
 
+def test_noise_changes_what_clients_fetch_in_a_round_without_uploads():
+    private = fp.privacy.central(1.0, 1.0).protect(FEDAVG, None)
+    for algorithm, fetched in ((FEDAVG, 0), (private, TOY_ADAPTER + TOY_HEAD)):
+        counted = ledger(algorithm)
+        counted.record({"round": 1, "clients": [], "dropped": [], "failed": [0]})
+        assert counted.down(0) == fetched
+
+
 def test_a_run_and_its_forecast_count_the_same_bytes():
     made = whole()
     assert made.metrics[1]["bytes_up"] == 5 * (TOY_ADAPTER + TOY_HEAD) // 2
