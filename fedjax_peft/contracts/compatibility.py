@@ -48,7 +48,7 @@ def _implied(algorithm: Algorithm) -> Iterator[tuple[Feature, str]]:
     if folds:
         yield Feature.ASYNCHRONY, f"{_FOLDS} {_WAITS}"
     if aggregator.refactors:
-        yield Feature.ASYNCHRONY, f"{its} {_REFACTORS} {_WAITS}"
+        yield Feature.ASYNCHRONY, f"{its} {_REFACTORS} {_AVERAGES}"
     if aggregator.unmasked_policy == "refused":
         yield Feature.CLIENT_RANKS, f"{its} {_ONE_RANK}"
     if not aggregator.linear:
@@ -96,6 +96,10 @@ _MORE = (
 
 _WAITS = (
     "Use an algorithm such as 'fedavg', 'fedprox', 'fedadam' or 'ditto', or leave out asynchronous."
+)
+_AVERAGES = (
+    "Average A and B, as 'fedavg' does with the aggregator 'mean' or with a robust one in space ="
+    " 'factors', or leave out asynchronous."
 )
 _UPLOADS_ONLY = (
     "Compress uploads only, or use an algorithm that broadcasts its shared leaves, such as"

@@ -97,6 +97,13 @@ def test_a_run_refuses_what_the_algorithm_refuses_and_says_why(feature):
             USES[feature](name, made)
 
 
+def test_where_the_aggregator_factors_anew_another_aggregator_is_advised():
+    robust = aggregators.median(space="product")
+    reason = refusals(make("ditto", aggregator=robust))[Feature.ASYNCHRONY]
+    assert "space = 'factors'" in reason
+    assert "'ditto'" not in reason
+
+
 @pytest.mark.parametrize(
     ("name", "options", "refused"),
     [
