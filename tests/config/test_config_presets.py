@@ -49,7 +49,7 @@ FEDERA = {
     "batch_size": 16,
     "epochs": 1,
     "user_choices": {
-        "rounds": [1],  # Table 1
+        "rounds": [2, 4],  # Tables 2 to 4
         "clients_per_round": [1],
         "partition": [1],
         "data.max_length": [64, 256, 384, 512],
@@ -61,7 +61,7 @@ FEDADAPTERS = {
     "epochs": 5,
     "optimizer.eps": 0.0005,
     "user_choices": {
-        "optimizer.learning_rate": [0.005, 0.001, 0.0005, 0.0001, 1],  # Table 1
+        "optimizer.learning_rate": [0.005, 0.001, 0.0005, 0.0001, 4.2],  # section 4.2
         "partition": [9, 27, 3, 3],
     },
 }
@@ -314,7 +314,7 @@ def test_renamed_presets_are_presets():
 
 def test_missing_keys_get_the_presets_advice():
     for key, message in (
-        ("rounds", r"'rounds' is missing.*'federa' you choose.*Table 1"),
+        ("rounds", r"'rounds' is missing.*'federa' you choose.*Tables 2 to 4"),
         ("optimizer", "you choose optimizer.learning_rate: chosen by"),
     ):
         with pytest.raises(InputError, match=message):
