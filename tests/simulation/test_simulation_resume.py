@@ -1,6 +1,7 @@
 """Interrupted runs continue to the same numbers, wherever they were interrupted."""
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -191,8 +192,28 @@ def test_a_directory_that_is_not_empty_is_not_changed(copy, tmp_path):
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
     with pytest.raises(InputError, match="exists and is no run"):
         run(tmp_path / "other")
+    (tmp_path / "other" / "config.toml").write_text(
+        "rounds = 1\n"
+    )  # a project, as `init` writes it
+    for attempt in (run, functools.partial(run, resume=True), record.remove_run):
+        with pytest.raises(InputError, match=r"is no run|is not a run"):
+            attempt(tmp_path / "other")
+    assert len(list((tmp_path / "other").iterdir())) == 2
     with pytest.raises(InputError, match="resume=True needs the run directory"):
         run(None, resume=True)
+
+
+def test_a_run_that_died_before_its_config_begins_anew(copy, tmp_path):
+    """A point of a sweep is then run without ``resume``."""
+    for keep in ({"fingerprint.json", "environment.json"}, set()):
+        for path in copy.iterdir():
+            if path.name not in keep:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (copy / ".environment.json.1.tmp").write_text("{")
+        shutil.copytree(copy, tmp_path / "removed")
+        record.remove_run(tmp_path / "removed")
+        assert not (tmp_path / "removed").exists()
+        assert len(run(copy, rounds=1).metrics) == 2
 
 
 def test_an_exception_leaves_a_run_that_can_be_resumed(straight, tmp_path):

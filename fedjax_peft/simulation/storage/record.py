@@ -3,6 +3,7 @@
 import contextlib
 import json
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -80,11 +81,8 @@ class Record:
             record = cls(None, on_round)
             record._join(out)
             return record
-        config_file = out / "config.toml"
-        holds = out.exists() and (
-            not out.is_dir() or any(f.name != lock.NAME for f in out.iterdir())
-        )
-        if holds and not config_file.exists() and not resume:
+        fits = out.is_dir() and (_is_run(out) or (resume and not (out / "config.toml").exists()))
+        if out.exists() and not fits:
             raise InputError(f"{out} exists and is no run: choose another directory with --out.")
         out.mkdir(parents=True, exist_ok=True)
         record = cls(out, on_round)
@@ -308,11 +306,12 @@ def remove_run(out: Path) -> None:
         raise InputError(
             f"{out} is a file, and a run is a directory: choose another one with --out."
         )
-    if any(out.iterdir()) and not (out / "config.toml").exists():
+    if not _is_run(out):
         raise InputError(f"{out} is not a run directory, so --overwrite does not remove it.")
     with RunLock.take(out):
-        # The config is removed last, so that an interrupted removal still leaves a run directory.
-        for path in sorted(out.iterdir(), key=lambda path: path.name == "config.toml"):
+        # These are removed last, so that an interrupted removal still leaves a run directory.
+        last = ("config.toml", "environment.json")
+        for path in sorted(out.iterdir(), key=lambda path: (path.name in last, path.name)):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != lock.NAME:
@@ -320,6 +319,17 @@ def remove_run(out: Path) -> None:
     if not out.is_symlink():  # a link stays, and so does the directory that it leads to
         with contextlib.suppress(OSError):  # it cannot be removed, such as a mounted disk
             out.rmdir()
+
+
+def _is_run(directory: Path) -> bool:
+    """Returns whether a directory is empty or that of a run, which can have died while it began.
+
+    A config alone may be that of a user's project.
+    """
+    names = {path.name for path in directory.iterdir()}
+    begun = "config.toml" in names and not names.isdisjoint({"environment.json", "metrics.jsonl"})
+    early = rf"{lock.NAME}|environment\.json|{fingerprint.NAME}|\..+\.tmp"
+    return begun or all(re.fullmatch(early, name) for name in names)
 
 
 def _without_none(value: Any) -> Any:
