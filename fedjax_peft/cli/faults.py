@@ -143,6 +143,8 @@ def _text(error: BaseException) -> str | None:
         return "A path contains the character NUL, which file names cannot contain."
     if isinstance(error, RuntimeError) and message.startswith("Symlink loop"):
         return f"{first}: the symbolic links form a cycle."
+    if isinstance(error, RuntimeError) and message.startswith("Could not determine home"):
+        return "A path begins with ~, but the home directory of this user is not known."
     if isinstance(error, RuntimeError) and "can't start new thread" in message:
         return "The system allows no further threads (ulimit -u, ulimit -v)."
     if isinstance(error, ImportError):

@@ -161,8 +161,18 @@ def cache_dir() -> Path:
     """Returns the cache directory: ``$FEDJAX_PEFT_CACHE``, or ``~/.cache/fedjax_peft``.
 
     It need not exist yet. Everything in it can be deleted at any time.
+
+    Raises:
+      InputError: the home directory is not known.
     """
-    return Path(os.environ.get("FEDJAX_PEFT_CACHE") or "~/.cache/fedjax_peft").expanduser()
+    place = Path(os.environ.get("FEDJAX_PEFT_CACHE") or "~/.cache/fedjax_peft")
+    try:
+        return place.expanduser()
+    except RuntimeError:  # no HOME, and a user without a name, as in some containers
+        raise InputError(
+            f"The cache {place} has no place, because the home directory is not known: set"
+            " FEDJAX_PEFT_CACHE to a folder that only you can write to, or set HOME."
+        ) from None
 
 
 def is_cached(name: str) -> bool:

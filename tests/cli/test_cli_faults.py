@@ -38,6 +38,7 @@ def _start(*arguments, stdout=subprocess.PIPE, shell=None, **variables):
         (RecursionError("maximum recursion depth exceeded"), ["nested too deeply"]),
         (ImportError("libx.so: failed to map segment from shared object"), ["memory"]),
         (ValueError("embedded null byte"), ["NUL"]),
+        (RuntimeError("Could not determine home directory."), ["~"]),
     ],
 )
 def test_errors_of_the_operating_system_are_one_paragraph(error, words, monkeypatch, capsys):
