@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import tomli_w
@@ -75,7 +76,8 @@ def _run(planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespa
 
         def run(path: Path | None, resume: bool, stop: Any, engine: Any) -> Any:
             given = {"parts": parts, "stop": stop, "engine": engine}
-            return configs.run(config, out=path, resume=resume, **given)
+            ended = configs.run(config, out=path, resume=resume, **given)
+            return SimpleNamespace(metrics=ended.metrics)  # models and clients of all would pile up
 
         def check(path: Path) -> None:
             configs.run(config, out=path, resume=True, parts=parts, act=check_recorded)

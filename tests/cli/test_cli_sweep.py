@@ -1,8 +1,11 @@
 """``fedjax-peft sweep``: a directory of ordinary runs, which resumes."""
 
 import contextlib
+import gc
 import io
 import shutil
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -125,6 +128,27 @@ def test_a_sweep_is_replaced_with_all_its_points(config, tmp_path, monkeypatch, 
     keys = ["seed", "optimizer.learning_rate"]
     expected = ["seed", "optimizer.learning_rate", "batch_size"] if left else keys
     assert read_toml(tmp_path / "sweep.toml")["keys"] == expected
+
+
+def test_runs_that_have_ended_leave_the_memory(config, tmp_path, monkeypatch):
+    """Each has a model, what its clients keep, and with ``client_state = "disk"`` an open file."""
+
+    class Ended(SimpleNamespace):
+        """Which a weak reference can point to."""
+
+    ended = []
+
+    def run(config, out, **_):
+        gc.collect()
+        assert not any(reference() for reference in ended)
+        made = Ended(metrics=[{"round": 1, "validation_accuracy": 0.5}])
+        write_run(out, config, made.metrics)
+        ended.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(sweeping.configs, "run", run)
+    assert cli.main(["sweep", config, "--out", str(tmp_path / "sweep")]) == 0
+    assert len(ended) == len(POINTS)
 
 
 def test_a_damaged_table_of_a_sweep_is_named(config, tmp_path, capsys):
