@@ -18,7 +18,8 @@ class RoundContext(NamedTuple):
     """How many uploads were aggregated, float32; 0 where no upload could be used. With
     :attr:`Aggregator.every_round` it is the expected number, the same in every round."""
     total_clients: int
-    """How many clients can take part: those that have examples, or all if they send noise."""
+    """How many clients can take part: those that have examples and a weight above 0, or all if they
+    send noise."""
     metrics: Metrics
     """Training metrics of the participants, summed. A client whose value is not finite is left out
     of that metric, so both sum and count can be 0."""

@@ -180,7 +180,7 @@ def _setup(
     """Returns what training and evaluation share, without the transform."""
     model, clients, placement = given.model, given.clients, given.placement
     ranks = given.system.client_ranks
-    nonempty = int(np.count_nonzero(clients.sizes))
+    count = max(int(np.count_nonzero(schedule.weights)), 1)
     masks: Any = None if ranks is None else rank_masks(model, ranks, len(clients))
     return Setup(
         made.algorithm,
@@ -194,7 +194,7 @@ def _setup(
         rank_mask=masks,
         diagnosis=diagnosis(given.diagnostics),
         probe=probe(given.diagnostics),
-        total_clients=len(clients) if schedule.all_send else nonempty,
+        total_clients=len(clients) if schedule.all_send else count,
         dtype=model.dtype,
         sampling_probability=federation.sampling_probability,
         stages=made.stages,

@@ -2,7 +2,9 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
+import linear
 import numpy as np
 import optax
 import pytest
@@ -59,6 +61,19 @@ def test_every_sampling_runs_in_one_program(sampling, per_round):
         assert row["clients"] == [c for c in schedule.members(row["round"]) if SIZES[c]]
         assert row["bytes_up"] == row["bytes_down"] == EACH * len(row["clients"])
     assert counts[-1] == counts[1], "nothing compiles after the first round"
+
+
+def test_a_client_of_weight_0_counts_as_one_without_examples():
+    """FedDyn's server divides by the number of clients that can change it."""
+    algorithm, model = fp.algorithms.feddyn(optax.sgd(0.1)), linear.model()
+    weights = np.array([2.0, 1, 1, 1, 0, 1, 1, 1])
+    one, other = (
+        running.run(algorithm, clients=replace(clients, weights=weights), model=model).params
+        for clients in (TRAIN, emptied(4))
+    )
+    for name, x in one.items():
+        assert_close(x, other[name], atol=1e-6)
+        assert np.abs(x - model.trainable[name]).max() > 1e-2
 
 
 def test_without_a_number_all_take_part():
