@@ -1,9 +1,12 @@
 """The documentation builds without a warning, and its examples run."""
 
 import ast
+import contextlib
 import inspect
+import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -17,6 +20,7 @@ from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, asynchronous, attacks, peft, testing, transforms
+from fedjax_peft.cli.parser import build_parser
 from fedjax_peft.support import assets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
@@ -290,6 +294,23 @@ def test_files_that_pages_name_exist():
         for path in re.findall(rf"`((?:{top})/[\w./-]*)`", page.read_text()):
             known = "NAME" in path or (ROOT / path).exists()
             assert known, f"{page.relative_to(ROOT)} names {path}"
+
+
+def test_commands_of_pages_are_accepted():
+    """Their options are those of the command line; what they name need not be there."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for block in re.findall(r"```(?:bash|console)\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                command = line.removeprefix("$ ")
+                if not command.startswith("fedjax-peft "):
+                    continue
+                with contextlib.redirect_stderr(io.StringIO()) as said:
+                    try:
+                        words = shlex.split(command, comments=True)[1:]
+                        _, rest = build_parser().parse_known_args(words)
+                    except SystemExit:
+                        pytest.fail(f"{page.name}: {line}\n{said.getvalue()}")
+                assert all("=" in word and word[0] != "-" for word in rest), line
 
 
 def test_figures_of_the_gallery_have_commands():
