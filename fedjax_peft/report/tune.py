@@ -1,5 +1,6 @@
 """``tune``: a search by Optuna, whose trials run side by side as the points of a sweep do."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ from fedjax_peft.simulation.points import PointDone, run_points
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, fields, number
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.simulation.storage.lock import RunLock
 from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.support.libraries import log_level
 
@@ -85,15 +87,19 @@ def tune(
       **options: of ``simulate``, the same for all trials, such as ``rounds`` and ``validation``.
 
     Raises:
-      InputError: Optuna is missing; the metric is not recorded; the study optimises in the wrong
-        direction; or as :func:`sweep`.
+      InputError: Optuna is missing; another search runs in ``out``; the metric is not recorded; the
+        study optimises in the wrong direction; or as :func:`sweep`.
     """
     if trials < 1 or batch < 1:
         raise InputError(f"trials = {trials} and batch = {batch} must be at least 1.")
     path = None if out is None else Path(out)
     functions = {"transforms": transforms, "privacy": privacy, "attack": attack}
     made, runs = Points(algorithm, model, clients, functions, options), dict[str, Run]()
-    with log_level("optuna", logging.WARNING):  # it reports every trial
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(log_level("optuna", logging.WARNING))  # it reports every trial
+        if path is not None:  # a second search would take the trials that run for those of a crash
+            path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(RunLock.take(path))
         search = _Search(_study(path, choose_by) if study is None else study, space, choose_by)
         while (missing := trials - search.asked) > 0:
             names = search.ask(min(batch, missing))
@@ -125,7 +131,6 @@ def _study(out: Path | None, choose_by: str) -> Any:
         ) from None
     storage = None
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         storage = f"sqlite:///{out / _FILE}"
     lower = field_is_lower_better([], choose_by)
     study = optuna.create_study(

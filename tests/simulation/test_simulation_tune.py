@@ -10,6 +10,7 @@ from running import CLIENTS
 
 import fedjax_peft as fp
 from fedjax_peft import InputError
+from fedjax_peft.simulation.storage.lock import RunLock
 
 optuna = pytest.importorskip("optuna", reason="the extra optuna is not installed")
 pytestmark = pytest.mark.slow
@@ -105,6 +106,9 @@ def test_a_search_continues_in_its_directory(model, tmp_path):
     more = fp.tune(make, model, CLIENTS, trials=3, **options)
     assert (len(more.study.trials), more.sweep.runs) == (4, {})
     assert len(more.sweep.study.cells) == 3
+    with RunLock.take(tmp_path), pytest.raises(InputError, match="in use by another run"):
+        fp.tune(make, model, CLIENTS, trials=4, **options)  # it would fail the other's trials
+    assert len(more.study.get_trials(deepcopy=False)) == 4
 
 
 def test_a_point_that_comes_again_is_not_run_again(model):
