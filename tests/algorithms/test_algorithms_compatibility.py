@@ -102,6 +102,8 @@ def test_where_the_aggregator_factors_anew_another_aggregator_is_advised():
     reason = refusals(make("ditto", aggregator=robust))[Feature.ASYNCHRONY]
     assert "space = 'factors'" in reason
     assert "'ditto'" not in reason
+    kept = refusals(make("fedavgm_product", keep_optimizer=True))
+    assert "space at 'factors'" in kept[Feature.NEW_FACTORS]
 
 
 @pytest.mark.parametrize(
