@@ -74,6 +74,8 @@ def predict(options: argparse.Namespace) -> None:
     """Writes the predictions of a run's model for the lines of a file."""
     if options.clients is None:
         check_output(options.output)  # before the work whose result goes there
+        if options.output.is_file() and options.output.resolve() == options.input.resolve():
+            raise InputError(f"{options.output} is the input too: choose another --output.")
     task, length = loading.inputs_of(options.run, record.read_config(options.run))
     task = _sampled(task, options)
     rows = inference.read_inputs(options.input, task)

@@ -258,6 +258,7 @@ def test_output_paths_are_checked_before_the_work(finished, tmp_path, capsys, mo
     (tmp_path / "file").write_text("")
     for place in (
         tmp_path,
+        source,
         tmp_path / "file" / "x",
         tmp_path / "none" / "x",
         tmp_path / ("x" * 300),
@@ -266,6 +267,7 @@ def test_output_paths_are_checked_before_the_work(finished, tmp_path, capsys, mo
             capsys, "predict", str(finished), "--input", str(source), "--output", str(place)
         )
         assert str(place)[:60] in error
+    assert source.read_text() == '{"text": "w1"}'
     error = fails(capsys, "report", str(finished), "--out", str(tmp_path / "file"))
     assert "cannot be written" in error
     for endless in ("/dev/zero", "/dev/full"):
