@@ -18,6 +18,7 @@ from running import PRIVATE
 
 from fedjax_peft import InputError
 from fedjax_peft.algorithms import fedavg
+from fedjax_peft.config.loading import load_run
 from fedjax_peft.engine.compilation import programs
 from fedjax_peft.simulation import rows as history
 from fedjax_peft.simulation.rows import read_metrics
@@ -127,6 +128,8 @@ def test_a_torn_last_line_is_written_again(straight, copy):
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(straight, copy, caplog):
     cut(copy / "checkpoints" / "8" / "default" / "_METADATA")
+    load_run(copy, model=toy.model(), algorithm=PRIVATE)
+    assert "that of round 6; checkpoints skipped: ['round 8: " in caplog.text
     assert_same(run(copy, resume=True), straight)
     assert "Resumed from round 6; checkpoints skipped: ['round 8: " in caplog.text
     # The damaged one was replaced: the next resume has nothing to say.

@@ -195,7 +195,7 @@ def read_checkpoint(
       client_state: shapes of the state of one client.
     """
     with (
-        _quiet(logging.ERROR),  # orbax warns about the effects of read_only
+        _quiet(logging.CRITICAL),  # orbax warns about read_only, and prints damaged arrays
         ocp.CheckpointManager(
             directory.resolve(),
             options=ocp.CheckpointManagerOptions(read_only=True),
@@ -218,7 +218,11 @@ def read_checkpoint(
                 kept = open_store(directory.parent / "clients", row, clients, "read").open(kept)
             return found, kept
 
-        return _newest(manager, read)[:2]
+        round_index, found, reasons = _newest(manager, read)
+        if reasons:
+            text = "What server and clients keep is that of round %d; checkpoints skipped: %s"
+            _log.warning(text, round_index, reasons)
+        return round_index, found
 
 
 def _newest(
