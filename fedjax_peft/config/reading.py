@@ -129,7 +129,7 @@ def override(raw: Config, text: str) -> Config:
     for table in reversed([*tables, last]):
         change = {table: change}
     change = _with_absolute_paths(change, Path())
-    if not tables and last in _NAME_KEYS and isinstance(parsed, str):
+    if not tables and (last == "epochs" or (last in _NAME_KEYS and isinstance(parsed, str))):
         return overlay(result, change)
     node = result
     for table in tables:
@@ -306,8 +306,11 @@ def overlay(base: Config, over: Config) -> Config:
     """Returns ``base`` with the keys of ``over`` in place of its own.
 
     A table with another function replaces the whole table, because options belong to a function.
+    ``epochs`` also replaces ``local_steps``, which would count in its place.
     """
     base, over = expanded(base), expanded(over)
+    if over.get("epochs") is not None and over.get("local_steps") is None:
+        base.pop("local_steps", None)
     for table in NAMESPACES:
         old, new = base.get(table), over.get(table)
         if isinstance(old, dict) and isinstance(new, dict):

@@ -318,3 +318,13 @@ def test_overrides_apply_to_every_method():
     a, b = config.methods(raw, given).values()
     assert a == {"name": "a", "rounds": 5, "seed": 4, "peft": {"rank": 7}}
     assert b == {"name": "b", "rounds": 5, "peft": {"rank": 7}}
+
+
+def test_epochs_replace_local_steps():
+    """They would have no effect beside the ``local_steps`` of the file or of a preset."""
+    raw = {"local_steps": 4, "methods": {"a": {}, "b": {"epochs": 5}}}
+    a, b = config.methods(raw).values()
+    assert (a["local_steps"], b) == (4, {"name": "b", "epochs": 5})
+    a, b = config.methods(raw, ["epochs=3"]).values()
+    assert (a, b) == ({"name": "a", "epochs": 3}, {"name": "b", "epochs": 3})
+    assert config.methods({"epochs": 2}, ["local_steps=6"])[""] == {"epochs": 2, "local_steps": 6}
