@@ -46,7 +46,9 @@ def resolve_recorded(config: keys.Config) -> keys.Config:
 
 
 def _check_present(raw: keys.Config) -> None:
-    """Raises InputError for a key at the top level that is now in a table or has another name."""
+    """Raises InputError for a key at the top level that is in a table or had another name."""
+    tables = (*keys.FUNCTIONS, *keys.NAMESPACES)
+    top = {*fields_of(simulate), *fields_of(keys.RunKeys), *tables}
     for key, value in raw.items():
         if (new := earlier.new_key(key, value)) != key:
             line = f"{new} = {toml.literal(value)}"
@@ -55,6 +57,10 @@ def _check_present(raw: keys.Config) -> None:
                 f" '{line.replace(' = ', '=', 1)}'. `fedjax-peft config upgrade FILE` rewrites a"
                 " config of an earlier version."
             )
+        places = {x.dotted: 0 for x in keys.all_keys() if x.name == key} if key not in top else {}
+        if places:
+            names = " or ".join(map(show, places))
+            raise InputError(f"Unknown config key {key!r}. Did you mean {names}?")
 
 
 def _resolved(raw: keys.Config) -> keys.Config:

@@ -109,11 +109,22 @@ def _explain(table: str, key: str, kind: Any, error: pydantic.ValidationError) -
     value = error.errors()[0]["input"]
     reasons = [item["msg"][0].lower() + item["msg"][1:] for item in error.errors()]
     text = f"The config key {where}{key!r} cannot be {show(value)}: {', or '.join(reasons)}."
+    if _is_several(kind, value):
+        return f"{text} Several values are for `fedjax-peft sweep`, or for [sweep.grid]."
     if (guess := _corrected(kind, value)) is None:
         return text
     literal = toml.literal(guess)
     shown = f"{table}.{key}" if table else key
     return f"{text} Write {key} = {literal}, or on the command line '{shown}={literal}'."
+
+
+def _is_several(kind: Any, value: Any) -> bool:
+    """Returns whether a value is a list, ``a,b`` or ``0..4`` of values of this type."""
+    texts = value.replace("..", ",").split(",") if isinstance(value, str) else None
+    with contextlib.suppress(ValueError):  # also of pydantic
+        parts = value if texts is None else [toml.parse_value(text) for text in texts]
+        return isinstance(parts, list) and len([_check(kind)(part) for part in parts]) > 1
+    return False
 
 
 def _corrected(kind: Any, value: Any) -> Any:

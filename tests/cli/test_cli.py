@@ -195,6 +195,9 @@ def test_bad_asset(capsys, monkeypatch):
     [
         ("rouds=3", "Did you mean 'rounds'"),
         ("peft.rnk=3", "Did you mean 'rank'"),
+        ("mu=0.1", "Unknown config key 'mu'. Did you mean 'algorithm.mu'?"),
+        ("seed=0..4", "Several values are for `fedjax-peft sweep`"),
+        ("optimizer.learning_rate=1e-3,1e-2", "Several values are for `fedjax-peft sweep`"),
         ("peft.init=svg", "'kaiming', 'gaussian', 'svd', 'qr' or 'loftq'"),
         ("peft.name=lara", "Did you mean 'lora'"),
         ("algorithm.name=fedavgg", "Did you mean 'fedavg'"),
