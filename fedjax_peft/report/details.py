@@ -151,7 +151,7 @@ def _draw_distribution(
     for name, xs in values.items():
         ends = [low - room, *(scale * x for x in xs), high + room]
         shares = [0.0, *(100 * (i + 1) / len(xs) for i in range(len(xs))), 100.0]
-        marks = (1, max(1, len(xs) // 8))
+        marks = [*range(1, len(xs) + 1, max(1, len(xs) // 8))]  # not the two ends
         look = line_look(style[name])
         ax.plot(ends, shares, drawstyle="steps-post", markevery=marks, label=name, **look)
     ax.set(ylim=(0, 101), xlim=(low - room, high + room), ylabel="Clients (%)")

@@ -82,8 +82,9 @@ def test_the_worst_clients_are_the_highest_where_lower_is_better():
     less[-1]["client_tests"] = {"client": list(range(10)), "loss": [float(i) for i in range(10)]}
     found = client_distribution({"a": {0: less}})
     assert "their mean: a 9." in found.caption
-    (shade,) = found.draw(False).axes[0].patches
-    assert shade.get_y() == 90
+    (ax,) = found.draw(False).axes
+    assert ax.lines[0].get_markevery() == [*range(1, 11)], "no mark at the ends, without a client"
+    assert ax.patches[0].get_y() == 90
 
 
 @pytest.mark.parametrize(("clients", "worst"), [(10, 1), (11, 2), (15, 2), (25, 3)])
