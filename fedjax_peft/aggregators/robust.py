@@ -339,10 +339,10 @@ def enough_clients(name: str, slots: int, hostile: Any, per: int) -> None:
         return
     needed = per * int(hostile) + 3
     if slots < needed:
+        fewer = f", or set hostile to at most {(slots - 3) // per}" if slots >= 3 else ""
         raise InputError(
             f"{name!r} with hostile = {hostile} needs at least {per} * {hostile} + 3 = {needed}"
-            f" clients in a round, and a round has {slots}. Draw more clients for a round, or"
-            f" set hostile to at most {max((slots - 3) // per, 0)}."
+            f" clients in a round, and a round has {slots}. Draw more clients for a round{fewer}."
         )
 
 

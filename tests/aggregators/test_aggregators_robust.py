@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedjax_peft import aggregators
 from fedjax_peft.aggregators.ranking import each_entry, middle, ranked
-from fedjax_peft.aggregators.robust import Changes
+from fedjax_peft.aggregators.robust import Changes, enough_clients
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -485,3 +485,12 @@ def test_product_space_needs_pairs():
     uploads, template = draw(8)
     with pytest.raises(InputError, match="space = 'factors'"):
         run(make("median", "product"), {HEAD: uploads[HEAD]}, EVERYONE, {HEAD: template[HEAD]})
+
+
+@pytest.mark.parametrize(
+    ("slots", "advice"),
+    [(4, "for a round, or set hostile to at most 0."), (2, "Draw more clients for a round.")],
+)
+def test_too_few_clients_are_told_what_is_possible(slots, advice):
+    with pytest.raises(InputError, match=f"a round has {slots}.*{advice}$"):
+        enough_clients("krum", slots, 1, per=2)
