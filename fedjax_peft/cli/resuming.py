@@ -2,10 +2,14 @@
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_peft.cli import console
+from fedjax_peft.config import config as configurations
+from fedjax_peft.config import loading
+from fedjax_peft.config.parts import Parts
 from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.simulation.storage import record
 from fedjax_peft.support.errors import InputError, nearest
@@ -60,6 +64,18 @@ def has_begun(run: Path) -> bool:
 def is_finished(run: Path, rounds: int) -> bool:
     """Returns whether a run has the checkpoint of its last round."""
     return (run / "checkpoints" / str(rounds)).is_dir()
+
+
+def check_startable(configs: Iterable[Mapping[str, Any]]) -> None:
+    """Raises the error that would end one of these runs before its first round.
+
+    ``--overwrite`` asks before it removes the earlier runs. Nothing is compiled or written.
+    """
+    parts, stop = Parts(), console.dry_run("", "", lambda _: None)
+    for config in configs:
+        origin = None if config["origin"] is None else loading.load_run(config["origin"])
+        with contextlib.suppress(console.DryRun):
+            configurations.run(dict(config), on_phase=stop, parts=parts, origin=origin)
 
 
 def command(out: Path) -> str:

@@ -152,6 +152,9 @@ def _run_all(
         return []
     if is_writer():
         if options.overwrite:
+            if not getattr(options, "distributed", False):  # otherwise all processes must ask
+                begun = [one for name, one in resolved.items() if resuming.has_begun(out / name)]
+                resuming.check_startable(begun)
             for name in resolved:
                 record.remove_run(out / name)
         resuming.note_methods(out, resolved)

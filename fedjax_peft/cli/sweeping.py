@@ -130,6 +130,9 @@ def _begin(
             old = {out / point.folder for point in planned.points}
             for place in [out / name for name in options.only] or [out]:
                 old |= {*find_runs(place), *unstarted(place)}
+            if any(map(resuming.has_begun, old)):
+                first = {point.method: point.config for point in reversed(planned.points)}
+                resuming.check_startable(first.values())
             for run in old:
                 record.remove_run(run)
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):

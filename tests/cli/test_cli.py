@@ -244,6 +244,8 @@ def test_existing_run_is_safe(finished, capsys):
     )
     assert "peft.rank was 2, is 1" in error
     assert "seed was 0, is 9" in error
+    words = (config, "--out", str(finished), "--overwrite", "clients_per_round=7")
+    assert "more than the 6 clients" in fails(capsys, "run", *words)
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 

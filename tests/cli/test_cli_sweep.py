@@ -114,14 +114,20 @@ def test_an_existing_sweep_is_not_replaced_by_accident(
 @pytest.mark.parametrize(
     ("only", "left"), [([], []), (["--only", "one"], ["two/seed=0,learning_rate=9"])]
 )
-def test_a_sweep_is_replaced_with_all_its_points(config, tmp_path, monkeypatch, only, left):
-    """Also those that the new sweep does not have, which the report would show and could choose."""
+def test_a_sweep_is_replaced_with_all_its_points(config, tmp_path, monkeypatch, capsys, only, left):
+    """Also those that the new sweep does not have, which the report would show and could choose.
+
+    Nothing is removed for a sweep that cannot start.
+    """
     monkeypatch.setattr(sweeping, "_run", lambda *_: None)
     command = ["sweep", config, "--out", str(tmp_path)]
     assert cli.main([*command, "batch_size=2,4"]) == 0
     for name in (POINTS[0], "one/seed=0,learning_rate=9", "two/seed=0,learning_rate=9"):
         write_run(tmp_path / name, {}, [{"round": 1}])
     assert cli.main([*command, "--overwrite", "--dry-run"]) == 0
+    (tmp_path / POINTS[0] / "environment.json").write_text("{}")
+    error = fails(capsys, *command, "--overwrite", "clients_per_round=7")
+    assert "more than the 6 clients" in error
     assert len(find_runs(tmp_path)) == 3
     assert cli.main([*command, "--overwrite", *only]) == 0
     assert [run.relative_to(tmp_path).as_posix() for run in find_runs(tmp_path)] == left
