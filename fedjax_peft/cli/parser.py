@@ -153,7 +153,7 @@ def _add_running(command: Callable[..., Any]) -> None:
     _add_distributed(resume)
     resume.set_defaults(resume=True, overwrite=False, dry_run=False)
 
-    text = "compare seven runs on real data; four minutes on two CPU cores"
+    text = "compare seven runs on real data; about 5 minutes on two CPU cores"
     _add_run_options(command("demo", "running.demo", text))
 
 
