@@ -437,6 +437,7 @@ BAD = [
         b"text,label\ncaf\xe9,0\n",
         r"train\.csv could not be read: it is not UTF-8",
     ),
+    ("", "train__csv", "text,label\na,0\n".encode("utf-16"), "encoding, such as utf-16"),
     ("", "train__jsonl", b'{"text": "caf\xe9", "label": 0}', r"train\.jsonl .*: it is not UTF-8"),
     ("", "train__jsonl", "", r"train\.jsonl could not be read: it has no rows"),
     ("", "train__jsonl__gz", "", r"train\.jsonl\.gz could not be read: it has no rows"),

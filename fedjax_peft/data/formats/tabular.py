@@ -152,7 +152,7 @@ def read_file(path: Path, *, alone: bool = False, form: Csv = PLAIN) -> Table:
         empty = "corresponds to no data" in str(error)
         reason = "it has no rows." if empty else cause(error)
         if isinstance(error.__cause__ or error, UnicodeError) and builder == "csv":
-            reason = _encoding_advice(form)
+            reason = _encoding_advice(path, form)
         raise InputError(f"{path} could not be read: {reason}") from error
 
 
@@ -263,7 +263,7 @@ def header(path: Path, form: Csv, wanted: Collection[str] = ()) -> list[str] | N
                     break
             return list(names) or None
     except UnicodeError:
-        raise InputError(f"{path} could not be read: {_encoding_advice(form)}") from None
+        raise InputError(f"{path} could not be read: {_encoding_advice(path, form)}") from None
     except (OSError, EOFError, ValueError, TypeError, RecursionError, csv.Error):
         pass  # the reader of the rows explains it
     return None
@@ -319,10 +319,12 @@ def _csv_options(paths: Sequence[Path], form: Csv) -> dict[str, Any]:
     return options | {"sep": form.sep, "encoding": form.encoding}
 
 
-def _encoding_advice(form: Csv) -> str:
+def _encoding_advice(path: Path, form: Csv) -> str:
     """Returns why a csv file could not be decoded, and what to do."""
     default = form.encoding == PLAIN.encoding
     what, other = ("UTF-8", "cp1252") if default else (f"in {form.encoding!r}", "utf-8")
+    if read_bytes(path, 2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        other = "utf-16"
     return (
         f"it is not {what}. Name its encoding, such as {other}: csv = {{ encoding = {other!r} }} in"
         " [data], or --encoding of `fedjax-peft init`."
