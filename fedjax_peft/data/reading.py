@@ -125,7 +125,8 @@ def _chosen(
     if test is None and only is not None:
         return {"all": found[only]}
     if "train" not in found or test is None:
-        missing, hint = ("test", f" {_NO_TEST}") if "train" in found else ("train", "")
+        images = " An image is a file such as train/CLASS/1.png."
+        missing, hint = ("test", f" {_NO_TEST}") if "train" in found else ("train", images)
         raise InputError(
             f"{folder} has no file for the split {missing!r}, only for:"
             f" {', '.join(found) or 'none of these'}."

@@ -348,7 +348,7 @@ def test_files_without_rows_are_named(tmp_path, tokenizer, name, files, header):
 
 def test_missing_splits_and_unknown_names(tmp_path, tokenizer):
     for place, options, message in (
-        (tmp_path, {}, "split 'train'.*none of these"),
+        (tmp_path, {}, "split 'train'.*none of these.*train/CLASS/1.png"),
         ("20newsgroup", {}, "Did you mean '20newsgroups'"),
         ("20newsgroups", {"source": "net"}, "no source 'net'"),
         (tmp_path, {"source": "hub"}, "is a directory"),
