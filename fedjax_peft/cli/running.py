@@ -46,7 +46,8 @@ def resume(options: argparse.Namespace) -> None:
     # `methods` fills in a missing name with that of the folder, which is not part of the config.
     written = {name: {**one, "name": stored[name].get("name")} for name, one in written.items()}
     resolved = {name: configs.resolve_recorded(one) for name, one in written.items()}
-    if all(resuming.is_finished(options.run / n, one["rounds"]) for n, one in resolved.items()):
+    done = [resuming.is_finished(options.run / n, one["rounds"]) for n, one in resolved.items()]
+    if all(done) and not options.overrides:  # whether these may change is the run's question
         rounds = max(one["rounds"] for one in resolved.values())
         print(
             f"There is nothing to resume: {options.run} has finished all {rounds} rounds. To train"

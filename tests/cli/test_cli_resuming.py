@@ -123,6 +123,8 @@ def test_errors_when_there_is_nothing_to_resume(single, tmp_path, runs, capsys, 
     assert "has finished all 2 rounds" in text
     assert f"fedjax-peft resume {out} rounds=4" in text
     assert len(runs.calls) == 1
+    assert cli.main(["resume", str(out), "peft.rank=5"]) == 0  # a real run refuses it
+    assert len(runs.calls) == 2
 
 
 def test_resume_begins_what_has_not_begun_and_says_so(several, single, tmp_path, runs, capsys):
