@@ -10,6 +10,7 @@ from fedjax_peft.engine.setup import Setup
 from fedjax_peft.engine.start import RoundStart
 from fedjax_peft.engine.uploads import decode, sendable
 from fedjax_peft.numerics import summation
+from fedjax_peft.numerics.forms import check_scalars
 from fedjax_peft.numerics.precision import effective
 
 
@@ -58,6 +59,7 @@ def server_step(setup: Setup, start: RoundStart, collected: Collected) -> Update
         metrics = metrics | more
     server = algorithm.server.update(state.server, update, context)
     metrics = metrics | _measured(setup, start, update, server)
+    check_scalars(f"The metrics of a round of {algorithm.name!r}", metrics)
     return Updated(server, finished.state, transform_state, metrics)
 
 

@@ -10,6 +10,7 @@ from fedjax_peft.contracts.algorithm import Algorithm, Traffic
 from fedjax_peft.contracts.client import ClientContext, ClientUpdate, Probe
 from fedjax_peft.contracts.types import Key, PyTree
 from fedjax_peft.contracts.upload import Stages
+from fedjax_peft.engine.returned import checked_server
 from fedjax_peft.engine.setup import Setup
 from fedjax_peft.support.errors import InputError
 
@@ -32,7 +33,7 @@ def at_work(setup: Setup, work: Work) -> Setup:
     models; and nothing is measured of the server.
     """
     if work == "training":
-        return setup
+        return setup._replace(algorithm=checked_server(setup.algorithm))
     algorithm = _at_work(setup.algorithm, work, setup.probe)
     return setup._replace(algorithm=algorithm, stages=Stages(), transform=None, diagnosis=None)
 

@@ -26,6 +26,7 @@ from fedjax_peft.contracts.aggregator import (
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Key, Params, PyTree
 from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.forms import check_form, check_type
 from fedjax_peft.numerics.lowrank import weighted_product
 from fedjax_peft.numerics.random import stream
 
@@ -108,6 +109,10 @@ def finish(
     """
     own = context._replace(key=stream(context.key, "aggregation"))
     result = aggregator.finish(summed(total), template, own, state)
+    what = f"The function `finish` of {aggregator.name!r}"
+    check_type(what, result, Aggregated)
+    what += " must return a state of the form that `init` returns"
+    check_form(what, result.state, state, dtypes=True)
     return result._replace(state=tree.where(context.participants > 0, result.state, state))
 
 

@@ -1,14 +1,27 @@
 """Checks of the arguments of ``simulate``, before anything is allocated or written."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft import algorithms, tasks
-from fedjax_peft.contracts import Algorithm, Feature, Params, Task, Transform, check_compatible
+from fedjax_peft.contracts import (
+    Aggregator,
+    Algorithm,
+    Feature,
+    Outputs,
+    Params,
+    Roles,
+    ServerUpdate,
+    Task,
+    Transform,
+    Weights,
+    check_compatible,
+)
 from fedjax_peft.contracts.dual_modes import mode
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.schedule import Range, Sampling, Schedule
@@ -35,6 +48,12 @@ def check_objects(model: Any, algorithm: Any, clients: Any, task: Any) -> None:
             else 'Bind an NNX module of your own: fp.bind(module, head=("classifier",)).'
         )
         raise _other_kind("model", model, "fp.Model", advice)
+    if model.kinds.keys() != model.trainable.keys():
+        names = sorted(model.kinds.keys() ^ model.trainable.keys())
+        raise InputError(
+            "Model.kinds must name the kind of each leaf of Model.trainable, which is a flat dict:"
+            f" {names[0]!r} is in one of them only."
+        )
     if not isinstance(algorithm, Algorithm):
         if isinstance(algorithm, str) and algorithm in algorithms.__all__:
             advice = f"Make it: fp.algorithms.{algorithm}(optax.adamw(1e-3))."
@@ -45,9 +64,25 @@ def check_objects(model: Any, algorithm: Any, clients: Any, task: Any) -> None:
         else:
             advice = "Make one, such as fp.algorithms.fedavg(optax.adamw(1e-3))."
         raise _other_kind("algorithm", algorithm, "fp.contracts.Algorithm", advice)
+    _check_fields(algorithm)
     check_clients("clients", clients)
     if task is not None and not isinstance(task, Task):
         raise _other_kind("task", task, "fp.tasks.Task", "fp.tasks has functions that return one.")
+
+
+def _check_fields(algorithm: Algorithm) -> None:
+    """Raises InputError for a field of an algorithm of the wrong type."""
+    types: dict[str, Any] = {"roles": Roles, "aggregator": Aggregator, "server": ServerUpdate}
+    types["client"] = Callable
+    for field, kind in types.items():
+        if not isinstance(value := getattr(algorithm, field), kind):
+            wanted = "function" if field == "client" else f"fp.contracts.{kind.__name__}"
+            given = f"{field!r} of {algorithm.name!r} is of the type {type(value).__name__}"
+            raise InputError(f"The field {given}, and must be a {wanted}.")
+    for role, rules in algorithm.roles._asdict().items():
+        if isinstance(rules, str):
+            raise InputError(f"Roles.{role} must be a tuple of rules: ({rules!r},).")
+    check_known("weighting", algorithm.weights, get_args(Weights))
 
 
 def check_test_objects(data: Mapping[str, Any]) -> None:
@@ -359,11 +394,31 @@ def _check_fit(model: Model, name: str, data: Dataset, task: Task | None) -> Non
             )
     if "segment_ids" in data.columns:
         _check_packed(model, data)
-    if "labels" not in data.columns or not model.labels:
+    if reserved := sorted({"mask", "step", "steps"} & data.columns.keys()):
+        raise InputError(
+            f"The {name} data have a column {reserved[0]!r}, which a batch has of its own: give the"
+            " column another name."
+        )
+    if "labels" not in data.columns:
         return
-    highest = int(data.labels.max(initial=0))
-    if highest >= len(model.labels):
+    classes, highest = len(model.labels), int(data.labels.max(initial=0))
+    if not classes and getattr(checked, "name", "") in ("classification", "image_classification"):
+        classes = _logits(model, data)
+    if classes and highest >= classes:
         raise InputError(
             f"The {name} data have the label {highest}, but the model's head has"
-            f" {len(model.labels)} classes (0 to {len(model.labels) - 1})."
+            f" {classes} classes (0 to {classes - 1})."
         )
+
+
+def _logits(model: Model, data: Dataset) -> int:
+    """Returns the number of logits of a model without class names."""
+    batch: Any = {name: jnp.asarray(x[:1]) for name, x in data.columns.items()}
+    batch |= {"mask": np.ones(1, bool), "step": np.int32(0), "steps": np.int32(1)}
+
+    def forward(trainable: Params) -> Any:
+        return model.apply(model.frozen, trainable, batch, None, False)
+
+    outputs = jax.eval_shape(forward, model.trainable)
+    # Something else than outputs is an error of the round.
+    return outputs.logits.shape[-1] if isinstance(outputs, Outputs) else 0

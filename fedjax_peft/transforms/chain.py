@@ -6,8 +6,9 @@ import jax
 from jax import Array
 
 from fedjax_peft.contracts.server import RoundContext
-from fedjax_peft.contracts.transform import Decoded, Encoded, Measurements, Transform
+from fedjax_peft.contracts.transform import Decoded, Encoded, Measurements, Transform, Wire
 from fedjax_peft.contracts.types import Key, PyTree
+from fedjax_peft.numerics.forms import check_form, check_type
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
@@ -36,6 +37,7 @@ def chain(*transforms: Transform) -> Transform:
             own = jax.random.fold_in(key, i)
             given, back = pack(update, stage.sent) if stage.packs else (update, None)
             encoded = stage.transform.client(given, memory[i], received[i], own)
+            _check_encoded(stage.transform, encoded, given, memory[i])
             update = encoded.update if back is None else back(encoded.update)
             memories.append(encoded.memory)
             measured.append(encoded.measured)
@@ -53,6 +55,7 @@ def chain(*transforms: Transform) -> Transform:
             place = context._replace(key=jax.random.fold_in(key, i))
             given = aggregate if transform.changes_aggregate else {}
             decoded = transform.server(given, state[i], own, place)
+            _check_decoded(transform, decoded, given, state[i])
             states[i], metrics[i] = decoded.state, decoded.metrics
             aggregate = decoded.aggregate if transform.changes_aggregate else aggregate
         return Decoded(aggregate, tuple(states), _joined(metrics))
@@ -118,8 +121,14 @@ def _stages(
         sent = wires
         if transform.wire is not None:
             wires = transform.wire(given, wires)
+            _check_wires(transform.name, wires)
         made.append(_Stage(transform, given, packs, sent, wires))
     return made
+
+
+def _check_wires(name: str, wires: PyTree) -> None:
+    for wire in jax.tree.leaves(wires, is_leaf=lambda x: isinstance(x, Wire)):
+        check_type(f"The function `wire` of {name!r}, for each leaf,", wire, Wire)
 
 
 def _downlink(transforms: tuple[Transform, ...]) -> list[int]:
@@ -146,6 +155,21 @@ def _check(transforms: tuple[Transform, ...]) -> None:
                 f" send entries of the change. Put {last!r} last, or use one of the two."
             )
         last = transform.name if transform.final else last
+
+
+def _check_encoded(transform: Transform, encoded: Encoded, given: PyTree, memory: PyTree) -> None:
+    what = f"The client's part of the upload transform {transform.name!r}"
+    check_type(what, encoded, Encoded)
+    check_form(f"{what} must return a change of the form that it is given", encoded.update, given)
+    check_form(f"{what} must keep what Transform.memory begins with", encoded.memory, memory)
+
+
+def _check_decoded(transform: Transform, decoded: Decoded, given: PyTree, state: PyTree) -> None:
+    what = f"The server's part of the upload transform {transform.name!r}"
+    check_type(what, decoded, Decoded)
+    what += " must return {} of the form that it is given"
+    check_form(what.format("an aggregate"), decoded.aggregate, given)
+    check_form(what.format("a state"), decoded.state, state, dtypes=True)
 
 
 def _joined(metrics: list[dict[str, Array]]) -> dict[str, Array]:

@@ -1,5 +1,7 @@
 """Wrong arguments raise an error that shows the right call, before any file is written."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -19,6 +21,8 @@ NOTHING, SOME = (np.arange(0),) * 8, (np.arange(2),) * 8
 LABELS = ("class 0", "class 1", "class 2", "class 3")
 UNLABELLED = Dataset({"x": np.zeros((2, 5), np.float32)})
 FOUR = Dataset({"x": np.zeros((2, 5), np.float32), "labels": np.array([0, 3])}, LABELS)
+MASKED = Dataset({**TEST.columns, "mask": np.ones(20)}, LABELS)
+NAMELESS = dataclasses.replace(toy.model(), labels=())
 QUESTIONS = (Question("q0", "a b", ("a",)), Question("q1", "a b", ()))
 UNANSWERED = Dataset({"x": np.zeros(2)}, task="question_answering", references=QUESTIONS)
 
@@ -98,6 +102,8 @@ DATA = [
     ({"test": UNLABELLED}, r"The test data are for classification, but have no column 'lab"),
     ({"test": UNANSWERED}, "test data have questions without an answer: 'q1'"),
     ({"test": FOUR}, r"The test data have the label 3, but .* head has 3 classes \(0 to 2\)"),
+    ({"test": FOUR, "model": NAMELESS}, r"The test data have the label 3, but .* head has 3"),
+    ({"test": MASKED}, "The test data have a column 'mask', which a batch has"),
     ({"clients": Clients(FOUR, SOME)}, r"The training data have the label 3"),
     ({"client_test": Clients(FOUR, SOME)}, r"The client_test data have the"),
     ({"client_validation": Clients(TEST, SOME[:4])}, "client_validation is of 4 clients, .* are 8"),
