@@ -57,6 +57,12 @@ class Dataset:
                     f"The columns of the data set {self.name!r} differ in length:"
                     f" {next(iter(lengths))!r} has {len(self)} rows, {key!r} has {length}."
                 )
+        for key, column in self.columns.items():
+            if not hasattr(column, "dtype") or column.dtype.kind in "OUS":
+                raise InputError(
+                    f"The column {key!r} of the data set {self.name!r} must be an array of numbers."
+                    " Texts and other keys to partition by belong to `meta`."
+                )
         if "labels" in self.columns:
             self._check_labels(self.columns["labels"])
 
@@ -122,6 +128,10 @@ class Clients(Generic[DataT]):
     def __post_init__(self) -> None:
         if not self.indices:
             raise InputError("A federated data set needs at least one client.")
+        for client, rows in enumerate(map(np.asarray, self.indices)):
+            if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+                form = f"{rows.dtype} {list(rows.shape)}"
+                raise InputError(f"Client {client} needs a list of row numbers, and has {form}.")
         flat = np.concatenate(self.indices)
         wrong = np.flatnonzero((flat < 0) | (flat >= len(self.data)))
         if len(wrong):

@@ -242,7 +242,9 @@ class Run:
     def __repr__(self) -> str:
         judged = headline(self.metrics)
         last = next((r for r in reversed(self.metrics) if f"test_{judged}" in r), None)
-        result = f", test {judged} {last[f'test_{judged}']:.4f}" if last else ""
+        value = last[f"test_{judged}"] if last else None
+        number = "not finite" if value is None else f"{value:.4f}"
+        result = f", test {judged} {number}" if last else ""
         return f"Run({self.algorithm.name}: {max(len(self.metrics) - 1, 0)} rounds{result})"
 
 

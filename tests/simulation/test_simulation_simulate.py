@@ -1,5 +1,6 @@
 """``simulate``: reproducible numbers, and errors for wrong arguments."""
 
+import dataclasses
 import functools
 import json
 
@@ -141,6 +142,9 @@ def test_the_fields_of_rows(finished):
     assert any(len(row["clients"]) < 6 for row in rows(result)[1:]), "an empty client was drawn"
     assert json.loads(json.dumps(result.metrics)) == result.metrics
     assert repr(result).startswith("Run(fedavg: 4 rounds, test accuracy 0.")
+    lost = {**result.metrics[-1], "test_accuracy": None}  # a score that is not finite
+    lost_run = dataclasses.replace(result, metrics=[*result.metrics[:-1], lost])
+    assert repr(lost_run).endswith("test accuracy not finite)")
 
 
 def test_test_metrics_are_those_of_the_global_model(finished):
