@@ -21,8 +21,8 @@ from fedjax_peft.support.errors import InputError
 
 _BASIS = (
     "With keep_optimizer = true, a client's optimizer remembers gradients of A and B of earlier"
-    " rounds. Set keep_optimizer = false, or average A and B: leave the aggregator out, and space at"
-    " 'factors'."
+    " rounds. Set keep_optimizer = false, or average A and B: leave the aggregator out, and space"
+    " at 'factors'."
 )
 
 
