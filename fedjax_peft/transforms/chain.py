@@ -32,16 +32,15 @@ def chain(*transforms: Transform) -> Transform:
     _check(transforms)
 
     def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
-        memories, measured = [], []
+        done: list[Encoded] = []
         for i, stage in enumerate(_stages(transforms, update)):
             own = jax.random.fold_in(key, i)
             given, back = pack(update, stage.sent) if stage.packs else (update, None)
             encoded = stage.transform.client(given, memory[i], received[i], own)
             _check_encoded(stage.transform, encoded, given, memory[i])
             update = encoded.update if back is None else back(encoded.update)
-            memories.append(encoded.memory)
-            measured.append(encoded.measured)
-        return Encoded(update, tuple(memories), tuple(measured))
+            done.append(encoded)
+        return Encoded(update, tuple(x.memory for x in done), tuple(x.measured for x in done))
 
     def server(
         aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
