@@ -53,18 +53,23 @@ def is_sweep(directory: Path) -> bool:
 
 
 def resume(options: argparse.Namespace) -> None:
-    """Runs the points of the sweep in ``options.run`` that are missing or interrupted."""
+    """Runs the points of the sweep in ``options.run`` that are missing or interrupted.
+
+    Overrides of this command count for the next one too, as in the config of a single run.
+    """
     table = read_sweep(options.run / SWEEP)
     try:
         earlier.check_resumable(options.run, dict(table["config"]))
-        overrides = [*table["overrides"], *options.overrides]
-        planned = sweeps.plan(table["config"], overrides, table["only"])
-        title, options.early_stop, options.replicas = table["title"], table["early_stop"], None
+        again = {name: table[name] for name in ("title", "only", "early_stop", "config")}
+        again["overrides"] = [*table["overrides"], *options.overrides]
+        planned = sweeps.plan(again["config"], again["overrides"], again["only"])
     except (KeyError, TypeError):
         raise InputError(
             f"{options.run / SWEEP} is damaged. Give the sweep's command again, with --resume."
         ) from None
-    _run(planned, options.run, title, options)
+    options.only, options.early_stop, options.replicas = again["only"], again["early_stop"], None
+    _begin(options.run, planned, again, options)
+    _run(planned, options.run, again["title"], options)
 
 
 def _run(planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespace) -> None:

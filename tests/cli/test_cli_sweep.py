@@ -136,6 +136,21 @@ def test_a_sweep_is_replaced_with_all_its_points(config, tmp_path, monkeypatch, 
     assert read_toml(tmp_path / "sweep.toml")["keys"] == expected
 
 
+def test_overrides_of_resume_count_for_the_next_one(config, tmp_path, monkeypatch):
+    """Without them, points that have more rounds now would be those of another config."""
+    rounds = []
+
+    def run(planned, *_):
+        rounds.append({point.config["rounds"] for point in planned.points})
+
+    monkeypatch.setattr(sweeping, "_run", run)
+    assert cli.main(["sweep", config, "--out", str(tmp_path)]) == 0
+    for overrides in (["rounds=4"], [], ["seed=2,3"], []):
+        assert cli.main(["resume", str(tmp_path), *overrides]) == 0
+    assert rounds == [{2}, {4}, {4}, {4}, {4}]
+    assert read_toml(tmp_path / "sweep.toml")["keys"] == ["seed", "optimizer.learning_rate"]
+
+
 def test_runs_that_have_ended_leave_the_memory(config, tmp_path, monkeypatch):
     """Each has a model, what its clients keep, and with ``client_state = "disk"`` an open file."""
 
