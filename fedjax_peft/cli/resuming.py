@@ -10,6 +10,7 @@ from fedjax_peft.cli import console
 from fedjax_peft.config import config as configurations
 from fedjax_peft.config import loading
 from fedjax_peft.config.parts import Parts
+from fedjax_peft.report.study import SWEEP
 from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.simulation.storage import record
 from fedjax_peft.support.errors import InputError, nearest
@@ -86,13 +87,15 @@ def command(out: Path) -> str:
 @contextlib.contextmanager
 def advising(out: Path) -> Iterator[None]:
     """Adds the command that continues the runs in ``out`` to the interrupts of the block."""
-    advice = f"Continue with: {command(out)}"
     try:
         yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(advice) from None
-    except Terminated:
-        raise Terminated(advice) from None
+    except (KeyboardInterrupt, Terminated) as interrupt:
+        begun = has_begun(out) or any((out / name).exists() for name in (METHODS, SWEEP))
+        advice = f"Continue with: {command(out)}" if begun else _NOT_BEGUN
+        raise type(interrupt)(advice) from None
+
+
+_NOT_BEGUN = "The run had not begun: give the command again."
 
 
 def _read_methods(path: Path) -> dict[str, dict[str, Any]]:

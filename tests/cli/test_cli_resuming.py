@@ -78,6 +78,21 @@ def test_sigterm_prints_it_too(single, tmp_path, runs, capsys):
     assert capsys.readouterr().err.endswith(advice)
 
 
+def test_an_interrupt_before_a_run_has_begun_says_so(
+    single, several, tmp_path, monkeypatch, capsys
+):
+    """While data and weights are loaded, the folder holds nothing that could be resumed."""
+
+    def run(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(configs, "run", run)
+    assert cli.main(["run", single, "--out", str(tmp_path / "one")]) == 130
+    assert capsys.readouterr().err.endswith(". The run had not begun: give the command again.\n")
+    assert cli.main(["run", several, "--out", str(tmp_path / "two")]) == 130
+    assert capsys.readouterr().err.endswith(f"fedjax-peft resume {tmp_path / 'two'}\n")
+
+
 def test_methods_without_a_run_yet_are_resumed_too(several, tmp_path, runs, capsys):
     out = tmp_path / "runs"
     runs.interrupted.add("one")
