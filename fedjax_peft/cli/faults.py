@@ -6,6 +6,7 @@ import io
 import os
 import sys
 
+from fedjax_peft.support import memory
 from fedjax_peft.support.display import paragraph, show
 from fedjax_peft.support.errors import InputError
 
@@ -29,7 +30,6 @@ _ADDRESS_SPACE = 3_500_000_000
 """Bytes that JAX needs. With jax 0.10, a run of a tiny model aborts at 3.0e9, not at 4.0e9."""
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EINVAL)
 """Errors of writing to an open file; they do not contain its path."""
-_NO_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "bad_alloc")
 _NO_LIBRARY_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
 
@@ -130,7 +130,7 @@ def _text(error: BaseException) -> str | None:
             f" ({show(error.object, 60)}). Save files as UTF-8, and set a UTF-8 locale, such as"
             " LC_ALL=C.UTF-8."
         )
-    if isinstance(error, MemoryError) or any(word in message for word in _NO_MEMORY):
+    if memory.is_exhausted(error):
         detail = f": {first}" if first else ""
         return (
             f"There is not enough memory{detail}. Try a smaller batch_size,"

@@ -17,7 +17,8 @@ from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.simulation.interrupts import noted
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, has_ended, number, read_metrics
 from fedjax_peft.simulation.stopping import Stop, any_of, median_rule
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support import memory
+from fedjax_peft.support.errors import InputError, first_line
 
 _REPLICAS = 8
 """Points side by side on an accelerator. A stack of more runs needs more memory."""
@@ -179,6 +180,12 @@ class _Results:
             self.runs[job.name] = job.run(path, resume, rule, engine)
         except InputError as problem:
             self.end(job, [], time.perf_counter() - began, str(problem))
+        except Exception as problem:
+            # Points side by side may have room one after the other: the user can ask for this.
+            if engine is not None or not memory.is_exhausted(problem):
+                raise
+            reason = f"there is not enough memory: {first_line(problem)}"
+            self.end(job, [], time.perf_counter() - began, reason)
         else:
             self.end(job, self.runs[job.name].metrics, time.perf_counter() - began)
 

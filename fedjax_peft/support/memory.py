@@ -20,6 +20,12 @@ def available() -> int | None:
     return min(found, default=None)
 
 
+def is_exhausted(error: BaseException) -> bool:
+    """Returns whether an exception says that there is not enough memory."""
+    words = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "bad_alloc")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
 def require(size: float, what: str, advice: str) -> None:
     """Raises InputError if a setting needs more memory than is available.
 

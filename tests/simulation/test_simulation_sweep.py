@@ -161,6 +161,20 @@ def test_a_failure_is_named_after_the_other_points_have_run(tmp_path, model):
     assert (tmp_path / "s" / "seed=0,rate=0.1,mu=1.0" / "metrics.jsonl").exists()
 
 
+def test_a_point_without_memory_does_not_stop_those_after_it(tmp_path, model):
+    def clients(p):
+        if p["seed"] == 0:
+            raise MemoryError("Unable to allocate 8 TiB")
+        return FEDERATION
+
+    points = fp.grid(seed=[0, 1], rate=[0.1], mu=[1.0])
+    with pytest.raises(InputError, match=r"1 of 2 runs.*not enough memory: Unable to allocate"):
+        fp.sweep(make, model, clients, points=points, out=tmp_path, **OPTIONS)
+    assert (tmp_path / "seed=1,rate=0.1,mu=1.0" / "params.safetensors").exists()
+    with pytest.raises(MemoryError):  # one after the other they may have room
+        fp.sweep(make, model, clients, points=points, replicas=2, **OPTIONS)
+
+
 def test_wrong_points_are_refused(model):
     def run(points, **options):
         fp.sweep(make, model, FEDERATION, points=points, **run_options(**GIVEN, **options))
