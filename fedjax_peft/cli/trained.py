@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from fedjax_peft.config import loading
 from fedjax_peft.config.loading import TrainedModels
@@ -15,6 +16,7 @@ from fedjax_peft.simulation.client_models import check_format
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.storage import record
 from fedjax_peft.simulation.summaries import personal_privacy_note
+from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import check_output, replace_file
 from fedjax_peft.tasks import Task
@@ -23,7 +25,7 @@ from fedjax_peft.tasks import Task
 def export(options: argparse.Namespace) -> None:
     """Writes the trained leaves of a run in an exchange format."""
     models = (_export_to_hub if options.format == "hub" else _export)(options)
-    _print_note(models)
+    _print_notes(models, options.run)
     if models.chosen and (
         note := personal_privacy_note(read_metrics(options.run / "metrics.jsonl"))
     ):
@@ -91,7 +93,7 @@ def predict(options: argparse.Namespace) -> None:
         if options.clients is not None:
             output = output / f"client_{client:04d}.jsonl"
         replace_file(output, lines.encode())
-    _print_note(models)
+    _print_notes(models, options.run)
 
 
 def _sampled(task: Task, options: argparse.Namespace) -> Task:
@@ -120,6 +122,14 @@ def _models(options: argparse.Namespace) -> TrainedModels:
     return models
 
 
-def _print_note(models: TrainedModels) -> None:
-    if models.note:
-        print(f"fedjax-peft: {models.note}", file=sys.stderr)
+def _print_notes(models: TrainedModels, run: Path) -> None:
+    """Prints that selected clients never trained, and that the run is not at its end."""
+    notes = [models.note] if models.note else []
+    known = load_run(run) if (run / "metrics.jsonl").is_file() else None
+    if known is not None and not known.finished:
+        notes.append(
+            f"{run} is unfinished: it has done {known.rows[-1]['round'] if known.rows else 0} of"
+            f" {known.config.get('rounds')} rounds. The model is that of its last checkpoint."
+        )
+    for note in notes:
+        print(display.one_line(f"fedjax-peft: {note}"), file=sys.stderr)

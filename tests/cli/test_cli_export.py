@@ -288,6 +288,16 @@ def test_a_run_without_private_leaves(finished, texts, tmp_path, capsys, monkeyp
     assert not Path("a").exists()
 
 
+def test_an_unfinished_run_is_exported_with_a_note(finished, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for name, kept in (("whole", lines), ("half", lines[:-1])):
+        (run / "metrics.jsonl").write_text("".join(kept))
+        assert cli.main(["export", str(run), "--out", str(tmp_path / name)]) == 0
+        note = "is unfinished: it has done 1 of 2 rounds" in capsys.readouterr().err
+        assert note == (name == "half")
+
+
 def test_export_does_not_change_the_run(alone, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in sorted(alone.rglob("*")) if p.is_file()}
     assert cli.main(["export", str(alone), "--clients=0", "--out", str(tmp_path / "a")]) == 0
