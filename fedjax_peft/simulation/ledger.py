@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
+from jax.extend.core import Literal
 
 from fedjax_peft.contracts import Algorithm, Params, PyTree, Transform
 from fedjax_peft.models.base import Model
@@ -42,7 +43,8 @@ class Ledger:
 
     Of a LoRA leaf, only the entries of the client's own rank are counted. An upload transform
     replaces the sizes of uploads (``Transform.wire``), and clients also fetch what the transform
-    broadcasts. It may also replace the sizes of the broadcast (``Transform.down_wire``).
+    broadcasts. It may also replace the sizes of the broadcast (``Transform.down_wire``). If it
+    draws random numbers for the broadcast, all leaves of it are new in every round.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Ledger:
         self._dense: float = math.inf
         if algorithm.server.frozen_delta is not None:
             self._dense = tree.nbytes(jax.eval_shape(algorithm.server.frozen_delta, server))
+        self._drawn = set(_sizes([(leaves, down)], {})) if _draws(transform, leaves) else set()
         self._changed = dict.fromkeys(broadcast, 0)  # leaf -> the last round that changed it
         self._last: dict[int, int] = {}  # client -> the last round that it was in
         self._passed_on: dict[int, int] = {}  # round -> bytes
@@ -156,6 +159,7 @@ class Ledger:
         clients, dropped = row.get("clients", ()), row.get("dropped", ())
         for client in (*clients, *row.get("failed", ()), *row.get("late", ())):
             self._last[client] = row["round"]
+        self._changed |= dict.fromkeys(self._drawn, row["round"])
         taken = [client for client in clients if client not in dropped]
         if not taken and not self._moves_alone:
             return  # the server has not changed
@@ -212,6 +216,24 @@ def _uploaded(
     received = jax.eval_shape(lambda x: transform.broadcast(transform.init(x)), change)
     fetched = {_RECEIVED: tree.nbytes(received)} if tree.nbytes(received) else {}
     return [(change, wires), (rest, wires_of(rest))], fetched
+
+
+def _draws(transform: Transform | None, leaves: PyTree) -> bool:
+    """Returns whether the broadcast that a transform makes of leaves depends on its key."""
+    receive = None if transform is None else transform.receive
+    if transform is None or receive is None:
+        return False
+    state = jax.eval_shape(transform.init, leaves)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    traced = jax.make_jaxpr(lambda key, *of: receive(*of, key)[0])(key, leaves, state).jaxpr
+    drawn = {traced.invars[0]}
+
+    def some(variables: Sequence[Any]) -> bool:
+        return any(not isinstance(v, Literal) and v in drawn for v in variables)
+
+    for equation in traced.eqns:
+        drawn |= {*equation.outvars} if some(equation.invars) else set()
+    return some(traced.outvars)
 
 
 def _lifted_bytes(algorithm: Algorithm, server: PyTree, leaves: Params) -> int:

@@ -27,6 +27,9 @@ def downlink(transform: Transform) -> Transform:
     ``chain(downlink(int8()), top_k(0.1))`` compresses both ways. The row of a round gains
     ``downlink_error``: the norm of what the broadcast lost over the norm of ``θ_t - θ_0``.
 
+    A leaf that the server has not changed since a client's last round is not sent to it again,
+    unless the compressor draws random numbers: its message then differs from round to round.
+
     Args:
       transform: a compressor without memory, so without error feedback, or a chain of such
         compressors.

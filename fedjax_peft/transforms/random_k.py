@@ -21,7 +21,9 @@ from fedjax_peft.transforms.compressing import check_share, compressor, count, k
 def random_k(share: float, *, error_feedback: bool = False) -> Transform:
     """Sends entries that are drawn at random with a seed that the server knows.
 
-    On the wire: 32 bits for each entry that is sent, or those of the compressor after it.
+    On the wire: 32 bits for each entry that is sent, or those of the compressor after it. A client
+    with a rank of its own (``client_ranks``) also sends the drawn entries that it does not have, as
+    zeros; no more entries are counted than it has.
 
     Args:
       share: of the ``n`` entries of each leaf, above 0 and at most 1; rounded up to ``k`` whole

@@ -139,6 +139,18 @@ def test_compressed_broadcasts_are_counted_down_and_uploads_are_not_changed():
     assert both.down(0) == small, "any message can be read without the ones before it"
 
 
+def test_a_resting_leaf_is_sent_again_if_its_message_is_drawn_anew():
+    rounded = {name: quantize(4, stochastic=name == "drawn") for name in ("drawn", "nearest")}
+    for name, compressor in rounded.items():
+        counted = ledger(chain(downlink(compressor), sign()))
+        whole = counted.down(0)
+        counted.record({"round": 1, "clients": [0], "dropped": []})
+        counted.record({"round": 2, "clients": [0], "dropped": [], "skipped_leaves": ["head.bias"]})
+        assert counted.down(0) == whole - (0 if name == "drawn" else math.ceil((4 * 3 + 32) / 8))
+        counted.record({"round": 3, "clients": [0], "dropped": [0]})  # the server stays as it is
+        assert counted.down(0) == (whole if name == "drawn" else 0)
+
+
 @pytest.mark.slow
 def test_a_run_with_flasc_is_sparse_in_its_rows():
     row = run(flasc(0.25, 0.5), 3).metrics[-1]
