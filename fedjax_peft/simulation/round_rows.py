@@ -65,22 +65,28 @@ def round_row(info: RoundInfo, *, each: bool = False, lower: Sequence[str] = ("l
     good = took_part & finite & sent
     row["update_norm"] = finite_or_none(norms[good].mean()) if good.any() else None
     if each:
-        per_client = {n: s / np.maximum(c, 1) for n, (s, c) in sums.items()} | {
-            "update_norm": norms
-        }
+        per_client = {n: s / np.where(c > 0, c, np.nan) for n, (s, c) in sums.items()}
+        per_client["update_norm"] = norms
         per_client = {n: np.where(sent, x, np.nan)[took_part] for n, x in per_client.items()}
-        row |= _client_fields(per_client, good[took_part], lower)
+        counted = {
+            n: (good & (sums[n][1] > 0) if n in sums else good)[took_part] for n in per_client
+        }
+        row |= _client_fields(per_client, counted, lower)
     skipped = skipped_leaves(info.sent_leaves)
     return row | _aggregation_fields(aggregation) | ({"skipped_leaves": skipped} if skipped else {})
 
 
 def _client_fields(
-    per_client: Mapping[str, np.ndarray], finite: np.ndarray, lower: Sequence[str]
+    per_client: Mapping[str, np.ndarray], counted: Mapping[str, np.ndarray], lower: Sequence[str]
 ) -> Row:
-    """Returns each client's metrics, and their deviation and worst value over finite uploads."""
+    """Returns each client's metrics, and their deviation and worst value.
+
+    Args:
+      counted: for each metric, the clients with a finite upload and something to measure.
+    """
     row: Row = {"per_client": {n: [finite_or_none(x) for x in v] for n, v in per_client.items()}}
     for name, values in per_client.items():
-        received = values[finite]
+        received = values[counted[name]]
         if len(received):
             row[f"train_{name}_std"] = finite_or_none(received.std())
             row[f"train_{name}_worst"] = finite_or_none(worst(received, name, lower))

@@ -8,8 +8,9 @@ import toy
 from closeness import approx
 from running import model
 
-from fedjax_peft import InputError, attach, heads, partition, peft, random_model
+from fedjax_peft import InputError, attach, heads, partition, peft, random_model, tasks
 from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
+from fedjax_peft.tasks.common import real_rows, total
 from fedjax_peft.testing import TINY_BERT, tiny_dataset
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,25 @@ def test_every_client_and_the_drift_of_the_global_factors():
         assert "per_client" not in other
         assert "effective_rank" not in other
         assert other["update_norm"] == row["update_norm"]
+
+
+def test_a_client_with_nothing_to_measure_has_no_metric():
+    clients = toy.clients([9, 1, 13])
+    base, labels = tasks.classification(), clients.data.columns["labels"]
+    (unmeasured,) = labels[clients.indices[1]]
+
+    def metrics(outputs, batch):
+        counted = real_rows(batch, batch["labels"]) & (batch["labels"] != unmeasured)
+        hits, count = total(outputs.logits.argmax(-1) == batch["labels"], counted)
+        return base.metrics(outputs, batch) | {"others": (hits / 99, count / 99)}
+
+    task = tasks.Task(base.loss, metrics)
+    row = run(clients=clients, rounds=1, task=task, diagnostics=["clients"]).metrics[1]
+    one, none, other = row["per_client"]["others"]
+    assert none is None
+    assert row["train_others_worst"] == min(one, other)
+    sizes = [(labels[clients.indices[i]] != unmeasured).sum() for i in (0, 2)]
+    assert row["train_others"] == approx(np.average([one, other], weights=sizes), rel=1e-5)
 
 
 @pytest.mark.parametrize(
