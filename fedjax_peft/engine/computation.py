@@ -55,7 +55,7 @@ class Computation(NamedTuple):
         if callable(self.engine) and self.examples != "device":
             raise InputError(
                 "Runs side by side share examples on the device: examples = 'host' does not work"
-                " with them."
+                f" with them.{_ONE_BY_ONE}"
             )
         several = callable(self.engine) or jax.process_count() > 1
         if several and self.client_state != "device":
@@ -63,4 +63,8 @@ class Computation(NamedTuple):
             raise InputError(
                 f"{what} keep the clients' state on the device: client_state ="
                 f" {self.client_state!r} does not work with them."
+                f"{_ONE_BY_ONE if callable(self.engine) else ''}"
             )
+
+
+_ONE_BY_ONE = " Run the sweep's points one after the other: --replicas 1 (Python: replicas=1)."
