@@ -173,7 +173,8 @@ def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 _LOWER = {
-    *("backdoor", "loss", "contrastive", "perplexity", "lost", "norm", "error"),
+    *("backdoor", "loss", "losses", "contrastive", "perplexity", "lost", "norm"),
+    *("error", "errors", "mae", "mse", "rmse"),
     *("bytes", "seconds", "time", "std", "steps"),
 }
 

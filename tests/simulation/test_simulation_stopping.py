@@ -52,8 +52,9 @@ def test_less_of_a_loss_is_better():
     found = rows(3.0, 2.0, headline="perplexity", better="lower")
     assert early_stop(target=2.5)(found) == "test_perplexity reached 2.5"
     assert early_stop(target=1.5)(found) is None
-    losses = [{**row, "test_loss": 1.0 + row["round"]} for row in rows(0.1, 0.2)]
-    assert "test_loss" in early_stop(patience=1, metric="test_loss")(losses)
+    for name in ("test_loss", "test_errors", "validation_rmse"):
+        rising = [{**row, name: 1.0 + row["round"]} for row in rows(0.1, 0.2)]
+        assert name in early_stop(patience=1, metric=name)(rising)
 
 
 def test_rules_that_cannot_be_are_refused():
