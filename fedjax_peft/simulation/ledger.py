@@ -220,12 +220,12 @@ def _uploaded(
 
 def _draws(transform: Transform | None, leaves: PyTree) -> bool:
     """Returns whether the broadcast that a transform makes of leaves depends on its key."""
-    receive = None if transform is None else transform.receive
-    if transform is None or receive is None:
+    if transform is None or (receive := transform.receive) is None:
         return False
     state = jax.eval_shape(transform.init, leaves)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    traced = jax.make_jaxpr(lambda key, *of: receive(*of, key)[0])(key, leaves, state).jaxpr
+    trace = jax.make_jaxpr(lambda key, leaves, state: receive(leaves, state, key)[0])
+    traced = trace(key, leaves, state).jaxpr
     drawn = {traced.invars[0]}
 
     def some(variables: Sequence[Any]) -> bool:
