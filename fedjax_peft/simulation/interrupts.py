@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import NoReturn
 
@@ -47,12 +47,15 @@ def end(number: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[Request]:
+def noted(notes: Mapping[int, bytes] | None = None) -> Iterator[Request]:
     """Yields the request that notes Ctrl-C and SIGTERM; a second signal raises at once.
 
     A signal that no :meth:`Request.check` has raised is raised at the end of the block. Only the
     main thread receives signals; in other threads nothing is noted. Handlers that the program has
     set itself stay, and so do those of an outer block.
+
+    Args:
+      notes: number of a signal -> what is printed; by default, that the run ends after its round.
     """
     request = Request()
 
@@ -61,7 +64,7 @@ def noted() -> Iterator[Request]:
             end(number)
         request.number = number
         with contextlib.suppress(OSError):  # print could wait for a lock that this thread holds
-            os.write(2, _NOTED[number])
+            os.write(2, (notes or _NOTED)[number])
 
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     ours = {}

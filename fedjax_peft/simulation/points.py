@@ -3,6 +3,7 @@
 Runs go one after the other, or several at a time as one program (on an accelerator).
 """
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -131,7 +132,7 @@ def _side_by_side(
             with together:
                 results.run(job, out, together.program)
 
-    with noted() as request, ThreadPoolExecutor(replicas, "point") as threads:
+    with noted(_NOTES) as request, ThreadPoolExecutor(replicas, "point") as threads:
         futures = [threads.submit(work, job) for job in jobs]
         try:
             left = set(futures)
@@ -144,6 +145,13 @@ def _side_by_side(
             interrupted.set()
             together.cancel()
             raise
+
+
+_NOTES: dict[int, bytes] = {
+    number: b"\nfedjax_peft: %b: the runs side by side end at once. They continue from their last"
+    b" checkpoints.\n" % name
+    for number, name in ((signal.SIGINT, b"Ctrl-C"), (signal.SIGTERM, b"SIGTERM"))
+}
 
 
 @dataclass

@@ -174,7 +174,7 @@ def test_signals_of_other_threads_and_own_handlers_are_unchanged():
 
 
 @pytest.mark.parametrize("number", ENDS)
-def test_a_signal_ends_points_that_run_side_by_side(number):
+def test_a_signal_ends_points_that_run_side_by_side(number, capfd):
     begun, over = [], threading.Event()
 
     def work(*_):
@@ -188,3 +188,4 @@ def test_a_signal_ends_points_that_run_side_by_side(number):
     with pytest.raises(ENDS[number]):
         run_points(jobs, replicas=2)
     assert len(begun) == 2
+    assert "end at once. They continue from their last checkpoints." in capfd.readouterr().err
