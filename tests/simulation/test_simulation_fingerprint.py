@@ -133,7 +133,7 @@ X, A = FEDERATION.data.columns["x"], MODEL.trainable["layer.lora_a"]
 REFUSED = [
     was("step_size was -0.1, is -1.0", algorithm=prox(rate=1.0)),
     was("scale_by_adam", algorithm=algorithms.fedprox(optax.adam(0.1), mu=0.5)),
-    was("transition_steps was 5, is 9", having(algorithm=decay(5)), algorithm=decay(9)),
+    was("transition_steps was 5.0, is 9.0", having(algorithm=decay(5)), algorithm=decay(9)),
     was("algorithm.client.mu was 0.5, is 0.1", algorithm=prox(mu=0.1)),
     was("algorithm.name was 'fedprox'", algorithm=algorithms.fedavg(optax.sgd(0.1))),
     was("was 'mean'", algorithm=prox(aggregator=aggregators.median())),
