@@ -68,6 +68,10 @@ def resume(options: argparse.Namespace) -> None:
             f"{options.run / SWEEP} is damaged. Give the sweep's command again, with --resume."
         ) from None
     options.only, options.early_stop, options.replicas = again["only"], again["early_stop"], None
+    if options.overrides:  # one that the points refuse must not be kept
+        begun = [p for p in planned.points if resuming.has_begun(options.run / p.folder)]
+        for point in {point.method: point for point in begun}.values():
+            _job(point, again["title"], Parts()).check(options.run / point.folder)
     _begin(options.run, planned, again, options)
     _run(planned, options.run, again["title"], options)
 
@@ -75,24 +79,10 @@ def resume(options: argparse.Namespace) -> None:
 def _run(planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespace) -> None:
     """Runs the points of a planned sweep that have not finished."""
     parts = Parts()
-
-    def job(point: sweeps.Point) -> Job:
-        config = {**point.config, "name": point.config["name"] or point.method or title}
-
-        def run(path: Path | None, resume: bool, stop: Any, engine: Any) -> Any:
-            given = {"parts": parts, "stop": stop, "engine": engine}
-            ended = configs.run(config, out=path, resume=resume, **given)
-            return SimpleNamespace(metrics=ended.metrics)  # models and clients of all would pile up
-
-        def check(path: Path) -> None:
-            configs.run(config, out=path, resume=True, parts=parts, act=check_recorded)
-
-        return Job(point.folder, config["rounds"], run, check, point.method)
-
     shown = SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet)
     with shown, resuming.advising(out):
         run_points(
-            [job(point) for point in planned.points],
+            [_job(point, title, parts) for point in planned.points],
             out=out,
             metric=planned.choose_by,
             early_stop=options.early_stop,
@@ -104,6 +94,21 @@ def _run(planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespa
     present = study.baseline in study.methods  # `--only` may have left it out
     print_study(study if present else study._replace(baseline=None))
     print(f"\nCurves, and tables as files: fedjax-peft report {shlex.quote(str(out))}")
+
+
+def _job(point: sweeps.Point, title: str, parts: Parts) -> Job:
+    """Returns a point of a sweep with this title as a job; ``parts`` are shared by all."""
+    config = {**point.config, "name": point.config["name"] or point.method or title}
+
+    def run(path: Path | None, resume: bool, stop: Any, engine: Any) -> Any:
+        given = {"parts": parts, "stop": stop, "engine": engine}
+        ended = configs.run(config, out=path, resume=resume, **given)
+        return SimpleNamespace(metrics=ended.metrics)  # models and clients of all would pile up
+
+    def check(path: Path) -> None:
+        configs.run(config, out=path, resume=True, parts=parts, act=check_recorded)
+
+    return Job(point.folder, config["rounds"], run, check, point.method)
 
 
 def _begin(
