@@ -22,6 +22,7 @@ from fedjax_peft.engine.setup import Setup
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.reuse import split, storing
 from fedjax_peft.numerics import tree
+from fedjax_peft.numerics.forms import check_type
 from fedjax_peft.numerics.hyperparameters import Maker, Values, parametrised
 from fedjax_peft.numerics.measures.diagnosis import diagnosis, probe
 from fedjax_peft.numerics.roles import assign_roles
@@ -371,8 +372,9 @@ def wrapped(
             case c.Privacy():
                 algorithm = wrapper.protect(algorithm, federation)
             case c.Attack() | c.Asynchronous():
-                algorithm, own = wrapper.apply(algorithm, federation)
-                stages = stages.then(own)
+                made = wrapper.apply(algorithm, federation)
+                check_type(f"The function `apply` of {wrapper.name!r}", made, c.Wrapped)
+                algorithm, stages = made.algorithm, stages.then(made.stages)
     return c.Wrapped(algorithm, stages)
 
 

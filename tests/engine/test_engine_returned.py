@@ -9,7 +9,7 @@ import toy
 import fedjax_peft as fp
 from fedjax_peft import InputError
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.contracts import Aggregated, Encoded, Roles, Transform
+from fedjax_peft.contracts import Aggregated, Attack, Encoded, Roles, Transform
 
 PLAIN = fedavg(optax.sgd(0.1))
 FIRST = "head.bias"
@@ -109,6 +109,10 @@ WRONG = {
     "wire": (
         sending(lambda u, *rest: Encoded(u), wire=lambda template, wires: 1),
         r"`wire` of 'mine'.*Wire\(entries, bits",
+    ),
+    "attack": (
+        {"algorithm": PLAIN, "attack": Attack("mine", lambda a, facts: a, lambda n: (0,))},
+        r"`apply` of 'mine'.*Wrapped\(algorithm, stages\)",
     ),
     "logits": ({"algorithm": PLAIN, "model": BARE}, r"forward pass.*Outputs\(logits"),
     "kinds": (
