@@ -1,6 +1,5 @@
 """A trained adapter for the Hugging Face hub: its files, a model card made from the run, upload."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,8 +13,9 @@ from fedjax_peft.peft.io import describe
 from fedjax_peft.peft.io.export import export, formats
 from fedjax_peft.peft.io.files import Format
 from fedjax_peft.report import wording
-from fedjax_peft.report.judgement import sampling_variance
+from fedjax_peft.report.judgement import tested_examples
 from fedjax_peft.report.records import RunRecord, load_run
+from fedjax_peft.report.separation import wilson
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.storage.record import as_asked, config_text, environment
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words, summary
@@ -25,8 +25,6 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
 _CONFIG = "config.toml"
-_Z = 1.96
-"""Standard errors on each side of a 95 % interval."""
 
 
 class Choices(NamedTuple):
@@ -240,12 +238,11 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterable[tuple[str, 
     metric, score = facts["headline"], facts["final_score"]
     text, word = wording.score_text(wording.is_share(metric)), wording.word(metric)
     if score is not None:
-        variance = sampling_variance(record, f"test_{metric}", score)
-        if variance is None:
+        examples = tested_examples(record, f"test_{metric}", score)
+        if examples is None:
             within = "no interval is known for it"
         else:
-            ends = (score - _Z * math.sqrt(variance), score + _Z * math.sqrt(variance))
-            low, high = (text(min(max(end, 0.0), 1.0)) for end in ends)
+            low, high = map(text, wilson(score, examples))
             within = f"95 % interval {low} to {high} over samples of test examples"
         after = f"after round {facts['final_round']}"
         yield f"Test {word}", f"{text(score)} {after}; {within}. One seed; others differ."

@@ -61,7 +61,13 @@ def _source(config: Mapping[str, Any]) -> list[Any]:
 
 
 def sampling_variance(run: RunRecord, field: str, value: float) -> float | None:
-    """Returns the variance of a run's score over samples of test examples; None if unknown.
+    """Returns the variance of a run's score over samples of test examples; None if unknown."""
+    examples = tested_examples(run, field, value)
+    return separation.binomial(value, examples) if examples else None
+
+
+def tested_examples(run: RunRecord, field: str, value: float) -> int | None:
+    """Returns of how many examples a run's score is a share; None if it is none, or unknown.
 
     A mean over clients counts as a mean over all their examples.
     """
@@ -74,4 +80,4 @@ def sampling_variance(run: RunRecord, field: str, value: float) -> float | None:
         data = run.config.get("data")  # rows of older versions do not have the size
         size = data.get("test_examples") if isinstance(data, dict) else None
         examples = size if type(size) is int and size > 0 else None
-    return separation.binomial(value, int(examples)) if examples else None
+    return int(examples) if examples else None

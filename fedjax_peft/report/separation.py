@@ -147,6 +147,14 @@ def binomial(share: float, examples: int) -> float:
     return near * (1 - near) / examples
 
 
+def wilson(share: float, examples: int) -> tuple[float, float]:
+    """Returns the ends of Wilson's 95 % interval of a share: also right near 0 and 1."""
+    z2 = student(LEVEL, math.inf) ** 2
+    middle = (share * examples + z2 / 2) / (examples + z2)
+    half = math.sqrt(z2 * (share * (1 - share) * examples + z2 / 4)) / (examples + z2)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
 def _compare(
     group: Group, reference: Group, level: float, obstacle: str | None, over_seeds: bool
 ) -> PairComparison:

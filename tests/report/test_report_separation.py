@@ -5,10 +5,11 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 from closeness import approx
 
 from fedjax_peft.report.intervals import paired
-from fedjax_peft.report.separation import Group, Measurement, binomial, rank
+from fedjax_peft.report.separation import Group, Measurement, binomial, rank, wilson
 
 
 def group(name, values, variance=None, freedom=math.inf):
@@ -114,3 +115,10 @@ def test_without_a_margin_groups_are_not_separated(one, other, obstacle, basis):
 def test_a_share_of_all_examples_has_a_variance():
     assert 0 < binomial(1.0, 10) < binomial(0.5, 10)
     assert binomial(0.3, 10_000) == approx(0.3 * 0.7 / 10_000, rel=1e-3)
+
+
+@pytest.mark.parametrize(("right", "examples"), [(42, 42), (0, 5), (700, 1000)])
+def test_wilsons_interval_is_scipys(right, examples):
+    """A share of 42 of 42 is not known to 1 point: the interval begins at 92 %."""
+    expected = scipy.stats.binomtest(right, examples).proportion_ci(method="wilson")
+    assert wilson(right / examples, examples) == approx((expected.low, expected.high), rel=1e-9)
