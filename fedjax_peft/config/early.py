@@ -12,7 +12,11 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.config import memory, plugins
 from fedjax_peft.config.parts import fingerprint
 from fedjax_peft.data.sources import check_header
+from fedjax_peft.simulation import checks
 from fedjax_peft.simulation.records import RECORDS
+
+
+_NUMBERS = ("rounds", "clients_per_round", "batch_size", "seed", "epochs", "local_steps")
 
 
 def check(resolved: Iterable[dict[str, Any]]) -> None:
@@ -54,7 +58,17 @@ def _check_rest(config: dict[str, Any]) -> None:
     configs.build_records(config)
 
 
+def _check_numbers(config: dict[str, Any]) -> None:
+    """Checks the numbers of a run's rounds, clients and local work."""
+    given = {name: config[name] for name in _NUMBERS[:3]}
+    positive = {name: number for name, number in given.items() if number is not None}
+    checks.check_counts(positive, {"seed": config["seed"]})
+    stragglers = config["system"]["stragglers"]
+    checks.check_work(config["epochs"], config["local_steps"], stragglers)
+
+
 _CHECKS = {
+    _check_numbers: (*_NUMBERS, "system"),
     _check_data_and_model: ("data", "partition", "task", "model", "peft"),
     _check_rest: (
         *("algorithm", "aggregator", "optimizer", "schedule", "server_schedule", "transforms"),

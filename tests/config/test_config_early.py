@@ -90,6 +90,10 @@ def test_a_first_row_may_lack_a_column_that_is_renamed(tmp_path):
         ("data.name=/nowhere.csv", "neither a named data set"),
         ("algorithm={name='fedprox', mu=-1.0}", "mu = -1.0"),
         ("optimizer.learning_rate=-1.0", "learning_rate"),
+        ("rounds=-3", "rounds = -3"),
+        ("seed=-1", "seed = -1"),
+        ("clients_per_round=0", "clients_per_round = 0"),
+        ("local_steps=[8, 2]", "Write local_steps = "),
     ],
 )
 def test_model_and_algorithm(folder, override, complaint):
