@@ -15,7 +15,6 @@ from fedjax_peft.data.sources import check_header
 from fedjax_peft.simulation import checks
 from fedjax_peft.simulation.records import RECORDS
 
-
 _NUMBERS = ("rounds", "clients_per_round", "batch_size", "seed", "epochs", "local_steps")
 
 

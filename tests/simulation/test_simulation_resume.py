@@ -111,6 +111,20 @@ def test_more_rounds_may_be_asked_for(straight, tmp_path):
     assert_same(run(out, resume=True), straight)
 
 
+def test_a_run_that_goes_on_with_other_versions_says_so(straight, copy):
+    """The environment keeps where it began, over two moves too."""
+    path = copy / "environment.json"
+    began = json.loads(path.read_text())
+    began["versions"]["jax"] = "0.4.1"
+    path.write_text(json.dumps(began))
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"another environment \(jax .* instead of 0.4.1\)"):
+            assert_same(run(copy, resume=True), straight)
+        now = json.loads(path.read_text())
+        assert now.pop("first") == began
+        assert now == record.environment()
+
+
 def test_resuming_a_finished_run_trains_no_round(straight, copy):
     seen, fresh = [], toy.model()
     assert_same(run(copy, resume=True, on_round=seen.append, model=fresh), straight)

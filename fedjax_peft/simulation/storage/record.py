@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedjax_peft.simulation.storage.checkpoint import Checkpoints
 from fedjax_peft.simulation.storage.lock import RunLock
 from fedjax_peft.simulation.storage.tracking import Tracking
 from fedjax_peft.simulation.trackers.base import Tracker
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.errors import InputError, users_level
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.toml import read_toml
 
@@ -107,9 +108,8 @@ class Record:
                     " replace it with --overwrite, or choose another directory with --out."
                 )
             fingerprint.check_same(out, read_resumable(out), _without_none(config), found)
-        replace_file(
-            out / "environment.json", (json.dumps(environment(), indent=2) + "\n").encode()
-        )
+        path = out / "environment.json"
+        replace_file(path, (json.dumps(_with_first(path), indent=2) + "\n").encode())
         if not config_file.exists() or (out / fingerprint.NAME).exists():
             fingerprint.save(out, found)  # nobody knows that of a run of an earlier version
         write_config(config_file, config)
@@ -213,6 +213,41 @@ def environment() -> dict[str, Any]:
         "device": device_name(),
         "commit": _commit(),
     }
+
+
+def _with_first(path: Path) -> dict[str, Any]:
+    """Returns the environment; of a run that began in another one, also that: ``first``.
+
+    It is another one with other versions, or on another kind of device. The bits of a continued run
+    are then not those of one without a break, which a warning says.
+    """
+    now = environment()
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        first = before.pop("first", before)
+        versions, kind = dict(first["versions"]), _kind(first["device"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return now  # a new run, or a damaged file, which only reports read
+    moved = [
+        f"{name} {x} instead of {versions.get(name)}"
+        for name, x in now["versions"].items()
+        if x != versions.get(name)
+    ]
+    if kind != _kind(now["device"]):
+        moved.append(f"{_kind(now['device'])} instead of {kind}")
+    if not moved:
+        return now
+    warnings.warn(
+        f"The run in {path.parent} began in another environment ({'; '.join(moved)}): its last"
+        " digits may differ from those of a run without a break.",
+        stacklevel=users_level(),
+    )
+    return {**now, "first": first}
+
+
+def _kind(device: str) -> str:
+    """Returns the kind in a device's name, of which the number does not change results."""
+    return device.partition(" x ")[2].partition(" of ")[0]
 
 
 def device_name() -> str:
