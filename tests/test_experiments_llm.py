@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import scipy.stats
 from closeness import approx
 from made_runs import read_table
 from shallow import no_drawings  # noqa: F401
@@ -35,7 +37,9 @@ talk.politics.misc talk.religion.misc
 
 
 def test_the_sweeps_have_their_methods_and_seeds():
-    rates = {name: [3e-3, 6e-3, 1.2e-2] for name in FIGURES["METHODS"]}
+    smollm2 = config.methods(config.load(FOLDER / "smollm2.toml"))
+    assert smollm2.keys() == {"fedavg", "fra", "federa"}
+    rates = {name: [3e-3, 6e-3, 1.2e-2] for name in FIGURES["METHODS"] if name != "federa"}
     rates["ffa"] = rates["fedsvd"] = [3e-3, 6e-3, 1.2e-2, 2.4e-2]
     for name, expected in {"instructions": {"fedavg": [6e-3]}, "methods": rates}.items():
         sweep = plan(config.load(FOLDER / f"{name}.toml"))
@@ -74,9 +78,11 @@ def test_scores_by_task():
         {"task": task, "messages": [{}, {"content": answer}]}
         for task, answer in [("a", "yes"), ("a", "no"), ("b", "One, two")]
     ]
-    assert FIGURES["matches"](["Yes.", "yes", "one two"], rows) == {"all": 2 / 3, "a": 0.5, "b": 1}
+    right = FIGURES["matches"](["Yes.", "yes", "one two"], rows)
+    assert right == [1, 0, 1]
+    assert FIGURES["shares"](right, rows) == {"all": 2 / 3, "a": 0.5, "b": 1}
     train = [rows[0], rows[0], rows[1], rows[2]]
-    assert FIGURES["most_frequent"](train, rows) == {"all": 2 / 3, "a": 0.5, "b": 1}
+    assert FIGURES["most_frequent"](train, rows) == [1, 0, 1]
 
 
 def test_the_table_compares_with_the_most_frequent_answer():
@@ -87,6 +93,19 @@ def test_the_table_compares_with_the_most_frequent_answer():
     made = FIGURES["table"](cells, scores, fixed)
     assert made.rows[-1][2] == "60.0 ± 14.1"
     assert made.rows[-1][3].startswith("+25.0 [")
+
+
+def test_one_seed_is_compared_by_prompts():
+    record = SimpleNamespace(config={"optimizer": {"learning_rate": 0.1}})
+    right = {FIGURES["FREQUENT"]: [1, 0, 0, 0], "fedavg": [1, 1, 0, 0], "fra": [1, 1, 1, 0]}
+    cells = {name: Cell(name, {}, {0: record}) for name in ("fedavg", "fra")}
+    scores = {name: {0: {"all": np.mean(right[name])}} for name in cells}
+    made = FIGURES["table"](cells, scores, {FIGURES["FREQUENT"]: {"all": 0.25}}, right)
+    expected = scipy.stats.ttest_1samp([0, 1, 0, 0], 0).confidence_interval(0.95)
+    interval = f"[{100 * expected.low:+.1f}, {100 * expected.high:+.1f}]"
+    assert [row[3] for row in made.rows[1:]] == [f"+25.0 {interval}", "+50.0 [-41.9, +141.9]"]
+    assert made.rows[2][4] == f"+25.0 {interval}"
+    assert "paired by prompt" in made.notes[0]
 
 
 def test_differences_with_an_interval_are_drawn(tmp_path):

@@ -6,7 +6,8 @@
 Writes ``exact_match`` (PNG, SVG, PDF, and its data as CSV), ``by_task`` (Markdown, CSV, LaTeX) and
 ``answers.md``, the answers to some prompts before and after. For the table, the final models answer
 all test prompts again. With several methods, each has the learning rate that the sweep chose on
-validation, and ``differences`` shows them beside FedAvg.
+validation, and ``differences`` shows them beside FedAvg. With one seed, the table's differences are
+paired by prompt.
 """
 
 import argparse
@@ -32,6 +33,7 @@ METHODS = {
     "lora_fair": "LoRA-FAIR",
     "fedsvd": "FedSVD",
     "fedex": "FedEx-LoRA",
+    "federa": "FeDeRA",
 }
 """Another method of a sweep has its line here."""
 SUBJECTS = "religion, computers, for sale, recreation, science, politics"
@@ -71,18 +73,24 @@ def answers(model: fp.Model, params: Any, rows: Sequence[Mapping[str, Any]]) -> 
     return fp.generate(model, params, prompts, **settings)
 
 
-def matches(given: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Scores:
+def matches(given: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Returns 1 for each answer that is right to the word, 0 for the others."""
+    pairs = zip(given, rows, strict=True)
+    return [float(exact_match(answer, row["messages"][-1]["content"])) for answer, row in pairs]
+
+
+def shares(right: Sequence[float], rows: Sequence[Mapping[str, Any]]) -> Scores:
     """Returns the share of exact matches of every task, and of all rows."""
-    right: dict[str, list[float]] = {"all": []}
-    for answer, row in zip(given, rows, strict=True):
-        score = exact_match(answer, row["messages"][-1]["content"])
-        for key in ("all", row["task"]):
-            right.setdefault(key, []).append(float(score))
-    return {task: float(np.mean(scores)) for task, scores in right.items()}
+    found: dict[str, list[float]] = {"all": [*right]}
+    for score, row in zip(right, rows, strict=True):
+        found.setdefault(row["task"], []).append(score)
+    return {task: float(np.mean(scores)) for task, scores in found.items()}
 
 
-def most_frequent(train: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Scores:
-    """Returns the scores of always giving a task's most frequent answer."""
+def most_frequent(
+    train: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    """Returns which rows are right if a task's most frequent answer is always given."""
     counts: dict[str, Counter] = {}
     for row in train:
         counts.setdefault(row["task"], Counter())[row["messages"][-1]["content"]] += 1
@@ -153,7 +161,10 @@ def draw_differences(scores: Mapping[str, Mapping[Any, Scores]], stem: Path) -> 
 
 
 def table(
-    cells: Mapping[str, Cell], scores: Mapping[str, Mapping[Any, Scores]], fixed: Mapping[str, Any]
+    cells: Mapping[str, Cell],
+    scores: Mapping[str, Mapping[Any, Scores]],
+    fixed: Mapping[str, Any],
+    prompts: Mapping[str, Sequence[float]] | None = None,
 ) -> TextTable:
     """Returns the table of exact matches by task.
 
@@ -161,7 +172,18 @@ def table(
       cells: method -> its chosen cell.
       scores: method -> seed -> scores.
       fixed: name of a row without seeds -> its scores.
+      prompts: of methods with one seed, name of a row -> which prompts it answers rightly. Then
+        the differences are paired by prompt.
     """
+
+    def minus(name: str, other: str) -> str:
+        if prompts is not None:
+            return paired(*(dict(enumerate(prompts[row])) for row in (name, other))).text(100)
+        own = {seed: x["all"] for seed, x in scores[name].items()}
+        if other in fixed:
+            return paired(own, dict.fromkeys(own, fixed[other]["all"])).text(100)
+        return paired(own, {seed: x["all"] for seed, x in scores[other].items()}).text(100)
+
     tasks = list(next(iter(fixed.values())))
     header = ["method", "learning rate", *(f"{task} %" for task in tasks)]
     header += ["minus most frequent, points", "minus FedAvg, points"]
@@ -172,18 +194,17 @@ def table(
     for name, cell in cells.items():
         rate = cell.learning_rate
         by_seed = {task: {s: x[task] for s, x in scores[name].items()} for task in tasks}
-        difference = "-"
-        if name != "fedavg" and "fedavg" in scores:
-            base = {seed: x["all"] for seed, x in scores["fedavg"].items()}
-            difference = paired(by_seed["all"], base).text(100)
+        compared = name != "fedavg" and "fedavg" in scores
+        difference = minus(name, "fedavg") if compared else "-"
         parts = [summarise(by_seed[task]).text(100) for task in tasks]
-        above = paired(by_seed["all"], dict.fromkeys(by_seed["all"], fixed[FREQUENT]["all"]))
-        rows.append([METHODS[name], f"{rate:g}", *parts, above.text(100), difference])
+        rows.append([METHODS[name], f"{rate:g}", *parts, minus(name, FREQUENT), difference])
     seeds = sorted({len(cell.runs) for cell in cells.values()})
+    over, by = f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds", "seed"
+    if prompts is not None:
+        over, by = "one seed", "prompt"
     note = (
-        "Exact matches of the final model's answers on the test prompts (greedy), mean ± standard"
-        f" deviation over {' or '.join(map(str, seeds))} seeds; differences are paired by seed,"
-        " with the 95 % t interval."
+        f"Exact matches of the final model's answers on the test prompts (greedy), {over};"
+        f" differences are paired by {by}, with the 95 % t interval."
     )
     return TextTable("Exact matches by task", header, rows, [note])
 
@@ -209,7 +230,8 @@ def main(words: Sequence[str] | None = None) -> None:
     cells = {name: found[name] for name in METHODS if name in found}
     train, rows = read_rows(a.data / "train.jsonl"), read_rows(a.data / "test.jsonl")
     scores: dict[str, dict[Any, Scores]] = {name: {} for name in cells}
-    fixed: dict[str, Scores] = {FREQUENT: most_frequent(train, rows)}
+    prompts = {FREQUENT: most_frequent(train, rows)}
+    fixed: dict[str, Scores] = {FREQUENT: shares(prompts[FREQUENT], rows)}
     own = [{"messages": [{"role": "user", "content": x}, {}]} for x in PROMPTS]
     shown: dict[str, list[str]] = {}
     for name, cell in cells.items():
@@ -218,15 +240,17 @@ def main(words: Sequence[str] | None = None) -> None:
             if not shown:
                 start = run.model, run.model.trainable
                 shown["the base"] = answers(*start, own)
-                fixed = {"the base": matches(answers(*start, rows), rows), **fixed}
+                fixed = {"the base": shares(matches(answers(*start, rows), rows), rows), **fixed}
             if METHODS[name] not in shown:
                 shown[METHODS[name]] = answers(run.trained, run.params, own)
-            scores[name][seed] = matches(answers(run.trained, run.params, rows), rows)
+            prompts[name] = matches(answers(run.trained, run.params, rows), rows)
+            scores[name][seed] = shares(prompts[name], rows)
     a.out.mkdir(parents=True, exist_ok=True)
     draw(cells, fixed[FREQUENT]["all"], a.out / "exact_match")
     if len(scores) > 1 and "fedavg" in scores:
         draw_differences(scores, a.out / "differences")
-    made = table(cells, scores, fixed)
+    single = all(len(found) == 1 for found in scores.values())
+    made = table(cells, scores, fixed, prompts if single else None)
     made.write(a.out / "by_task")
     (a.out / "answers.md").write_text(examples(shown))
     print(made.markdown())
