@@ -296,6 +296,25 @@ def test_files_that_pages_name_exist():
             assert known, f"{page.relative_to(ROOT)} names {path}"
 
 
+def test_names_in_the_tables_of_the_architecture_exist():
+    """In the file that stands before them."""
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    rows = re.findall(r"^\| .* \| (.*) \|$", text, re.MULTILINE)
+    found = 0
+    for row in rows:
+        source = ""
+        for word in re.findall(r"`([\w./]+)`", row):
+            if "/" in word:
+                path = ROOT / "fedjax_peft" / word
+                assert path.exists(), word
+                source = path.read_text() if path.is_file() else ""
+            elif source:
+                name = word.rpartition(".")[2]
+                assert re.search(rf"\b(def|class) {name}\b", source), f"{word} in {row}"
+                found += 1
+    assert found > 40
+
+
 def test_commands_of_pages_are_accepted():
     """Their options are those of the command line; what they name need not be there."""
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
