@@ -1,6 +1,8 @@
 """The contracts of the library: the types of its data and its callables, one file a contract.
 
-Implementations are plain functions and NamedTuples of functions; no base class is needed.
+Implementations are plain functions and NamedTuples of functions; no base class is needed. The files
+``dual_modes`` and ``instance_weights`` are no contracts: they are functions of leaves that
+algorithms and the adapters of :mod:`fedjax_peft.peft` share, without an import of Flax.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What a model returns, and how it is called."""
+"""A model: its outputs, its forward pass, and how tokens are drawn from it."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol

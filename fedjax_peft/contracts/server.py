@@ -1,4 +1,4 @@
-"""The server's part of a round."""
+"""The server's part of a round: what it knows, its state, its update and its broadcast."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What happens to an upload on its way, such as compression."""
+"""Upload transforms, such as compression: a part at the client, one at the server, the bytes."""
 
 import math
 from collections.abc import Callable

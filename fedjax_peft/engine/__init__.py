@@ -1,1 +1,1 @@
-"""The round engine: plan, lanes, and the round as one program."""
+"""The engine: plans, a round as one program, sessions. Read ``reference`` first, then ``round``."""

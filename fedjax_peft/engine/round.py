@@ -1,19 +1,12 @@
 """A whole communication round as one XLA program.
 
-The program loops over the plan's time steps; the number of steps is a run-time value. Each time
-step works on all lanes, and a lane trains one client at a time:
+    the server broadcasts                             start.py
+    the clients of the plan work, send, and keep      local_work.py, client.py, stages.py
+    the server aggregates, updates and measures       server_step.py
 
-    where a client begins, its lane is set up from the broadcast and the client's state
-    every busy lane takes one local step
-    where a client ends, its upload goes into the accumulator and its client state is written back
-
-The aggregation and the server update follow the loop. Evaluation is the same loop, but its steps
-measure and do not train.
-
-The parts of this text are :mod:`~fedjax_peft.engine.start`, :mod:`~fedjax_peft.engine.local_work`
-(with :mod:`~fedjax_peft.engine.client` and :mod:`~fedjax_peft.engine.stages`) and
-:mod:`~fedjax_peft.engine.server_step`; the reference engine puts the same parts together without
-lanes.
+The clients' work is a loop over the plan's time steps, whose number is a run-time value. Evaluation
+is the same program with clients that measure and do not train (:mod:`~fedjax_peft.engine.work`).
+:mod:`~fedjax_peft.engine.reference` is the same round without lanes and jit.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,8 @@
     encode          the client's part of the upload transform                     (Transform.client)
     received        what an asynchronous server makes of it, for example          (Stages.received)
     zero unmasked   the same entries become 0, if the aggregator asks for zeros
-    accept          an upload that is not finite is left out, and gets the weight 0
+    accept          an upload that is not finite is left out, and gets the weight 0; if clients add
+                    noise themselves, one that learned nothing takes its place
 
 Each is a function of a single upload. Both engines put them together once for a program: the
 compiled one maps them over its lanes, the reference engine calls them client by client.
