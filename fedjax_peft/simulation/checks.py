@@ -416,9 +416,9 @@ def _logits(model: Model, data: Dataset) -> int:
     batch: Any = {name: jnp.asarray(x[:1]) for name, x in data.columns.items()}
     batch |= {"mask": np.ones(1, bool), "step": np.int32(0), "steps": np.int32(1)}
 
-    def forward(trainable: Params) -> Any:
-        return model.apply(model.frozen, trainable, batch, None, False)
+    def forward(frozen: Params, trainable: Params) -> Any:
+        return model.apply(frozen, trainable, batch, None, False)
 
-    outputs = jax.eval_shape(forward, model.trainable)
+    outputs = jax.eval_shape(forward, model.frozen, model.trainable)  # a plan's model is shapes
     # Something else than outputs is an error of the round.
     return outputs.logits.shape[-1] if isinstance(outputs, Outputs) else 0

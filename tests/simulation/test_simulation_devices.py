@@ -216,6 +216,14 @@ def test_the_committed_table_of_measured_rounds(monkeypatch):
     assert failed.startswith("| gpt2 | auto | 4 | no memory |")
 
 
+def test_a_round_is_lowered_from_shapes_alone():
+    """Of a model without class names too, whose logits are counted without its weights."""
+    model = abstract_model(fp.testing.TINY_BERT, fp.lora(2), head=fp.heads.classification(3))
+    batch = example_batch("classification", batch_size=2, length=8)
+    parts = (model, fp.algorithms.fedavg(optax.sgd(0.1)), fp.tasks.classification(), batch)
+    assert "while" in lowered_round(*parts, fp.Placement(lanes=2)).as_text()
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None or os.getenv("JAX_PLATFORMS") != "cpu",
     reason="needs fedjax_peft[compile-gpu] and JAX_PLATFORMS=cpu",
