@@ -226,7 +226,7 @@ FAMILY = Family(
         "opendelta": ("c_proj",),
     },
     # reorder_and_upcast_attn asks for scores in float32, which is always done here.
-    refused={"scale_attn_weights": True, "add_cross_attention": False},
+    refused={"scale_attn_weights": True, "add_cross_attention": False, "is_causal": True},
     # A causal mask of every layer: a buffer of booleans.
     unused=lambda c: c.n_layer * c.n_positions**2,
 )

@@ -200,6 +200,7 @@ def test_every_sixth_layer_of_gemma_3_sees_all():
         ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0"),
         ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": 3}}, "no table"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"is_causal": False}, "is_causal = False"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "1 entries for 2 layers"),
         (
             {"model_type": "qwen2", "layer_types": ["local", "full_attention"]},

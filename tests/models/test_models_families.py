@@ -113,6 +113,7 @@ REFUSED = {
     "gpt2": [
         ({"scale_attn_weights": False}, "scale_attn_weights = False"),
         ({"add_cross_attention": True}, "add_cross_attention = True"),
+        ({"is_causal": False}, "is_causal = False"),
         ({"n_head": 3}, "n_embd = 32 is not a multiple of n_head = 3"),
         ({"n_inner": "64"}, "n_inner = '64'; it must be of type int or NoneType"),
         ({"n_inner": 0}, "n_inner = 0; it must be at least 1"),
