@@ -22,8 +22,8 @@ from fedjax_peft.support.errors import InputError, first_line, nearest
 from fedjax_peft.support.libraries import printed_once, silence_transformers_advice
 
 _MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
-_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "*.txt", "*.json"]
-"""Patterns of the files to download."""
+_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+"""Patterns of the files to download. Newer repositories have their chat template in a file."""
 _COPIES = ["consolidated*", "original/*"]
 """Second copies of the weights in another format, as in repositories of Mistral and Llama."""
 

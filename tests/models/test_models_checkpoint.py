@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from torch_reference import saved, tiny_model
 
@@ -220,6 +221,22 @@ def test_fresh_head_follows_from_the_seed(checkpoint):
 
     np.testing.assert_array_equal(kernel(0), kernel(0))
     assert not np.array_equal(kernel(0), kernel(1))
+
+
+def test_a_download_has_the_file_of_the_chat_template(checkpoint, tmp_path_factory, monkeypatch):
+    """Newer repositories have no template in ``tokenizer_config.json``."""
+    got = tmp_path_factory.mktemp("got")
+    (checkpoint / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+
+    def download(hub_id, allow_patterns, **options):
+        names = [path.name for path in checkpoint.iterdir()]
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns):
+            shutil.copy(checkpoint / name, got)
+        return str(got)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    load_model("some/model", source="hub")
+    assert (got / "chat_template.jinja").is_file()
 
 
 def test_a_model_that_the_hub_does_not_give(monkeypatch):
