@@ -402,8 +402,10 @@ def save_checkpoint(
             array = array.transpose(_TORCH_AXES[array.ndim])
         tensors[_substituted(name, family.saved)] = np.ascontiguousarray(array)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    # transformers casts the weights that it reads to the dtype in the config.
-    fields = {k: v for k, v in config.items() if k != "torch_dtype"} | {"dtype": "float32"}
+    # transformers casts the weights that it reads to the dtype in the config. The two other fields
+    # describe the head that the original checkpoint had.
+    old = ("torch_dtype", "num_labels", "problem_type")
+    fields = {k: v for k, v in config.items() if k not in old} | {"dtype": "float32"}
     if labels:
         names = dict(enumerate(labels))
         fields |= {"id2label": names, "label2id": {v: k for k, v in names.items()}}

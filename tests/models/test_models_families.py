@@ -245,7 +245,8 @@ def test_a_saved_checkpoint_is_read_by_transformers(family, tmp_path):
     reference = tiny_model(family, kind=kind)
     model = load_model(saved(reference, tmp_path / "in"))
     labels = () if kind == "causal_lm" else ("bad", "so-so", "good")
-    save_checkpoint(leaves(model), model.config, tmp_path / "out", labels)
+    config = {**model.config, "num_labels": 2, "problem_type": "multi_label_classification"}
+    save_checkpoint(leaves(model), config, tmp_path / "out", labels)
     auto = AUTO["image" if family == "vit" else kind]
     again = auto.from_pretrained(tmp_path / "out")
     assert type(again) is type(reference)
@@ -256,6 +257,7 @@ def test_a_saved_checkpoint_is_read_by_transformers(family, tmp_path):
     assert names[0] == names[1]
     if labels:
         assert again.config.id2label == dict(enumerate(labels))
+        assert again.config.problem_type is None
         assert load_model(tmp_path / "out").labels == labels
 
 
