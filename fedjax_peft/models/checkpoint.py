@@ -243,6 +243,13 @@ def held_head(
         possible = any(a.endswith(k.architecture) for a in declared) or not declared
         if not possible or (k.head and not any(is_inside(n, k.head[-1:]) for n in names)):
             continue
+        problem = config.get("problem_type") or "single_label_classification"
+        if kind == "classification" and problem != "single_label_classification":
+            raise InputError(
+                f"The head of the checkpoint {name!r} is one for {problem} (problem_type), and here"
+                " a text has exactly one class. Say which classes: head=classification(names)"
+                " starts from the weights of that head, fresh=True from new ones."
+            )
         return heads.make(kind, () if kind in heads.WITHOUT_CLASSES else _config_labels(config))
     raise InputError(
         f"The checkpoint {name!r} holds no head: say which one to put on it, such as"

@@ -190,6 +190,14 @@ def test_head_is_needed_where_the_checkpoint_has_none(checkpoint):
     assert "holds no head" in refusal(checkpoint)
 
 
+def test_a_head_for_several_labels_at_once_is_not_taken_for_one_of_classes(checkpoint):
+    edit_config(checkpoint, problem_type="multi_label_classification")
+    assert "is one for multi_label_classification (problem_type)" in refusal(checkpoint)
+    load_model(checkpoint, head=classification(3))
+    edit_config(checkpoint, problem_type="single_label_classification")
+    load_model(checkpoint)
+
+
 def test_too_few_classes():
     with pytest.raises(InputError, match="at least 2 classes"):
         classification(1)
