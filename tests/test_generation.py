@@ -1,6 +1,8 @@
 """``fp.generate`` and likelihoods, beside torch ``transformers``."""
 
 import functools
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -108,6 +110,16 @@ def test_an_empty_prompt_begins_with_the_token_before_a_text(model):
     got = complete(model, model.trainable, [[], [end]], Sampling(10))
     np.testing.assert_array_equal(got[0], got[1])
     assert likelihoods(model, model.trainable, [((), (5,))])[0].tokens == 1
+
+
+def test_the_generation_config_names_the_end_tokens(path, tmp_path):
+    """As in transformers. Gemma 2's chat models have their end of a turn in this file only."""
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    ends = {"eos_token_id": [1, 7]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
+    assert end_tokens(fp.load_model(tmp_path, head=fp.heads.causal_lm())) == [1, 7]
+    (tmp_path / "generation_config.json").write_text("{}", encoding="utf-8")
+    assert end_tokens(fp.load_model(tmp_path, head=fp.heads.causal_lm())) == [1]
 
 
 def test_templates_and_cut_prompts(model):

@@ -49,7 +49,7 @@ def generate(
 ) -> list[str]:
     """Returns the completion of each prompt, in order, without the prompt and special tokens.
 
-    A completion ends with the tokenizer's end-of-text token or one that the model's config names,
+    A completion ends with the tokenizer's end-of-text token or one that the model's configs name,
     or after ``max_new_tokens``. With a temperature, the tokens of a prompt depend on the seed and
     on the prompt's place in ``prompts``, not on the batches. The arguments that are not described
     here are those of :class:`fedjax_peft.contracts.Sampling`.

@@ -162,10 +162,17 @@ def _open(name: str | Path, source: str) -> _Checkpoint:
 def _in_directory(path: Path) -> _Checkpoint:
     return _Checkpoint(
         path,
-        lambda: {**read_json(path / "config.json"), **_image_scale(path)},
+        lambda: {**read_json(path / "config.json"), **_image_scale(path), **_ends(path)},
         lambda: Safetensors(weight_files(path)),
         lambda: _tokenizer(path),
     )
+
+
+def _ends(directory: Path) -> dict[str, Any]:
+    """Returns the field ``eos_token_id`` of the generation config, which overrules the config's."""
+    path = directory / "generation_config.json"
+    ends = read_json(path).get("eos_token_id") if path.is_file() else None
+    return {} if ends is None else {"eos_token_id": ends}
 
 
 def _image_scale(directory: Path) -> dict[str, Any]:
