@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.contracts import Params, Sampling
+from fedjax_peft.data.templates import apply_chat
 from fedjax_peft.data.text import clean
 from fedjax_peft.data.tokens import beginning, whole
 from fedjax_peft.models.base import Model
@@ -100,7 +101,8 @@ def of_model(
 
         def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
             return str(
-                model.tokenizer.apply_chat_template(
+                apply_chat(
+                    model.tokenizer,
                     chat_history,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,

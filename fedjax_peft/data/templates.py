@@ -4,6 +4,7 @@ A *chat* template is the tokenizer's own (``tokenizer.chat_template``). A *text*
 string with ``{prompt}``, for base models that have no chat template; ``plain`` is ours.
 """
 
+import datetime
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ PLAIN = "Read the request and answer it.\n\nRequest:\n{prompt}\n\nAnswer:\n"
 """The text template ``plain``."""
 _FIELD = "{prompt}"
 _PROBE = "b0b"
+_TODAY = datetime.date(2024, 7, 26)
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -121,6 +123,16 @@ def end_tokens(tokenizer: Any, template: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ends))
 
 
+def apply_chat(tokenizer: Any, conversation: Sequence[Any], **options: Any) -> Any:
+    """Returns what the tokenizer's ``apply_chat_template`` does, the same on every day.
+
+    Templates that write the date (Llama 3's) get one day, which Llama 3's has as its default.
+    """
+    return tokenizer.apply_chat_template(
+        list(conversation), strftime_now=_TODAY.strftime, **options
+    )
+
+
 def marks_answers(tokenizer: Any) -> bool:
     """Returns whether a chat template marks answers itself, by ``{% generation %}``."""
     return bool(_GENERATION.search(tokenizer.get_chat_template()))
@@ -193,9 +205,7 @@ def answer_spans(
 
 def _applied(tokenizer: Any, conversation: Sequence[Any], generation: bool, where: str) -> str:
     try:
-        return tokenizer.apply_chat_template(
-            list(conversation), tokenize=False, add_generation_prompt=generation
-        )
+        return apply_chat(tokenizer, conversation, tokenize=False, add_generation_prompt=generation)
     except Exception as error:  # jinja2 raises many kinds, also for raise_exception()
         raise InputError(
             f"{where} does not fit the tokenizer's chat template:"

@@ -178,6 +178,19 @@ def test_a_template_that_rewrites_earlier_turns_is_refused():
         encode(own, TALKS)
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_template_with_the_date_is_the_same_on_every_day(marked):
+    """As Llama 3's, which takes the clock's."""
+    dated = CHAT["llama"] if marked else unmarked(CHAT["llama"])
+    own = tokenizer("{{ strftime_now('%d %b %Y') }}" + dated)
+    data = encode(own, TALKS)
+    for row in range(3):
+        ids, mask = (data.columns[name][row] for name in ("input_ids", "attention_mask"))
+        assert own.decode(ids[mask]).startswith("26 Jul 2024<begin>")
+        prompt, real = (data.columns[f"prompt_{x}"][row] for x in ("ids", "mask"))
+        assert own.decode(prompt[real]).startswith("26 Jul 2024<begin>")
+
+
 def test_a_template_that_refuses_a_conversation_is_quoted_with_the_row():
     own = tokenizer(CHAT["gemma"])
     with pytest.raises(InputError, match=r"Row 2 of the file does not fit .* no system messages"):

@@ -207,7 +207,8 @@ def _marked(tokenizer: Any, conversations: Sequence[Conversation]) -> list[tuple
     result = []
     for conversation in conversations:
         answered = conversation[-1]["role"] == "assistant"
-        tokens = tokenizer.apply_chat_template(
+        tokens = templates.apply_chat(
+            tokenizer,
             conversation,
             add_generation_prompt=not answered,
             return_dict=True,
@@ -217,7 +218,7 @@ def _marked(tokenizer: Any, conversations: Sequence[Conversation]) -> list[tuple
         found = np.count_nonzero(np.diff(targets.astype(np.int8), prepend=0) == 1)
         answers = [m["content"] for m in conversation if m["role"] == "assistant"]
         if answered and found < np.count_nonzero([bool(text.strip()) for text in answers]):
-            text = tokenizer.apply_chat_template(conversation, tokenize=False)
+            text = templates.apply_chat(tokenizer, conversation, tokenize=False)
             spans = templates.answer_spans(tokenizer, conversation, "A conversation")
             targets = _targets(whole(tokenizer, [text])[0], spans)
         result.append((tokens["input_ids"], targets))
