@@ -126,11 +126,11 @@ def end_tokens(tokenizer: Any, template: str) -> tuple[int, ...]:
 def apply_chat(tokenizer: Any, conversation: Sequence[Any], **options: Any) -> Any:
     """Returns what the tokenizer's ``apply_chat_template`` does, the same on every day.
 
-    Templates that write the date (Llama 3's) get one day, which Llama 3's has as its default.
+    Templates that write the date (Llama 3's) get one day, which Llama 3's has as its default. The
+    data have no thoughts, so a template that can think (Qwen3's) ends a prompt after empty ones.
     """
-    return tokenizer.apply_chat_template(
-        list(conversation), strftime_now=_TODAY.strftime, **options
-    )
+    fixed = {"strftime_now": _TODAY.strftime, "enable_thinking": False}
+    return tokenizer.apply_chat_template(list(conversation), **fixed, **options)
 
 
 def marks_answers(tokenizer: Any) -> bool:

@@ -178,6 +178,23 @@ def test_a_template_that_rewrites_earlier_turns_is_refused():
         encode(own, TALKS)
 
 
+def test_empty_thoughts_belong_to_the_prompt():
+    """As with Qwen3. A model that learned them wrote them, and no answer equalled its reference."""
+    empty = "(thoughts)\n\n(end)\n\n"
+    own = tokenizer(
+        "{% for message in messages %}<turn>{{ message['role'] }}\n"
+        "{% if message['role'] == 'assistant' %}" + empty + "{% endif %}"
+        "{{ message['content'] }}<close>\n{% endfor %}"
+        "{% if add_generation_prompt %}<turn>assistant\n"
+        "{% if enable_thinking is defined and enable_thinking is false %}" + empty + "{% endif %}"
+        "{% endif %}"
+    )
+    data = encode(own, TALKS[:1])
+    assert learned(own, data) == ["Anders and Ib 🙂<close>"]
+    ids, mask = (data.columns[f"prompt_{x}"][0] for x in ("ids", "mask"))
+    assert own.decode(ids[mask]).endswith(f"<turn>assistant\n{empty}")
+
+
 @pytest.mark.parametrize("marked", [False, True])
 def test_a_template_with_the_date_is_the_same_on_every_day(marked):
     """As Llama 3's, which takes the clock's."""
