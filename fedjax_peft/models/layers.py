@@ -307,11 +307,12 @@ def check_length(text: int, length: int, limit: int, field: str) -> None:
 def last_token(ids: Array, real: Array, pad: int | None = None) -> Array:
     """Returns the index of every row's rightmost token that is not padding, ``[batch]``.
 
-    As in Hugging Face, padding is every token with the id ``pad`` (``pad_token_id`` of the config).
-    Without one, the attention mask ``real`` (bool ``[batch, length]``) decides.
+    Padding is what the attention mask ``real`` (bool ``[batch, length]``) leaves out and, as in
+    Hugging Face, every token with the id ``pad`` (``pad_token_id`` of the config). Hugging Face
+    looks at the ids alone, which fails where the tokenizer pads with another token.
     """
     if pad is not None:
-        real = ids != pad
+        real = real & (ids != pad)
     return jnp.max(jnp.where(real, jnp.arange(ids.shape[1])[None], 0), axis=1)
 
 

@@ -469,10 +469,15 @@ def test_a_classifier_reads_the_rightmost_token_that_is_not_the_pad_token(family
     assert_equal(model, reference, flipped(batch))
 
 
-def test_without_a_pad_token_the_attention_mask_gives_the_length(tmp_path):
+@pytest.mark.parametrize("pad", [None, -1])
+def test_without_a_pad_token_the_attention_mask_gives_the_length(pad, tmp_path):
+    """-1 is in configs of the first Llama, whose tokenizer gets another token for padding."""
     family = "llama"
     reference = tiny_model(family, pad_token_id=None)
-    model = load_model(saved(reference, tmp_path))
+    saved(reference, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"pad_token_id": pad}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_model(tmp_path)
     lengths = (13, 7, 1, 10)
     batch = padded_batch(parse_config(tiny_config(family))[1], lengths)
     logits = forward(model, batch).logits
