@@ -151,6 +151,11 @@ FAMILY = Family(
     # A bare encoder's checkpoint lacks the prefix.
     renamed=(*bert.LEGACY, (r"^(embeddings|transformer)\.", r"distilbert.\1.")),
     ignored=(r"distilbert\.embeddings\.position_ids",),
+    other_names={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
     splits=splits_of(
         (r".+\.attention\.(?:q|k|v)_lin", "outputs"),
         (r".+\.attention\.out_lin", "inputs"),

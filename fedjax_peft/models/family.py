@@ -89,6 +89,8 @@ class Family(NamedTuple):
     """Names of tensors that are not used."""
     targets: Mapping[str, tuple[str, ...]] = {}
     """PEFT method -> the submodules that it adapts by default."""
+    other_names: Mapping[str, str] = {}
+    """General name of a config field -> the family's own; transformers reads both."""
     refused: Mapping[str, Any] = {}
     """Config fields that change the maths: name -> the only value that is implemented."""
     splits: Splits = ()

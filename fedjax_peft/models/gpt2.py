@@ -225,6 +225,12 @@ FAMILY = Family(
         "ia3_feed_forward": ("mlp.c_proj",),
         "opendelta": ("c_proj",),
     },
+    other_names={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     # reorder_and_upcast_attn asks for scores in float32, which is always done here.
     refused={"scale_attn_weights": True, "add_cross_attention": False, "is_causal": True},
     # A causal mask of every layer: a buffer of booleans.

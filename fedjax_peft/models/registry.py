@@ -206,6 +206,7 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
         known = nearest(str(kind), FAMILIES, shown=len(FAMILIES))
         raise InputError(f"The model type {show(kind)} is not supported. {known}")
     family = FAMILIES[kind]
+    raw = {family.other_names.get(name, name): value for name, value in raw.items()}
     for field, only in family.refused.items():
         if raw.get(field, only) != only:
             raise InputError(

@@ -27,6 +27,7 @@ from torch_reference import (
 )
 from transformers import DynamicCache
 
+from fedjax_peft.models import registry
 from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.heads import (
     causal_lm,
@@ -107,6 +108,20 @@ def test_config_variants(family, tmp_path):
     if family == "gpt2":  # whose token types are looked up in the table of tokens
         batch["token_type_ids"] = batch["input_ids"] % 2
     assert_equal(model, reference, batch, everywhere=family in ("bert", "roberta"))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "distilbert"])
+def test_general_names_of_fields_are_those_of_transformers(family):
+    made = transformers.AutoConfig.for_model(family)
+    other = registry.FAMILIES[family].other_names
+    assert other == made.attribute_map
+    general = {"model_type": family, "hidden_size": 24, "num_attention_heads": 2}
+    found = parse_config({**general, "num_hidden_layers": 3})[1]
+    assert [getattr(found, other[f"num_{x}"]) for x in ("attention_heads", "hidden_layers")] == [
+        2,
+        3,
+    ]
+    assert getattr(found, other["hidden_size"]) == 24
 
 
 REFUSED = {
