@@ -138,8 +138,6 @@ def _chosen(
 
 
 def _read_hub(name: str, entry: Source) -> dict[str, Table]:
-    import datasets
-
     advice = (
         f"To have it without the hub, download {entry.download}, and put the files into"
         f" {_folders(name)[0]}, or into any folder that source= then names; source='tiny' is a"
@@ -155,7 +153,9 @@ def _read_hub(name: str, entry: Source) -> dict[str, Table]:
         try:
             revision = {} if entry.revision is None else {"revision": entry.revision}
             rows = tabular.load(entry.hub, entry.config, split=there, **revision)
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # many kinds: offline, a proxy, no such revision, damaged
             raise InputError(
                 f"The split {there!r} of {entry.hub!r} could not be loaded from the Hugging Face"
                 f" hub: {tabular.cause(error)}. {advice}"

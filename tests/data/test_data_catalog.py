@@ -143,6 +143,18 @@ def test_rows_of_the_hub(monkeypatch, name):
     assert row == (ours | {"id": "a"} if "id" in ours else ours)
 
 
+def test_an_error_of_the_hubs_client_is_explained_too(monkeypatch):
+    class ProxyError(Exception):  # those of httpx are no errors of the operating system
+        """Of a proxy that refuses the hub."""
+
+    def refused(*_args, **_options):
+        raise ProxyError("403 Forbidden")
+
+    monkeypatch.setattr(datasets, "load_dataset", refused)
+    with pytest.raises(InputError, match=r"Face hub: ProxyError: 403 Forbidden\. To have it"):
+        load_tables("ag_news", Reading(source="hub"))
+
+
 @pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if not entry.parts])
 def test_errors_for_unreachable_data_name_the_download(monkeypatch, name):
     def offline(*_args, **_options):
