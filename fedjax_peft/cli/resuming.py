@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft.cli import console
+from fedjax_peft.cli import console, faults
 from fedjax_peft.config import config as configurations
 from fedjax_peft.config import loading
 from fedjax_peft.config.parts import Parts
@@ -86,13 +86,25 @@ def command(out: Path) -> str:
 
 @contextlib.contextmanager
 def advising(out: Path) -> Iterator[None]:
-    """Adds the command that continues the runs in ``out`` to the interrupts of the block."""
+    """Adds the command that continues the runs in ``out`` to the interrupts of the block.
+
+    Raises:
+      InputError: standard output has lost its reader, as in ``| head``.
+    """
     try:
         yield
     except (KeyboardInterrupt, Terminated) as interrupt:
-        begun = has_begun(out) or any((out / name).exists() for name in (METHODS, SWEEP))
-        advice = f"Continue with: {command(out)}" if begun else _NOT_BEGUN
-        raise type(interrupt)(advice) from None
+        raise type(interrupt)(_advice(out)) from None
+    except (BrokenPipeError, SystemExit):  # rich exits where print raises
+        faults.silence_output()
+        raise InputError(
+            f"The reader of the output has closed it, so the run has ended. {_advice(out)}"
+        ) from None
+
+
+def _advice(out: Path) -> str:
+    begun = has_begun(out) or any((out / name).exists() for name in (METHODS, SWEEP))
+    return f"Continue with: {command(out)}" if begun else _NOT_BEGUN
 
 
 _NOT_BEGUN = "The run had not begun: give the command again."

@@ -178,7 +178,7 @@ def _run_all(
                     origin=_origin(config, out / name),
                 )
             records.append(load_run(out / name))
-        print_table(records)  # one process prints; the others' standard output is closed
+    print_table(records)  # one process prints; the others' standard output is closed
     return records
 
 

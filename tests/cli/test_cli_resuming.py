@@ -78,6 +78,18 @@ def test_sigterm_prints_it_too(single, tmp_path, runs, capsys):
     assert capsys.readouterr().err.endswith(advice)
 
 
+@pytest.mark.parametrize("ends", [BrokenPipeError, SystemExit(1)])  # print's, and rich's
+def test_a_reader_that_closes_the_output_does_not_end_a_run_without_a_word(
+    single, tmp_path, runs, capsys, ends
+):
+    runs.interrupted.add("run")
+    runs.ends = ends
+    assert cli.main(["run", single, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "The reader of the output has closed it" in error
+    assert error.endswith(f"Continue with: fedjax-peft resume {tmp_path / 'run'}\n")
+
+
 def test_an_interrupt_before_a_run_has_begun_says_so(
     single, several, tmp_path, monkeypatch, capsys
 ):
