@@ -81,7 +81,7 @@ def chart(runs: Runs, axes: Sequence[str], metric: str | None, *, smooth: int = 
     by_axis: dict[str, Any] = {}
     texts: list[list[str]] = [[] for _ in runs]
     total = sum(len(line.xs) for line in plots.lines(runs, "round", metric).values())
-    step = max(1, math.ceil(total / MOST_POINTS))
+    step = thinning(total)
     for x in axes:
         lines = plots.lines(runs, x, metric, smooth=smooth)
         lines = {run: line.at(_some(len(line.xs), step)) for run, line in lines.items()}
@@ -103,6 +103,11 @@ def chart(runs: Runs, axes: Sequence[str], metric: str | None, *, smooth: int = 
     styles = figure_files.styles(runs)
     keys, lasts = [_key(styles[run]) for run in runs], [one[-1] if one else "" for one in texts]
     return Chart(drawings, step, keys, lasts, Markup(text))
+
+
+def thinning(total: int) -> int:
+    """Returns n, so that every n-th of ``total`` points are about the most points of a drawing."""
+    return max(1, math.ceil(total / MOST_POINTS))
 
 
 def _some(count: int, step: int) -> list[int]:

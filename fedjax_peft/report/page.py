@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from fedjax_peft.report import figure_files, plots
 from fedjax_peft.report.cautions import cautions, coarse
-from fedjax_peft.report.chart import AXES, chart, recorded_axes
+from fedjax_peft.report.chart import AXES, chart, recorded_axes, thinning
 from fedjax_peft.report.comparison import Comparison
 from fedjax_peft.report.details import client_scores, details
 from fedjax_peft.report.drawing import Rows, Runs
@@ -111,7 +111,7 @@ def _page(
     shown = compare(study, options)
     axes = [x] if x is not None else recorded_axes(_rows(shown), shown.metric)
     drawn = chart(_rows(shown), axes, shown.metric, smooth=smooth)
-    step = drawn.step if smooth == 1 else 1  # a rolling mean needs all rounds
+    rows, step = _thinned(_rows(shown)) if smooth == 1 else (_rows(shown), 1)  # means need all
     images: dict[str, str] = {}
     figures = [
         {
@@ -120,7 +120,7 @@ def _page(
             "wide": Markup(svg(one.draw(False), f"d{i}-", images)),
             "narrow": Markup(svg(one.draw(True), f"n{i}-", images)),
         }
-        for i, one in enumerate(details(_thinned(_rows(shown), step), smooth=smooth))
+        for i, one in enumerate(details(rows, smooth=smooth))
     ]
     page = _template().render(
         **_content(shown, target),
@@ -201,16 +201,19 @@ def _rows(shown: Comparison) -> dict[str, dict[Any, Any]]:
     }
 
 
-def _thinned(runs: Runs, step: int) -> Runs:
-    """Returns one of ``step`` evaluated rounds of each run, and the last one."""
+def _thinned(runs: Runs) -> tuple[Runs, int]:
+    """Returns one of n evaluated rounds of each run, and the last one; and n, 1 for all rows."""
+    kept: dict[str, dict[Any, Rows]] = {
+        name: {seed: [row for row in rows if "headline" in row] for seed, rows in by_seed.items()}
+        for name, by_seed in runs.items()
+    }
+    step = thinning(sum(max(map(len, by_seed.values())) for by_seed in kept.values()))
     if step == 1:
-        return runs
-    found: dict[str, dict[Any, Rows]] = {}
-    for name, by_seed in runs.items():
-        for seed, rows in by_seed.items():
-            kept = [row for row in rows if f"test_{headline(rows)}" in row]
-            found.setdefault(name, {})[seed] = [*kept[:-1:step], *kept[-1:]]
-    return found
+        return runs, 1
+    return {
+        name: {seed: [*rows[:-1:step], *rows[-1:]] for seed, rows in by_seed.items()}
+        for name, by_seed in kept.items()
+    }, step
 
 
 def _breakable(key: str) -> Markup:

@@ -185,6 +185,21 @@ def test_the_page_shows_all_figures_and_writes_their_files(runs, tmp_path, monke
         assert len(list(csv.DictReader(file))) == 40
 
 
+def test_a_long_run_without_a_test_keeps_its_figures(monkeypatch):
+    """Its evaluations are thinned by their own number, not by that of the curve's points."""
+    monkeypatch.setattr(chart, "MOST_POINTS", 10)
+    found = [row | {"train_loss": 1.0} for row in rows(rounds=40)]
+    for row in found:
+        del row["test_accuracy"]
+        if row["round"] % 2:
+            del row["headline"]
+    thinned, step = page._thinned({"a": {0: found}})
+    assert step == 3
+    assert [row["round"] for row in thinned["a"][0]] == [0, 6, 12, 18, 24, 30, 36, 40]
+    few, step = page._thinned({"a": {0: found[:19]}})
+    assert (few["a"][0], step) == (found[:19], 1)
+
+
 @pytest.mark.slow
 def test_a_page_of_many_runs_is_small(monkeypatch):
     """Of 20 methods, 250 rounds and all heat maps it has at most 1.5 MB; here is a tenth of that.
