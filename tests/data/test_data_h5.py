@@ -33,6 +33,13 @@ def speeches(roles):
     }
 
 
+def ids(*values):
+    """Returns lists of numbers, of any length each."""
+    found = np.empty(len(values), h5py.vlen_dtype(np.int64))
+    found[:] = [np.array(one) for one in values]
+    return found
+
+
 PIXELS = np.linspace(0, 1, 2 * 28 * 28, dtype=np.float32).reshape(2, 28, 28)
 
 
@@ -143,6 +150,7 @@ def test_truncated_and_foreign_files(tmp_path):
         ({"pixels": 2 * PIXELS}, "pixels are from 0 to 1"),
         ({"pixels": PIXELS.astype(complex)}, "neither numbers nor a list of texts"),
         ({"tokens": np.array([[b"a"]])}, "neither numbers nor a list of texts"),
+        ({"tokens": ids([5, 6, 7], [8])}, "neither numbers nor a list of texts"),
     ],
 )
 def test_damaged_clients(tmp_path, fields, message):

@@ -134,13 +134,14 @@ def _values(place: str, field: str, array: Any) -> list[str] | np.ndarray:
     values = array[()]
     if values.dtype.kind in "iuf":
         return values
-    if values.dtype.kind not in "SO" or values.ndim != 1:
+    texts = values.tolist() if values.ndim == 1 else [None]
+    if not all(isinstance(x, bytes | str) for x in texts):  # others can be arrays or references
         raise InputError(
             f"{place} has in {field!r} an array of type {array.dtype} and shape"
             f" {list(array.shape)}: neither numbers nor a list of texts."
         )
     try:
-        return [x.decode() if isinstance(x, bytes) else str(x) for x in values.tolist()]
+        return [x.decode() if isinstance(x, bytes) else x for x in texts]
     except UnicodeDecodeError as error:
         raise InputError(f"{place} has in {field!r} a text that is not UTF-8: {error}.") from None
 
