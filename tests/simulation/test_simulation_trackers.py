@@ -153,6 +153,21 @@ def test_mlflow_continues_the_same_run_and_groups_a_sweep(mlflow, tmp_path):
     assert found.data.tags["mlflow.parentRunId"] == parent.info.run_id
 
 
+@pytest.mark.long("MLflow makes its tables")
+@pytest.mark.filterwarnings("ignore:.*noload.*:DeprecationWarning")  # of MLflow's own
+def test_mlflow_takes_names_that_it_would_refuse(mlflow, tmp_path):
+    tracker, stored = mlflow
+    out = tmp_path / "it's" / "rate=1"
+    out.parent.mkdir()
+    (out.parent / "sweep.toml").touch()
+    record(out, tracker, rows=[ROWS[0] | {"test_f1@5": 0.5}], config={"my (own).py:f": 1})
+    found, history = stored(**{"mlflow.runName": "rate=1"})
+    assert history["test/f1_5", 0] == 0.5
+    assert found.data.params["my _own_.py_f"] == "1"
+    parent, _ = stored(**{"fedjax_peft.group": "it_s"})
+    assert parent.info.run_name == "it's"
+
+
 def read_offline(path):
     """Returns the records of a file of W&B's offline mode, in the format of LevelDB's log."""
     from wandb.proto.wandb_internal_pb2 import Record as Written

@@ -1,5 +1,6 @@
 """MLflow."""
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ _BATCH = 100
 """Parameters that MLflow takes in one call."""
 _LONGEST = 500
 """Letters of a parameter's value; earlier servers take no more."""
+_REFUSED = re.compile(r"[^\w./ -]")
+"""Characters that MLflow takes in no name of a parameter or a metric, on Windows ``:`` neither."""
 _making = threading.Lock()
 """The points of a sweep, which can be threads, make one experiment and one parent."""
 
@@ -67,7 +70,8 @@ class _Remote:
         """Returns the id of the run that stands for the sweep, None outside of one."""
         if self._run.group is None:
             return None
-        parent, new = self._run_of({_GROUP: self._run.group}, self._run.group, parent=None)
+        group = re.sub("[\"'`]", "_", self._run.group)  # which would end a query's text
+        parent, new = self._run_of({_GROUP: group}, self._run.group, parent=None)
         if new:
             self._client.set_terminated(parent)
         return parent
@@ -85,7 +89,11 @@ class _Remote:
         from mlflow.entities import Param
 
         settings = flatten(self._run.config).items()
-        given = [Param(key, str(value)[:_LONGEST]) for key, value in settings if value is not None]
+        given = [
+            Param(_REFUSED.sub("_", key), str(value)[:_LONGEST])
+            for key, value in settings
+            if value is not None
+        ]
         for some in _batches(given):
             self._client.log_batch(self._id, params=some)
 
@@ -94,7 +102,8 @@ class _Remote:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        new = {name: x for name, x in numbers.items() if (name, step) not in self._known}
+        named = {_REFUSED.sub("_", name): x for name, x in numbers.items()}
+        new = {name: x for name, x in named.items() if (name, step) not in self._known}
         for some in _batches([Metric(name, x, now, step) for name, x in new.items()]):
             self._client.log_batch(self._id, metrics=some)
 
