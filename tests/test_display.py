@@ -1,5 +1,7 @@
 """User text is made safe to print."""
 
+from pathlib import Path
+
 import pytest
 
 from fedjax_peft.support import display
@@ -24,6 +26,16 @@ def test_unprintable_characters_are_escaped(text, shown):
 
 def test_one_line_has_no_breaks_and_no_escapes():
     assert display.one_line(" a\n\x1b[31m\u2028b \ud800\u202e c ") == "a [31m b c"
+
+
+def test_a_path_is_an_argument_of_a_command_whatever_its_name():
+    for path, written in {
+        "runs/lr": "runs/lr",
+        "a b's": """'a b'"'"'s'""",
+        "-v": "./-v",
+        "- v": "'./- v'",
+    }.items():
+        assert display.argument(path) == display.argument(Path(path)) == written
 
 
 def test_shortened_text_keeps_both_ends():

@@ -6,7 +6,6 @@ import io
 import os
 import random
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from fedjax_peft.config.upgrade import upgrade_file
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.tabular import PLAIN, Csv
 from fedjax_peft.support import toml
-from fedjax_peft.support.display import one_line, show
+from fedjax_peft.support.display import argument, one_line, show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
 
@@ -139,7 +138,7 @@ def upgrade(options: argparse.Namespace) -> None:
 def _command(config: Path) -> str:
     """Returns the command that runs a config."""
     out = Path("runs") / config.absolute().parent.name
-    return f"fedjax-peft run {shlex.quote(str(config))} --out {shlex.quote(str(out))}"
+    return f"fedjax-peft run {argument(config)} --out {argument(out)}"
 
 
 def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:

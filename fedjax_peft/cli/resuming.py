@@ -1,7 +1,6 @@
 """The runs that ``fedjax-peft resume`` continues: one run, or those of several methods."""
 
 import contextlib
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from fedjax_peft.config.parts import Parts
 from fedjax_peft.report.study import SWEEP
 from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.simulation.storage import record
+from fedjax_peft.support.display import argument
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.toml import read_toml
@@ -81,7 +81,7 @@ def check_startable(configs: Iterable[Mapping[str, Any]]) -> None:
 
 def command(out: Path) -> str:
     """Returns the command that continues the runs in ``out``."""
-    return f"fedjax-peft resume {shlex.quote(str(out))}"
+    return f"fedjax-peft resume {argument(out)}"
 
 
 @contextlib.contextmanager

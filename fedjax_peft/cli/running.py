@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +68,7 @@ def demo(options: argparse.Namespace) -> None:
         return
     page = write_report(records, out)
     first, folder, again = (
-        shlex.quote(str(path))
+        display.argument(path)
         for path in (out / records[0].path.name, out, out.with_name(f"{out.name}-seed1"))
     )
     print(f"\nCurves and details: {page}\nNext, use the trained adapter:")
@@ -93,10 +92,10 @@ def next_commands(run: RunRecord, out: Path) -> list[str]:
     Args:
       out: the folder of all runs.
     """
-    path, inputs = shlex.quote(str(run.path)), configs.task_of(run.config).inputs
+    path, inputs = display.argument(run.path), configs.task_of(run.config).inputs
     private = run.rows[0].get("roles", {}).get("private", 0) if run.rows else 0
     client = " --client 0" if private else ""
-    lines = [f"fedjax-peft report {shlex.quote(str(out))}  # curves, and a page to read"]
+    lines = [f"fedjax-peft report {display.argument(out)}  # curves, and a page to read"]
     if inputs is not None:
         lines.append(
             f"fedjax-peft predict {path}{client} --input rows.jsonl --output answers.jsonl"

@@ -1,7 +1,6 @@
 """The command ``sweep``: it runs all points of a sweep and prints the table of its methods."""
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,7 +92,7 @@ def _run(planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespa
     study = read_study(out)
     present = study.baseline in study.methods  # `--only` may have left it out
     print_study(study if present else study._replace(baseline=None))
-    print(f"\nCurves, and tables as files: fedjax-peft report {shlex.quote(str(out))}")
+    print(f"\nCurves, and tables as files: fedjax-peft report {display.argument(out)}")
 
 
 def _job(point: sweeps.Point, title: str, parts: Parts) -> Job:

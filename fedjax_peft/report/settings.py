@@ -2,13 +2,12 @@
 
 import itertools
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.wording import MISSING
-from fedjax_peft.support.display import printable
+from fedjax_peft.support.display import argument, printable
 from fedjax_peft.support.nested import flatten
 
 
@@ -50,7 +49,7 @@ def repeating(runs: Sequence[RunRecord]) -> list[str]:
     lines = [f"git checkout {commit}" for commit in commits if len(commits) == 1]
     for run in runs[:_MOST_COMMANDS]:
         path = printable(str(run.path))
-        config, out = (shlex.quote(text) for text in (f"{path}/config.toml", f"{path}-again"))
+        config, out = argument(f"{path}/config.toml"), argument(f"{path}-again")
         lines.append(f"fedjax-peft run {config} --out {out}")
     if more := len(runs) - _MOST_COMMANDS:
         lines += [f"# {more} more, each from the config.toml of its folder"] if more > 0 else []

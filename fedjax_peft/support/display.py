@@ -4,6 +4,9 @@ A name, a label or a path may hold terminal escapes, line breaks or lone surroga
 have a million characters. Errors, tables and pages show them through these functions.
 """
 
+import os
+import shlex
+
 WORD, MESSAGE = 400, 6000
 """Most characters of a word, and of a whole message, in :func:`paragraph`."""
 _JOINERS = "\u200c\u200d"
@@ -43,6 +46,12 @@ def show(value: object, limit: int = 120) -> str:
     except RecursionError:
         text = f"a {type(value).__name__} that is nested too deeply to write"
     return shorten(printable(text), limit)
+
+
+def argument(path: str | os.PathLike[str]) -> str:
+    """Returns a path as an argument of a command: quoted for a shell, and never an option."""
+    text = os.fspath(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def paragraph(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_peft.support.display import argument
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten, merge
 
@@ -90,5 +91,5 @@ def check_resumable(directory: Path, config: Mapping[str, Any]) -> None:
             f"{directory} is a run of an earlier version of fedjax_peft, which cannot be continued:"
             " its config names the options of a run otherwise, and its checkpoints belong to that"
             " version. It can be read (report, predict, export). To train on, start a new run from"
-            f" its model: fedjax-peft run CONFIG.toml --from {directory}."
+            f" its model: fedjax-peft run CONFIG.toml --from {argument(directory)}."
         )

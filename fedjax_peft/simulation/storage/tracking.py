@@ -7,7 +7,6 @@ that a resumed run and ``fedjax-peft sync`` go on from there.
 import json
 import queue
 import secrets
-import shlex
 import threading
 import time
 import warnings
@@ -18,7 +17,7 @@ from typing import Any
 from fedjax_peft.simulation.rows import Row, has_ended, read_metrics
 from fedjax_peft.simulation.storage.lock import RunLock
 from fedjax_peft.simulation.trackers.base import Built, TrackedRun, Tracker
-from fedjax_peft.support.display import one_line
+from fedjax_peft.support.display import argument, one_line
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
@@ -80,7 +79,7 @@ class Tracking:
         worker.warned = True
         where = "in the run's metrics"
         if self._out is not None:
-            command = f"fedjax-peft sync {shlex.quote(str(self._out))}"
+            command = f"fedjax-peft sync {argument(self._out)}"
             where = f"in {self._out / 'metrics.jsonl'}; send them with: {command}"
         warnings.warn(
             f"The tracker {worker.name} takes no more rows: {worker.problem} The run goes on"
