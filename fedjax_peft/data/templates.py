@@ -18,6 +18,7 @@ PLAIN = "Read the request and answer it.\n\nRequest:\n{prompt}\n\nAnswer:\n"
 _FIELD = "{prompt}"
 _PROBE = "b0b"
 _TODAY = datetime.date(2024, 7, 26)
+_CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -129,7 +130,9 @@ def apply_chat(tokenizer: Any, conversation: Sequence[Any], **options: Any) -> A
     Templates that write the date (Llama 3's) get one day, which Llama 3's has as its default. The
     data have no thoughts, so a template that can think (Qwen3's) ends a prompt after empty ones.
     """
-    fixed = {"strftime_now": _TODAY.strftime, "enable_thinking": False}
+    # Functions cannot be passed to a template, so the calls are replaced by what they return.
+    dated = _CLOCK.sub(lambda x: repr(_TODAY.strftime(x[2])), tokenizer.get_chat_template())
+    fixed = {"chat_template": dated, "enable_thinking": False}
     return tokenizer.apply_chat_template(list(conversation), **fixed, **options)
 
 
