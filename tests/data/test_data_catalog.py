@@ -152,7 +152,7 @@ def test_an_error_of_the_hubs_client_is_explained_too(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", refused)
     with pytest.raises(InputError, match=r"Face hub: ProxyError: 403 Forbidden\. To have it"):
-        load_tables("ag_news", Reading(source="hub"))
+        load_tables("sst2", Reading(source="hub"))
 
 
 @pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if not entry.parts])

@@ -134,7 +134,7 @@ def _values(place: str, field: str, array: Any) -> list[str] | np.ndarray:
     values = array[()]
     if values.dtype.kind in "iuf":
         return values
-    texts = values.tolist() if values.ndim == 1 else [None]
+    texts: list[Any] = values.tolist() if values.ndim == 1 else [None]
     if not all(isinstance(x, bytes | str) for x in texts):  # others can be arrays or references
         raise InputError(
             f"{place} has in {field!r} an array of type {array.dtype} and shape"
