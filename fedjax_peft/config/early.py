@@ -15,7 +15,7 @@ from fedjax_peft.data.sources import check_header
 from fedjax_peft.simulation import checks
 from fedjax_peft.simulation.records import RECORDS
 
-_NUMBERS = ("rounds", "clients_per_round", "batch_size", "seed", "epochs", "local_steps")
+_COUNTS = ("rounds", "clients_per_round", "batch_size")
 
 
 def check(resolved: Iterable[dict[str, Any]]) -> None:
@@ -59,7 +59,7 @@ def _check_rest(config: dict[str, Any]) -> None:
 
 def _check_numbers(config: dict[str, Any]) -> None:
     """Checks the numbers of a run's rounds, clients and local work."""
-    given = {name: config[name] for name in _NUMBERS[:3]}
+    given = {name: config[name] for name in _COUNTS}
     positive = {name: number for name, number in given.items() if number is not None}
     checks.check_counts(positive, {"seed": config["seed"]})
     stragglers = config["system"]["stragglers"]
@@ -67,7 +67,7 @@ def _check_numbers(config: dict[str, Any]) -> None:
 
 
 _CHECKS = {
-    _check_numbers: (*_NUMBERS, "system"),
+    _check_numbers: (*_COUNTS, "seed", "epochs", "local_steps", "system"),
     _check_data_and_model: ("data", "partition", "task", "model", "peft"),
     _check_rest: (
         *("algorithm", "aggregator", "optimizer", "schedule", "server_schedule", "transforms"),
