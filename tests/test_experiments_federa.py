@@ -396,22 +396,34 @@ def test_variation_by_layer(scripts, tmp_path, capsys):
         }
         for r in (0, 4, 8)
     ]
-    for method in ("fedlr", "federa"):
-        one = made(method, 0, {"test_accuracy": (0, 0, 0)}, {}, layers=layers)
-        write_run(tmp_path / "runs" / "variation" / method, *one)
+
+    def times(share):
+        return [{n: {p: share * x for p, x in v.items()} for n, v in row.items()} for row in layers]
+
+    for method, shares in {"fedlr": (1.0, 1.0), "federa": (0.5, 0.75)}.items():
+        for seed, share in enumerate(shares):
+            scores = {"test_accuracy": (0, 0, 0)}
+            one = made(method, seed, scores, {}, layers=times(share))
+            write_run(tmp_path / "runs" / "variation" / f"{method}{seed}", *one)
     scripts.figures.main(["F3", "F9", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)])
     ends = read_table(tmp_path / "figure_3.csv")
     between = read_table(tmp_path / "figure_9.csv")
     assert {row["module"].split(",")[0] for row in ends} == {"layer 0", "layer 2"}
     assert {row["module"].split(",")[0] for row in between} == {"layer 1"}
     assert len({row["module"] for row in ends}) == 8, "panels a to h"
-    value = {(row["module"], row["round"]): float(row["value"]) for row in between}
+    value = {
+        (row["module"], row["round"]): float(row["value"])
+        for row in between
+        if row["name"] == "FedLR"
+    }
     assert value["layer 1, v, lora_B", "2"] == approx(10 * 8 + 3 + 0.5 + 0.25)
     source = scripts.figures.Source(tmp_path / "runs")
     for number, like in {4: ends, 8: between}.items():
         _, rows, caption = scripts.figures.FIGURES[f"F{number}"](source)
         assert {row["module"] for row in rows} == {row["module"] for row in like}
         assert caption.startswith(f"Figure {number}: change of")
+        # The interval of .5 and .75: t with one degree of freedom is 12.706.
+        assert caption.endswith("A 0.625 [-0.963, 2.213], B 0.625 [-0.963, 2.213].")
 
 
 @pytest.mark.slow

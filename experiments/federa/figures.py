@@ -12,6 +12,7 @@ import argparse
 import functools
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -265,8 +266,25 @@ def variation(source: Source, measure: str, between: bool, number_: int) -> Draw
         for ax in axes[:, 0]:
             ax.set_ylabel("ΔM" if measure == "magnitude" else "ΔD")
         _legend(fig, axes.flat[0])
-    word = "magnitude" if measure == "magnitude" else "direction"
-    return fig, rows, f"Figure {number_}: change of {word} in each round. {settings(study)}"
+    caption = f"Figure {number_}: change of {measure} in each round. {settings(study)}"
+    return fig, rows, caption + _less(rows)
+
+
+def _less(rows: Rows) -> str:
+    """Returns the change of FeDeRA's factors over FedLR's, of the means over rounds and modules."""
+    values: dict[tuple[str, str, Any], list[float]] = {}
+    for row in rows:
+        key = (row["module"][-1], row["name"], row["seed"])
+        values.setdefault(key, []).append(row["value"])
+    means = {key: statistics.fmean(found) for key, found in values.items()}
+    seeds = sorted({seed for _, _, seed in means}, key=str)
+    shares = []
+    for factor in ("A", "B"):
+        pairs = [[means.get((factor, name, s)) for name in ("FeDeRA", "FedLR")] for s in seeds]
+        found = summarise(a / b for a, b in pairs if a is not None and b)
+        if found.low is not None:
+            shares.append(f"{factor} {found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]")
+    return f" FeDeRA over FedLR: {', '.join(shares)}." if shares else ""
 
 
 def _layer(path: str) -> int:
