@@ -1,13 +1,13 @@
 """The stages of an upload between the end of its client's work and the sum.
 
-    sent            what hostile clients send, for example                        (Stages.sent)
-    keep unmasked   entries outside the client's rank keep their received values
-    measure         norm of the change, and the shares of leaves that are sent
-    encode          the client's part of the upload transform                     (Transform.client)
-    received        what an asynchronous server makes of it, for example          (Stages.received)
-    zero unmasked   the same entries become 0, if the aggregator asks for zeros
-    accept          an upload that is not finite is left out, and gets the weight 0; if clients add
-                    noise themselves, one that learned nothing takes its place
+    tamper    what hostile clients send, for example                              (Stages.sent)
+    mask      entries outside the client's rank keep their received values
+    measure   norm of the change, and the shares of leaves that are sent
+    encode    the client's part of the upload transform                           (Transform.client)
+    rebase    what an asynchronous server makes of it, for example                (Stages.received)
+    zero      the same entries become 0, if the aggregator asks for zeros
+    accept    an upload that is not finite is left out, and gets the weight 0; if clients add
+              noise themselves, one that learned nothing takes its place
 
 Each is a function of a single upload. Both engines put them together once for a program: the
 compiled one maps them over its lanes, the reference engine calls them client by client.
