@@ -15,7 +15,7 @@ from fedjax_peft.contracts.privacy import Federation, Wrapped
 from fedjax_peft.contracts.types import PyTree
 from fedjax_peft.contracts.upload import Stages, Upload
 from fedjax_peft.support.checks import check_count, check_number
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known
 
 Staleness: TypeAlias = Literal["constant", "polynomial", "hinge"]
 """The weight of an upload by its staleness τ, the number of updates of the server since the client
@@ -38,11 +38,7 @@ class StalenessWeight:
 
     def check(self, method: str) -> None:
         """Raises InputError for an unknown kind or a number out of range."""
-        if self.kind not in get_args(Staleness):
-            raise InputError(
-                f"There is no staleness weight {self.kind!r}."
-                f" {nearest(str(self.kind), get_args(Staleness))}"
-            )
+        check_known("staleness weight", self.kind, get_args(Staleness))
         check_number(method, "exponent", self.exponent)
         check_number(method, "slope", self.slope)
         check_count(method, "grace", self.grace, 0)

@@ -15,7 +15,7 @@ from jax import Array
 
 from fedjax_peft.attacks.common import make_attack, moments, on_cohorts
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import check_known
 
 _DIRECTIONS = ("unit", "std", "sign")
 
@@ -37,9 +37,7 @@ def min_max(
       InputError: a share or a direction that does not exist; on use, an algorithm whose uploads are
         not leaves.
     """
-    if direction not in _DIRECTIONS:
-        advice = nearest(str(direction), _DIRECTIONS)
-        raise InputError(f"There is no direction {direction!r} of min_max. {advice}")
+    check_known("direction", direction, _DIRECTIONS, " of min_max")
 
     def craft(changes: Array, honest: Array, hostile: Array) -> Array:
         mean, std = moments(changes, honest)

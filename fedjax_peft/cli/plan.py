@@ -4,6 +4,8 @@ import argparse
 import re
 from collections.abc import Iterator
 
+import jax
+
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import memory
 from fedjax_peft.config.memory import Planned
@@ -54,7 +56,7 @@ def plan(options: argparse.Namespace) -> None:
             print(found)
         elif options.compile:
             size = in_bytes(compiled_bytes(planned.parts, lanes))
-            print(f"  The compiler for {memory.platform()} plans {size} with {_lanes(lanes)}.")
+            print(f"  The compiler for {jax.default_backend()} plans {size} with {_lanes(lanes)}.")
         if limit is not None:
             print(_verdict(planned, lanes, limit))
         if most is not None:

@@ -192,8 +192,3 @@ def _name(shape: tuple[int, ...], vocabulary: int | None) -> str:
     if len(shape) == 4 and shape[-2] == shape[-1]:
         return f"attention's scores {text}"
     return text
-
-
-def platform() -> str:
-    """Returns the platform of the first device, such as ``cpu``."""
-    return jax.devices()[0].platform

@@ -10,7 +10,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from fedjax_peft.contracts import Params
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known
 
 Mode = Literal["dual", "global", "private"]
 """The mode of the encoder: with both adapters, or with only one of them."""
@@ -38,8 +38,7 @@ def mode(params: Params, which: Mode) -> Params:
     Raises:
       InputError: the mode is unknown, or the leaves contain no pair of adapters.
     """
-    if which not in MODES:
-        raise InputError(f"There is no mode {which!r}. {nearest(which, MODES)}")
+    check_known("mode", which, MODES)
     rule = re.compile(r"\.(global|private)_adapter\.up\.")
     ups = {name: found[1] for name in params if (found := rule.search(name))}
     if not ups:

@@ -46,7 +46,7 @@ from fedjax_peft.engine.with_derivative import (
 from fedjax_peft.numerics import summation
 from fedjax_peft.numerics.hyperparameters import as_arrays
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known, nearest
 
 __all__ = ["Plans", "Rounds", "directional", "loss", "rounds"]
 
@@ -186,9 +186,7 @@ class Rounds:
     def _chosen(self, values: Mapping[str, Any] | None) -> dict[str, Array]:
         """Returns the given run-time values as arrays; raises InputError for an unknown name."""
         for name in values or {}:
-            if name not in self._session.values:
-                known = nearest(name, self._session.values)
-                raise InputError(f"There is no run-time value {name!r}. {known}")
+            check_known("run-time value", name, self._session.values)
         return {name: jnp.asarray(x, jnp.float32) for name, x in (values or {}).items()}
 
     def _numbers(self, values: Mapping[str, Any] | None) -> dict[str, Array]:

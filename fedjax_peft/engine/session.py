@@ -37,7 +37,7 @@ from fedjax_peft.engine.streaming import ExamplesPlace, streaming
 from fedjax_peft.engine.work import Work, check_local_models
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import Values, as_arrays
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known
 
 _PLAIN = Computation()
 _EVALUATORS = 8  # that a session keeps, the last ones, with their data: ids stay unique
@@ -157,9 +157,7 @@ class Session:
           InputError: a value that the session does not have, or that the algorithm refuses.
         """
         for name in values or {}:
-            if name not in self._values:
-                advice = nearest(name, self._values)
-                raise InputError(f"There is no run-time value {name!r}. {advice}")
+            check_known("run-time value", name, self._values)
         chosen = {**self._values, **(values or {})}
         if self._store is None:
             state = initial_state(self.setup.made(chosen), self._leaves, as_arrays(chosen))

@@ -40,7 +40,7 @@ from fedjax_peft.report.wording import (
     signed,
     word,
 )
-from fedjax_peft.simulation.summaries import summary
+from fedjax_peft.simulation.summaries import mean, summary
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError, check_known
 
@@ -216,7 +216,7 @@ def _columns(
             found = mean_column(field, values, title, part="clients")
             out.append(found._replace(short=""))
     out += difference_columns(list(rows), judged)
-    means = [{key: _mean(_known(one, key)) for key in one[0]} for one in facts]
+    means = [{key: mean(_known(one, key)) for key in one[0]} for one in facts]
     out += [column._replace(part="costs", short="") for column in cost_columns(means)]
     return [column for column in out if not column.is_empty]
 
@@ -238,10 +238,6 @@ def _score_column(cells: Sequence[Cell], metric: str, at: At, **options: Any) ->
 def _known(facts: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     """Returns the numbers of a figure of the runs of a row."""
     return [x for fact in facts if isinstance(x := fact[key], int | float)]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _settings(study: Study, metric: str, at: At, choice: Choice) -> tuple[list[str], list[Column]]:

@@ -180,8 +180,8 @@ def _sizes(parts: Sequence[_Part], shares: Mapping[str, Any]) -> dict[str, int]:
         transform chooses some of all entries, those that the client does not own are zeros.
     """
 
-    def owned(path: Sequence[Any], leaf: Any) -> int:
-        return round(leaf.size * shares.get(_name(path), 1))
+    def owned(path: tuple[Any, ...], leaf: Any) -> int:
+        return round(leaf.size * shares.get(tree.leaf_name(path), 1))
 
     sizes: dict[str, int] = {}
     for leaves, wires in parts:
@@ -190,14 +190,8 @@ def _sizes(parts: Sequence[_Part], shares: Mapping[str, Any]) -> dict[str, int]:
         named = jax.tree_util.tree_leaves_with_path(wires, is_leaf=is_wire)
         for (path, wire), entries in zip(named, most, strict=True):
             own = wire._replace(entries=min(wire.entries, entries))
-            sizes[_name(path)] = sizes.get(_name(path), 0) + own.nbytes
+            sizes[tree.leaf_name(path)] = sizes.get(tree.leaf_name(path), 0) + own.nbytes
     return sizes
-
-
-def _name(path: Sequence[Any]) -> str:
-    """Returns the last dict key of a path, or an empty string."""
-    keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-    return str(keys[-1]) if keys else ""
 
 
 def _uploaded(

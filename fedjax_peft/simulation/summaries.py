@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import check_known
 
 _COSTS = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_seconds",)}
 """Cost -> the fields of a round that are summed; the seconds of the wall clock are in ``time``."""
@@ -24,13 +24,8 @@ def series(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[floa
     Raises:
         InputError: ``x`` is another word.
     """
-    if x == "round":
-        spent = [float(row["round"]) for row in rows]
-    elif x in (*_COSTS, "wall_seconds"):
-        spent = _running_total(rows, x)
-    else:
-        known = ["round", *_COSTS, "wall_seconds"]
-        raise InputError(f"There is no axis {x!r}. {nearest(x, known)}")
+    check_known("axis", x, ["round", *_COSTS, "wall_seconds"])
+    spent = [float(row["round"]) for row in rows] if x == "round" else _running_total(rows, x)
     values = [number(row, y) for row in rows]
     # Not strict, because `spent` is empty if no row has the cost.
     points = [(a, b) for a, b in zip(spent, values, strict=False) if b is not None]
@@ -81,7 +76,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "wall_seconds": _total(seconds for row in rows for seconds in _clock(row)),
         "client_rounds": _count(rows, "clients"),
         "dropped": _count(rows, "dropped"),
-        **{key: _mean(_column(rows, key)) for key in _MEANS},
+        **{key: mean(_column(rows, key)) for key in _MEANS},
         **_privacy(rows),
         "test_examples": _last(rows, "test_examples"),
         "test_count": _last(rows, "test_count"),
@@ -274,5 +269,5 @@ def _total(values: Iterable[float]) -> float | None:
     return sum(values) if values else None
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
