@@ -311,11 +311,12 @@ def test_table_5_by_hand(scripts, sweeps):
 
 def test_a_target_out_of_reach_is_replaced(scripts, sweeps):
     study = scripts.tables.read_study(sweeps / "alpha")
-    cells_of = {"FedLR": study.cells[0]}
+    # Full fine-tuning does not set the target, however good it is.
+    cells_of = {"FedLR": study.cells[0], "FedFT": study.cells[-1]}
     target = scripts.printed.TARGETS[0]
     value, note = scripts.tables.target_value(target, cells_of)
     assert value == approx(0.55)
-    assert "no method came near the paper's target of 80 %" in note
+    assert "no PEFT method came near the paper's target of 80 %" in note
 
 
 def test_tables_are_written_in_three_forms(scripts, sweeps, tmp_path, capsys):
