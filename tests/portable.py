@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARE = 0.3
 NUMERIC = (
@@ -29,7 +31,18 @@ NUMERIC = (
 """The tests whose results are floating-point numbers."""
 
 
-def libraries(openblas: str, onednn: str, torch: str, numpy_without: str = "") -> dict[str, str]:
+def numpy_without(*kept: str) -> str:
+    """Returns all features of processors that NumPy can turn off, without ``kept``.
+
+    The names come from NumPy, because a release may rename them, and it only warns of unknown ones.
+    """
+    names = np._core._multiarray_umath.__cpu_dispatch__
+    if unknown := set(kept).difference(names):
+        raise SystemExit(f"NumPy {np.__version__} knows {names}, not {sorted(unknown)}.")
+    return " ".join(name for name in names if name not in kept)
+
+
+def libraries(openblas: str, onednn: str, torch: str, numpy_without: str) -> dict[str, str]:
     """Returns the environment that limits the libraries of the reference implementations."""
     return {
         "OPENBLAS_CORETYPE": openblas,
@@ -39,26 +52,38 @@ def libraries(openblas: str, onednn: str, torch: str, numpy_without: str = "") -
     }
 
 
-WIDE = "AVX512F AVX512CD AVX512_SKX"
 SETTINGS: dict[str, dict[str, str]] = {
     "sse4.2, one thread": {
-        **libraries("Nehalem", "SSE41", "default", f"AVX F16C FMA3 AVX2 {WIDE}"),
+        **libraries("Nehalem", "SSE41", "default", numpy_without()),
         "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2",
         "NPROC": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     },
     "avx, eigen without threads": {
-        **libraries("Sandybridge", "AVX", "default", f"FMA3 AVX2 {WIDE}"),
+        **libraries("Sandybridge", "AVX", "default", numpy_without()),
         "XLA_FLAGS": "--xla_cpu_max_isa=AVX --xla_cpu_multi_thread_eigen=false",
     },
     "avx2, optimisation level 1": {
-        **libraries("Haswell", "AVX2", "avx2", WIDE),
+        **libraries("Haswell", "AVX2", "avx2", numpy_without("X86_V3")),
         "XLA_FLAGS": "--xla_cpu_max_isa=AVX2 --xla_backend_optimization_level=1",
     },
     "avx512, sums reordered": {"XLA_FLAGS": "--xla_cpu_max_isa=AVX512", "REORDERED_SUMS": "1"},
     "other sums reordered": {"REORDERED_SUMS": "2"},
 }
+
+
+def check(setting: dict[str, str]) -> None:
+    """Ends the program if NumPy uses a feature that a setting turns off."""
+    off = setting.get("NPY_DISABLE_CPU_FEATURES", "").split()
+    program = (
+        "from numpy._core._multiarray_umath import __cpu_features__ as known\n"
+        f"print(*(name for name in {off} if known[name]))"
+    )
+    command = [sys.executable, "-W", "error::ImportWarning", "-c", program]
+    child = subprocess.run(command, env={**os.environ, **setting}, text=True, capture_output=True)
+    if child.returncode or child.stdout.strip():
+        raise SystemExit(f"NumPy cannot do without {off}: {child.stdout}{child.stderr}")
 
 
 def run(setting: dict[str, str], chosen: list[str], folder: Path) -> int:
@@ -99,6 +124,7 @@ def main() -> int:
                 continue
             print(f"\n=== {name}", flush=True)
             folder = Path(directory) / str(i)
+            check(setting)
             if run(setting, chosen, folder):
                 failed.append(name)
             for key, share in near(folder).items():
