@@ -101,7 +101,7 @@ def test_a_device_needs_memory_for_its_own_clients_only(report):
 def test_large_data_are_split_by_example(report):
     examples, on_a_device = report("columns")["rows"]
     assert on_a_device == -(-examples // 8)
-    assert report("columns")["far"] == 0.0  # the same rows, so the same numbers
+    assert_small(report("columns")["far"], 1e-6)  # the same rows; only the program differs
 
 
 @pytest.mark.slow

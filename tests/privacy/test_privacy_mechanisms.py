@@ -177,7 +177,8 @@ def test_the_noise_of_the_paper_is_on_the_average_product_alone():
             jax_plain(showing(aggregators.fra())),
         )
     )
-    np.testing.assert_array_equal(noisy["rest"]["head.kernel"], plain["rest"]["head.kernel"])
+    # The noise would be .3 here; two programs' averages of a few numbers of order one differ less.
+    assert_close(noisy["rest"]["head.kernel"], plain["rest"]["head.kernel"], atol=1e-6)
     noise = noisy["products"]["x"] - plain["products"]["x"]
     assert_close(noise.std(), 0.3, rtol=0.15)
     mean = np.einsum("kir,kro->io", uploads["x.lora_a"], uploads["x.lora_b"]) / CLIENTS

@@ -43,10 +43,11 @@ def test_every_client_and_the_drift_of_the_global_factors():
             assert 0 < row[f"variation_direction_{kind}"] < 2
         assert 1 <= row["effective_rank"] <= toy.RANK
         assert row["layers"]["singular_value"]["layer"] > 0
-        assert other["train_loss"] == row["train_loss"], "measuring changes nothing"
+        # Measuring changes nothing but the program of the round, and so the order of its sums.
+        assert other["train_loss"] == approx(row["train_loss"], rel=1e-5)
         assert "per_client" not in other
         assert "effective_rank" not in other
-        assert other["update_norm"] == row["update_norm"]
+        assert other["update_norm"] == approx(row["update_norm"], rel=1e-5)
 
 
 def test_a_client_with_nothing_to_measure_has_no_metric():

@@ -189,10 +189,12 @@ def test_validation_changes_nothing_else(tested, both):
 def test_other_examples_have_their_own_metrics():
     a = validated(SHARED, validation=OTHER).metrics[-1]
     b = validated(SHARED, test=OTHER, client_test=None).metrics[-1]
-    assert a["validation_loss"] == b["test_loss"] != a["test_loss"]
+    # Other sets of examples have other programs. A loss is a mean of up to 30 of order one.
+    assert a["validation_loss"] == approx(b["test_loss"], rel=1e-5)
+    assert abs(a["validation_loss"] - a["test_loss"]) > 1e-3
     assert (a["validation_examples"], a["test_examples"]) == (21, 30)
     alone = validated(SHARED, test=None, client_test=None, validation=OTHER).metrics[-1]
-    assert alone["validation_loss"] == a["validation_loss"]
+    assert alone["validation_loss"] == approx(a["validation_loss"], rel=1e-5)
     assert "test_loss" not in alone
 
 

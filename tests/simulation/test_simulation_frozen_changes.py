@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 import running
-from closeness import assert_close
+from closeness import approx, assert_close
 from shallow import SHALLOW, simple_encoder  # noqa: F401
 
 from fedjax_peft import Clients, attach, load_model, lora, random_model
@@ -88,7 +88,12 @@ def test_going_on_from_a_run_starts_where_it_ended(name, run):
     options = {"clients": CLIENTS, "test": TEST, "batch_size": 8, "rounds": 1}
     options["on_round"] = lambda row: True  # it stops with the test before the first round
     after = running.run(fedavg(optax.sgd(0.0)), model=trained, **options)
-    assert after.metrics[0]["test_loss"] == run(name).metrics[-1]["test_loss"]
+    # The programs differ, because here the changes are parts of the kernels. A sum in another order
+    # rounds few activations to another of bfloat16's 2**8 steps, and the loss is a mean of 32.
+    rows = run(name).metrics
+    tolerance = 2.0**-12 * rows[-1]["test_loss"]
+    assert after.metrics[0]["test_loss"] == approx(rows[-1]["test_loss"], abs=tolerance)
+    assert abs(rows[-1]["test_loss"] - rows[0]["test_loss"]) > 4 * tolerance
     for leaf, x in trained.frozen.items():
         np.testing.assert_array_equal(after.trained.frozen[leaf], x)
 
