@@ -7,7 +7,7 @@ import shutil
 import huggingface_hub
 import numpy as np
 import pytest
-from closeness import assert_close
+from closeness import approx, assert_close
 from huggingface_hub import HfApi, ModelCard
 from peft import PeftModel
 from tiny_project import fails
@@ -96,7 +96,7 @@ def test_the_card_says_what_the_run_was(folder, run):
     assert card.data.pipeline_tag == "text-classification"
     (result,) = card.data.eval_results
     assert (result.metric_type, result.dataset_name) == ("accuracy", "data")
-    assert result.metric_value == pytest.approx(rows[-1]["test_accuracy"], abs=1e-6)
+    assert result.metric_value == approx(rows[-1]["test_accuracy"], abs=1e-6)
     table = dict(re.findall(r"^\| (.+?) \| (.+) \|$", card.text, re.MULTILINE))
     assert table["Base model"] == "me/tiny-bert"
     assert table["Partition"].startswith("dirichlet (clients = 6, alpha = 1.0")

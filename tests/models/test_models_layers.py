@@ -139,7 +139,7 @@ def test_running_statistics_are_refused_or_stay_as_they_are(head):
     assert {"norm.mean", "norm.var"} <= model.frozen.keys()
     for train in (True, False):
         y = model.apply(model.frozen, model.trainable, {"x": x}, KEY, train).logits
-        np.testing.assert_allclose(y, x, rtol=1e-4)  # the mean 0 and the variance 1 of its start
+        assert_close(y, x, rtol=1e-4)  # the mean 0 and the variance 1 of its start
 
 
 def test_what_is_trained_is_float32_in_a_module_of_bfloat16():

@@ -271,7 +271,7 @@ def test_a_sum_of_too_few_shares_is_not_released():
     full, released, withheld = (release(np.float32(x)) for x in ([1] * CLIENTS, three, two))
     start = flat(showing(aggregators.mean()).lift(template, template, fixed))
     assert_close(flat(withheld.update), start, rtol=1e-6)
-    assert not np.allclose(flat(released.update), start)
+    assert np.abs(flat(released.update) - start).max() > 1e-3
     # The shares of three clients are as large as all the noise that is needed.
     needed = 2.0 * 0.5 / CLIENTS  # and rounding adds 2 % at most
     assert_close(full.metrics["privacy_noise_std"] / needed, math.sqrt(5 / 3), rtol=0.03)
@@ -399,7 +399,8 @@ def test_late_clients_and_those_without_examples_send_noise_in_a_run(make, least
     for found in (row, nobody.metrics[1]):
         assert least * (1 - 1e-6) <= found["privacy_noise_std"] < 1.02 * least
         assert found["bytes_up"] == 4 * size
-    assert not np.allclose(nobody.params["head.bias"], linear.model().trainable["head.bias"])
+    start = linear.model().trainable["head.bias"]
+    assert np.abs(nobody.params["head.bias"] - start).max() > 1e-5
 
 
 # ---------------------------------------------------------------------------------------- refusals
