@@ -16,7 +16,7 @@ from fedjax_peft.engine.devices import distributed
 
 def main(scenarios, process, processes, port):
     # A process that is killed is noticed sooner than by default, and the reason read sooner.
-    distributed.SILENCE, distributed.BEAT = 4.0, 0.5
+    distributed.SILENCE, distributed.BEAT = 10.0, 0.5
     if processes > 1:
         distributed.initialize(f"127.0.0.1:{port}", processes, process, timeout=60)
     for scenario in scenarios:

@@ -26,7 +26,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_together(commands, *, devices=1, seconds=120, expected=(0,)) -> list[Ended]:
+def run_together(commands, *, devices=1, seconds=300, expected=(0,)) -> list[Ended]:
     """Runs commands at the same time and returns how they ended.
 
     Args:

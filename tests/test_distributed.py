@@ -118,7 +118,7 @@ def test_a_killed_process_ends_the_others_and_resume_goes_on(pair, again, folder
     assert second.code == -9
     assert first.code == 2
     assert re.fullmatch(
-        r"fedjax-peft: Process 1 of 2 \(.*, pid \d+\) has given no sign of life for 4 s: .*"
+        r"fedjax-peft: Process 1 of 2 \(.*, pid \d+\) has given no sign of life for 10 s: .*"
         r" --resume continues the run, on the same or another number of processes\.\n",
         first.err,
     )
