@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from fnmatch import fnmatchcase
 
+import plain_shell  # noqa: F401
 from xla_flags import QUICK_TO_COMPILE
 
 os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')}".strip()

@@ -1,0 +1,11 @@
+"""Removes what a user's shell may set and what changes results: colours, widths, JAX's numbers.
+
+Import it before JAX and rich. ``JAX_PLATFORMS`` stays, because it chooses the device of the tests.
+"""
+
+import os
+
+for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+for name in ("ENABLE_X64", "DEFAULT_MATMUL_PRECISION", "DEFAULT_PRNG_IMPL", "NUM_CPU_DEVICES"):
+    os.environ.pop(f"JAX_{name}", None)
