@@ -75,6 +75,14 @@ class Timing:
             write(sentence, red=True)
 
 
+def pytest_collection_modifyitems(items):
+    """Refuses ``long`` without a reason."""
+    for item in items:
+        for marker in item.iter_markers("long"):
+            if not (marker.args and str(marker.args[0]).strip()):
+                raise pytest.UsageError(f'{item.nodeid}: write @pytest.mark.long("why").')
+
+
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # not a worker of xdist
         config.pluginmanager.register(Timing(config))
