@@ -25,8 +25,12 @@ SHARE = 0.3
 NUMERIC = (
     *("aggregators", "algorithms", "asynchronous", "attacks", "engine", "models", "peft"),
     *("privacy", "report", "simulation", "tasks", "transforms"),
-    *(f"test_{name}.py" for name in ("clustering", "differentiable", "experiments_minimal")),
-    *(f"test_{name}.py" for name in ("generation", "precision", "random", "schedules", "tree")),
+    *(f"cli/test_cli_{name}.py" for name in ("export", "hub")),
+    *(f"config/test_config_{name}.py" for name in ("schedules", "starts")),
+    *(f"data/test_data_{name}.py" for name in ("heterogeneity", "packing")),
+    *(f"test_experiments_{name}.py" for name in ("federa", "fra", "minimal", "papers")),
+    *(f"test_{name}.py" for name in ("clustering", "differentiable", "generation", "lm_eval")),
+    *(f"test_{name}.py" for name in ("precision", "random", "schedules", "tree")),
 )
 """The tests whose results are floating-point numbers."""
 
@@ -52,19 +56,19 @@ def libraries(openblas: str, onednn: str, torch: str, numpy_without: str) -> dic
     }
 
 
+ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 SETTINGS: dict[str, dict[str, str]] = {
     "sse4.2, one thread": {
         **libraries("Nehalem", "SSE41", "default", numpy_without()),
+        **ONE_THREAD,
         "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2",
-        "NPROC": "1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
     },
     "avx, eigen without threads": {
         **libraries("Sandybridge", "AVX", "default", numpy_without()),
         "XLA_FLAGS": "--xla_cpu_max_isa=AVX --xla_cpu_multi_thread_eigen=false",
     },
-    "avx2, optimisation level 1": {
+    "avx2, one thread, optimisation level 1": {
+        **ONE_THREAD,
         **libraries("Haswell", "AVX2", "avx2", numpy_without("X86_V3")),
         "XLA_FLAGS": "--xla_cpu_max_isa=AVX2 --xla_backend_optimization_level=1",
     },

@@ -15,6 +15,7 @@ import jax
 import lowering  # noqa: F401
 import numpy as np
 import optax
+import reordering  # noqa: F401
 import test_engine_client_store as stores
 import toy
 from options import run_options, session_options
