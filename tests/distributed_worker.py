@@ -8,7 +8,6 @@ import time
 
 import lowering  # noqa: F401
 import optax
-import reordering  # noqa: F401
 import toy
 
 import fedjax_peft as fp
