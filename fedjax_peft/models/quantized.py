@@ -113,6 +113,23 @@ _Dense: TypeAlias = Callable[[tuple[Array, ...], int, Any], tuple[Array, Array |
 """(arrays of a kernel, inputs, dtype) -> a matrix of the dtype, and factors of its columns."""
 
 
+@jax.jit
+def _nf4_values(codes: Array) -> Array:
+    """Returns the values of codes. A TPU gathers slowly, so that it chooses them instead."""
+    return jax.lax.platform_dependent(
+        codes, tpu=chosen_by_bits, default=lambda codes: jnp.asarray(_VALUES)[codes]
+    )
+
+
+def chosen_by_bits(codes: Array) -> Array:
+    """Returns the values of codes by four choices, each between two halves of what is left."""
+    values: list[Any] = list(_VALUES)
+    for bit in range(4):
+        upper = (codes >> bit) & 1 == 1
+        values = [jnp.where(upper, b, a) for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
 def _dense_nf4(arrays: tuple[Array, ...], n_in: int, dtype: Any) -> tuple[Array, None]:
     codes, scale_codes, sizes, mean = arrays
     n_out = codes.shape[1]
@@ -120,7 +137,7 @@ def _dense_nf4(arrays: tuple[Array, ...], n_in: int, dtype: Any) -> tuple[Array,
     flat = jnp.pad(flat, (0, -flat.size % SCALES)).reshape(-1, SCALES) * sizes[:, None]
     scales = (flat.reshape(-1)[: scale_codes.size] + mean).reshape(n_out, -1).T
     pairs = jnp.stack([codes >> 4, codes & 15], axis=1).reshape(-1, n_out)
-    values = jnp.asarray(_VALUES)[pairs]
+    values = _nf4_values(pairs)
     if n_in % BLOCK:
         values = values[:n_in] * jnp.repeat(scales, BLOCK, axis=0)[:n_in]
     else:

@@ -46,6 +46,11 @@ def test_nf4_values_are_quantiles_of_the_normal_distribution():
     assert_close(values, NF4, atol=3e-7)
 
 
+def test_a_tpu_chooses_the_values_that_others_look_up():
+    codes = jnp.arange(16, dtype=jnp.uint8).reshape(2, 8)
+    np.testing.assert_array_equal(quantized.chosen_by_bits(codes), np.float32(NF4).reshape(2, 8))
+
+
 def nf4_loop(matrix):
     """NF4 of a torch matrix [out, in] with blocks in one row, one weight after the other."""
     values, rows, codes = np.array(NF4, np.float32), [], []
