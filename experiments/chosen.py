@@ -8,14 +8,21 @@ that chose nothing can be added with ``--fresh FOLDER``, a sweep over the chosen
 """
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedjax_peft.report.intervals import differences_in_words
+from fedjax_peft.report.separation import binomial
 from fedjax_peft.report.study import At, Cell, Study, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 
 OUTCOMES: dict[At, str] = {"final": "last round", "mean": "mean of evaluations"}
+FEW_SEEDS = (
+    "An interval of three seeds or fewer is wide: half of it is 4.3 standard errors with three"
+    " seeds (t with 2 degrees of freedom), 12.7 with two."
+)
+"""The note of a table with such an interval."""
 
 
 def cells(study: Study, fresh: Study | None) -> dict[str, Cell]:
@@ -26,6 +33,25 @@ def cells(study: Study, fresh: Study | None) -> dict[str, Cell]:
             if other.learning_rate == cell.learning_rate:
                 chosen[name] = cell._replace(runs={**cell.runs, **other.runs})
     return chosen
+
+
+def test_errors(found: Sequence[Cell], metric: str) -> Iterator[str]:
+    """Yields the note on the chance of the test examples, if the runs record their number."""
+    counts = {row.get("test_examples") for cell in found for row in cell.first.rows[-1:]}
+    if metric.startswith("test_") and len(counts) == 1 and (n := counts.pop()):
+        means = [summarise(cell.values(metric)).mean for cell in found]
+        worst = max(math.sqrt(binomial(mean, n)) for mean in means if mean is not None)
+        yield test_error(n, worst)
+
+
+def test_error(examples: int, error: float) -> str:
+    """Returns the note on the standard error of a share of test examples."""
+    return (
+        f"A value of the last round on {examples:,} test examples has a standard error of at most"
+        f" {100 * error:.1f} points over samples of these examples; ± and the intervals do not"
+        " contain it. All methods and seeds share the examples, so it cancels in part in a"
+        " difference."
+    )
 
 
 def table(title: str, study: Study, fresh: Study | None, metric: str, baseline: str) -> TextTable:
@@ -44,15 +70,18 @@ def table(title: str, study: Study, fresh: Study | None, metric: str, baseline: 
         rows.append(row)
     header = ["method", "learning rate", "seeds", *OUTCOMES.values()]
     header += [f"{words} − {baseline}" for words in OUTCOMES.values()] if compared else []
-    notes = [f"{metric} in %, mean ± standard deviation over seeds.", *study.notes]
+    notes = [f"{metric} in %, mean ± standard deviation over seeds."]
     if compared:
         notes[0] += (
             " Differences are in points, paired by seed, with the 95 % t interval; p by a paired t"
             " test, with Holm's correction over all differences of this table."
         )
     if any(len(several) > 1 for several in study.methods.values()):
-        notes.insert(1, f"The setting was chosen by {study.choose_by}, its mean over seeds.")
-    return TextTable(title, header, rows, notes)
+        notes.append(f"The setting was chosen by {study.choose_by}, its mean over seeds.")
+    notes += test_errors([*found.values()], metric)
+    if any(2 <= len(a.keys() & b.keys()) <= 3 for a, b in pairs):
+        notes.append(FEW_SEEDS)
+    return TextTable(title, header, rows, [*notes, *study.notes])
 
 
 def main(words: Sequence[str] | None = None) -> None:

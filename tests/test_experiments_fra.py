@@ -256,6 +256,7 @@ def write_exact(root, seeds, rates=(0.1, 0.2)):
             test_accuracy=(0.1, end - 0.2, end),
             validation_accuracy=[rate] * 3,
             aggregation_error_relative=(None, rate, rate / 2),
+            test_examples=(100,) * 3,
         )
         settings = {"name": method, "seed": seed, "optimizer.learning_rate": rate}
         runs.append((settings | {"data": {"name": "20newsgroups", "test_examples": 100}}, rows))
@@ -299,6 +300,12 @@ def test_methods_are_compared_at_their_chosen_settings_with_fresh_seeds(tmp_path
     assert fra["last round − fedavg"].startswith("+3.0 [+1.0, +5.0], p = ")
     assert fra["mean of evaluations − fedavg"].startswith("+3.0 [+1.0, +5.0], p = ")
     assert (fra["last round"], fra["mean of evaluations"]) == ("75.0 ± 3.2", "65.0 ± 3.2")
+    shown = (tmp_path / "table.md").read_text()
+    assert "An interval of three seeds or fewer" not in shown, "five seeds"
+    # FedAvg's mean of seeds 0 to 4 is 72 %: sqrt(.72 * .28 / 100) is 4.5 points.
+    assert "on 100 test examples has a standard error of at most 4.5 points" in shown
+    CHOSEN["main"]([words[0], "--out", str(tmp_path / "three")])
+    assert CHOSEN["FEW_SEEDS"] in (tmp_path / "three.md").read_text()
     CHOSEN["main"]([*words, "--baseline", "local", "--out", str(tmp_path / "alone")])
     assert "last round" in (columns := read_table(tmp_path / "alone.csv")[0])
     assert not [name for name in columns if "−" in name], "there are no runs of the baseline"
