@@ -60,7 +60,7 @@ def plan(options: argparse.Namespace) -> None:
         if limit is not None:
             print(_verdict(planned, lanes, limit))
         if most is not None:
-            print(*_advice(options, name, planned, total, USABLE * most), sep="\n")
+            print(*_advice(options, name, planned, lanes, total, USABLE * most), sep="\n")
 
 
 def table(planned: Planned, lanes: int) -> list[str]:
@@ -104,17 +104,29 @@ def _verdict(planned: Planned, lanes: int, limit: float) -> str:
 
 
 def _advice(
-    options: argparse.Namespace, name: str, planned: Planned, total: float, usable: float
+    options: argparse.Namespace,
+    name: str,
+    planned: Planned,
+    lanes: int,
+    total: float,
+    usable: float,
 ) -> Iterator[str]:
-    """Yields lines about the lanes of no use, and the nearest setting that fits if none does."""
+    """Yields lines about the lanes of no use, and the nearest setting that fits if none does.
+
+    Args:
+      total: the bytes that ``lanes`` lanes need; the compiler's, if it was asked.
+    """
     if planned.cohort is not None and planned.plan.most_lanes(usable) > planned.cohort:
         yield f"  A round has {planned.cohort:,} clients; more lanes are of no use."
     if total > usable:
-        yield f"  {_remedy(options, name, planned, usable)}"
+        # Other settings are planned by arithmetic, which is taken to be wrong by the same factor.
+        # So `lanes` lanes do not fit by arithmetic either, and fewer are named.
+        by_arithmetic = usable * (planned.plan.total(lanes) / total)
+        yield f"  {_remedy(options, name, planned, by_arithmetic)}"
 
 
 def _remedy(options: argparse.Namespace, name: str, planned: Planned, usable: float) -> str:
-    """Returns the nearest setting that fits into ``usable`` bytes."""
+    """Returns the nearest setting that fits into ``usable`` bytes by arithmetic."""
     if most := planned.plan.most_lanes(usable):
         return f"The nearest setting that fits: --lanes {most}."
     least = ""

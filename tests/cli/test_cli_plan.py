@@ -9,7 +9,7 @@ from small_config import small
 
 from fedjax_peft import testing
 from fedjax_peft.cli.main import main
-from fedjax_peft.simulation.planning import compiled_step
+from fedjax_peft.simulation.planning import compiled_step, devices
 from fedjax_peft.support.accelerators import find_device
 from fedjax_peft.support.errors import InputError
 
@@ -130,6 +130,24 @@ def test_a_device_and_the_least_time_of_a_round(plan):
     assert float(rounds) == approx(6 * step, rel=0.01)
     limits = [float(x) for x in re.findall(r"seconds for [a-z ]+ (\S+)", text)]
     assert step == max(limits) > min(limits) > 0
+
+
+def test_fewer_lanes_than_the_compiler_refused_are_named(plan, monkeypatch):
+    """By arithmetic the device has room for all lanes; its compiler needs twice their memory."""
+    words = ["--device", "t4", "--lanes"]
+    text = plan({"model": LLAMA}, *words, "2")
+    most = int(re.search(r"most lanes that fit ([\d,]+)", text)[1].replace(",", ""))
+
+    def asked(planned, parts):
+        memory = 2 * planned.memory.total(planned.lanes)
+        step = compiled_step.CompiledStep(memory, 0, 1, 1, {}, {}, 0, 1.0)
+        return planned._replace(compiled=step)
+
+    monkeypatch.setattr(devices, "asked", asked)
+    text = plan({"model": LLAMA}, *words, str(most), "--compile")
+    assert "does not fit into" in text
+    named = int(re.search(r"The nearest setting that fits: --lanes (\d+)", text)[1])
+    assert 0.45 * most < named <= most / 2
 
 
 SMALLEST = "model.quantize=nf4 batch_size=1 --lanes 1"
