@@ -5,6 +5,7 @@
     python experiments/benchmarks/accelerators.py --rows minilm --devices h100 v5e --again
     python experiments/benchmarks/accelerators.py --rows minilm --devices h100 --check
     python experiments/benchmarks/accelerators.py --rows minilm --devices v5e --layers 1
+    python experiments/benchmarks/accelerators.py --planned             # no compiler is needed
 
 A cell is a round of LoRA by FedAvg with AdamW, in bfloat16, with the shapes of a model and random
 weights that are never made. It says what the target's compiler plans, without a device and
@@ -12,8 +13,9 @@ so without autotuning: kernels, bytes and operations of one time step of all lan
 memory, and the least time of the step. Each cell is compiled in a process of its own, and written
 to ``results/accelerators.json`` and ``.md`` at once, so that the script goes on where it stopped.
 ``--check`` compiles again and fails where a figure has grown by more than 10 %. ``--layers`` prints
-the cells of a model that has only so many, and writes nothing. On 2 cores: one to
-three minutes for a GPU's cell, five or more for a TPU's.
+the cells of a model that has only so many, and writes nothing. ``--planned`` computes the memory by
+arithmetic again, for the cells that are there, and compiles nothing. On 2 cores: one to three
+minutes for a GPU's cell, five or more for a TPU's.
 """
 
 import argparse
@@ -91,17 +93,32 @@ def round_of(row: str, attention: str, layers: int | None = None) -> tuple[Any, 
     return model, fp.algorithms.fedavg(optax.adamw(1e-4)), task, batch
 
 
-def measure(row: str, device: str, attention: str, layers: int | None = None) -> dict[str, Any]:
-    """Returns the figures of one cell, of a model with so many layers if a number is given."""
-    from fedjax_peft.simulation.planning.devices import asked, plan_on, planned_on
+def planned_parts(
+    row: str, device: str, attention: str, layers: int | None = None
+) -> tuple[tuple[Any, ...], Any]:
+    """Returns a cell's model, algorithm, task and batch for its device; and their memory plan."""
+    from fedjax_peft.simulation.planning.devices import planned_on, target_platform
     from fedjax_peft.simulation.planning.memory_plan import plan_memory
     from fedjax_peft.support.accelerators import find_device
 
+    target = find_device(device)
     model, *rest = round_of(row, attention, layers)
-    parts = (planned_on(find_device(device), model), *rest)
-    lanes = ROWS[row][3]
-    memory = plan_memory(*parts, accelerator=True)
-    planned = plan_on(find_device(device), parts, memory, lanes)
+    parts = (planned_on(target, model), *rest)
+    return parts, plan_memory(*parts, platform=target_platform(target))
+
+
+def planned_bytes(row: str, device: str, attention: str) -> int:
+    """Returns the memory of a cell's round by arithmetic."""
+    return planned_parts(row, device, attention)[1].total(ROWS[row][3])
+
+
+def measure(row: str, device: str, attention: str, layers: int | None = None) -> dict[str, Any]:
+    """Returns the figures of one cell, of a model with so many layers if a number is given."""
+    from fedjax_peft.simulation.planning.devices import asked, plan_on
+    from fedjax_peft.support.accelerators import find_device
+
+    parts, memory = planned_parts(row, device, attention, layers)
+    planned = plan_on(find_device(device), parts, memory, ROWS[row][3])
     found = asked(planned, parts)
     assert found.compiled is not None
     limits = found.limits
@@ -170,6 +187,12 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(found: dict[str, Any]) -> None:
+    """Writes the results and their table."""
+    RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    RESULTS.with_suffix(".md").write_text(table(found))
+
+
 def main() -> int:
     """Compiles the missing cells, or compares; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -182,12 +205,18 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also compile cells that are known")
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     parser.add_argument("--layers", type=int, help="other layers; print, and write nothing")
+    parser.add_argument("--planned", action="store_true", help="only the arithmetic, again")
     parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.cell:
         print(json.dumps(measure(*a.cell, a.layers)))
         return 0
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if a.planned:
+        for key in [key for key, cell in found.items() if isinstance(cell, dict)]:
+            found[key]["planned"] = planned_bytes(*key.split(" | "))
+        write(found)
+        return 0
     faults = []
     for key in [key_of(r, d, t) for r in a.rows for d in a.devices for t in a.attention]:
         known = isinstance(found.get(key), dict) and a.layers is None
@@ -203,8 +232,7 @@ def main() -> int:
             ]
             continue
         found[key] = new
-        RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-        RESULTS.with_suffix(".md").write_text(table(found))
+        write(found)
     print("\n".join(faults), end="\n" if faults else "")
     return int(bool(faults))
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_peft.config import config as configs
+from fedjax_peft.contracts import Platform
 from fedjax_peft.data.sources import DATASETS
 from fedjax_peft.models import heads
 from fedjax_peft.models.base import Model
@@ -14,7 +15,12 @@ from fedjax_peft.models.registry import parse_config
 from fedjax_peft.models.reuse import STORED, Split, dtype_of
 from fedjax_peft.models.reuse import split as split_model
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.simulation.planning.devices import DevicePlan, plan_on, planned_on
+from fedjax_peft.simulation.planning.devices import (
+    DevicePlan,
+    plan_on,
+    planned_on,
+    target_platform,
+)
 from fedjax_peft.simulation.planning.memory_plan import MemoryPlan, example_batch, plan_memory
 from fedjax_peft.simulation.planning.step_cost import count_flops, step_flops, traced_live
 from fedjax_peft.support.accelerators import Device
@@ -118,7 +124,7 @@ def planned(config: Mapping[str, Any], device: Device | None = None) -> Planned:
         *parts,
         clients=kept or 1,
         cohort=cohort or 1,
-        accelerator=device is not None,
+        platform=Platform() if device is None else target_platform(device),
     )
     largest = _name(plan.activations.largest, model.config.get("vocab_size"))
     steps = config["local_steps"]

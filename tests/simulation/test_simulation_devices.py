@@ -18,6 +18,7 @@ import toy
 from closeness import approx
 
 import fedjax_peft as fp
+from fedjax_peft.contracts import Platform
 from fedjax_peft.models import attention
 from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.simulation.planning import devices
@@ -85,7 +86,7 @@ def test_a_plan_from_python():
     assert "a round takes at least" in text
     small = found._replace(device=found.device._replace(memory=100.0))
     assert not small.fits
-    assert "does not fit into 0.00 MB of 0.00 MB: 0.00 MB too much" in str(small)
+    assert "does not fit into 0.00 MB of 0.00 MB: 0.05 MB too much" in str(small)
     assert small.most_lanes == 0
 
 
@@ -106,10 +107,12 @@ def test_accelerators_store_what_fused_operations_start_from():
     model = abstract_model(fp.testing.TINY_BERT, fp.lora(2), head=fp.heads.classification(2))
     batch = example_batch("classification", batch_size=4, length=32)
     cpu, gpu = (
-        activations(model, fp.tasks.classification(), batch, accelerator=x) for x in (False, True)
+        activations(model, fp.tasks.classification(), batch, platform=x)
+        for x in (Platform("cpu"), Platform("gpu", 9.0))
     )
     assert gpu.residuals < 0.9 * cpu.residuals
-    assert gpu._replace(residuals=0) == cpu._replace(residuals=0)
+    assert gpu._replace(residuals=0, moved=0) == cpu._replace(residuals=0, moved=0)
+    assert (gpu.moved, cpu.moved) == (gpu.residuals, cpu.residuals)
 
 
 TEXT = """HloModule jit_round_

@@ -1,15 +1,16 @@
 """The arrays that a local step keeps for its gradient, from its jaxpr."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_peft.contracts import Params, Task
+from fedjax_peft.contracts import Params, Platform, Task
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
+from fedjax_peft.simulation.planning.storage import Storage, plain_nbytes, storage_on
 
 
 class Activations(NamedTuple):
@@ -20,12 +21,16 @@ class Activations(NamedTuple):
     recomputed: int
     """With ``remat``: what one block that is computed again keeps meanwhile."""
     working: int
-    """Room for the layer at work: its largest array with this array's gradient."""
+    """Room for the layer at work: its largest array with this array's gradient. Without the array,
+    if it is among the arrays of :attr:`recomputed` and the compiler shares it."""
     largest: tuple[int, ...]
     """The shape of this array, such as ``[positions, vocabulary]`` for logits."""
     kernels: int = 0
     """Dequantised kernels that exist at once, those of all layers that read one array, such as
     query, key and value. All lanes share them, so :attr:`total` is without them."""
+    moved: int = 0
+    """Bytes of the arrays of :attr:`residuals` and :attr:`recomputed` without padding: at least so
+    many are written once and read once."""
 
     @property
     def total(self) -> int:
@@ -39,15 +44,15 @@ def activations(
     batch: Mapping[str, Any],
     *,
     train: bool = True,
-    accelerator: bool = False,
+    platform: Platform = Platform(),
 ) -> Activations:
     """Returns the activations of one lane, from shapes alone.
 
     Args:
       model: arrays or shapes; its frozen leaves as a run holds them.
-      accelerator: count as the compilers for GPUs and TPUs store arrays, not as that for CPUs.
+      platform: whose compiler stores the arrays.
     """
-    keep = _sources if accelerator else _kept
+    storage = storage_on(platform)
 
     def loss(frozen: Params, trainable: Params, batch: Any, key: Any) -> jax.Array:
         return task.loss(model.apply(frozen, trainable, batch, key, train), batch)[0]
@@ -63,32 +68,50 @@ def activations(
         inputs = [_Array(v.aval) for v in traced.invars]
         for x in inputs[len(model.frozen) :]:
             x.depends = True
-        trace = _Trace([], [], {})
+        trace = _Trace(storage, [], [], {})
         return _run(traced, inputs, trace), trace
 
     _, forward = run(loss)  # rematerialised blocks are visible in the forward pass alone
     results, trace = run(residuals)
     made = _used(results, trace.made)
-    nothing = _Array(jax.core.ShapedArray((), jnp.int8))
-    # What a loop makes is kept, and what one of its turns makes is at work.
-    at_work = [x for x in _with_loops(made) if not x.inside]
-    largest = max(at_work, key=lambda x: x.nbytes, default=nothing)
-    kept = sum(x.nbytes for x in keep(results, made))
-    again = [_residuals_of_block(*block, keep) for block in forward.blocks]
-    kernels = [trace.kernels, forward.kernels, *(x.kernels for _, x in again)]
+    kept = _residuals(results, made, storage)
+    blocks = [_residuals_of_block(*block, storage) for block in forward.blocks]
+    again = max((x for x, _ in blocks), key=lambda kept: _total(kept, storage), default=[])
+    largest = _largest(made, storage)
+    shared = storage.shares_recomputed and any(_are_alike(largest, x) for x in again)
+    kernels = [trace.kernels, forward.kernels, *(x.kernels for _, x in blocks)]
     return Activations(
-        kept,
-        max((size for size, _ in again), default=0),
-        2 * largest.nbytes,
+        _total(kept, storage),
+        _total(again, storage),
+        (1 if shared else 2) * storage.nbytes(largest.aval),
         tuple(largest.aval.shape),
         max((sum(sizes) for waiting in kernels for sizes in waiting.values()), default=0),
+        sum(plain_nbytes(x.aval) for x in [*kept, *again]),
     )
 
 
+def _total(arrays: Sequence["_Array"], storage: Storage) -> int:
+    """Returns the bytes of arrays together."""
+    return sum(storage.nbytes(x.aval) for x in arrays)
+
+
+def _largest(made: Sequence["_Array"], storage: Storage) -> "_Array":
+    """Returns the largest array at work."""
+    # What a loop makes is kept, and what one of its turns makes is at work.
+    at_work = [x for x in _with_loops(made) if not x.inside]
+    nothing = _Array(jax.core.ShapedArray((), jnp.int8))
+    return max(at_work, key=lambda x: storage.nbytes(x.aval), default=nothing)
+
+
+def _are_alike(x: "_Array", y: "_Array") -> bool:
+    """Returns whether two arrays of different traces have one shape and one dtype."""
+    return (x.aval.shape, x.aval.dtype) == (y.aval.shape, y.aval.dtype)
+
+
 def _residuals_of_block(
-    body: Any, depends: tuple[bool, ...], keep: "_Keep"
-) -> tuple[int, "_Trace"]:
-    """Returns the bytes that the backward pass of one rematerialised block keeps meanwhile."""
+    body: Any, depends: tuple[bool, ...], storage: Storage
+) -> tuple[list["_Array"], "_Trace"]:
+    """Returns the arrays that the backward pass of one rematerialised block keeps meanwhile."""
     inputs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.invars]
     moves = [
         i
@@ -109,9 +132,9 @@ def _residuals_of_block(
     arrays = [_Array(v.aval) for v in traced.invars]
     for x, moved in zip(arrays, depends, strict=True):
         x.depends = moved
-    trace = _Trace([], [], {})
+    trace = _Trace(storage, [], [], {})
     results = _run(traced, arrays, trace)
-    return sum(x.nbytes for x in keep(results, trace.made)), trace
+    return _residuals(results, trace.made, storage), trace
 
 
 # fmt: off
@@ -125,7 +148,7 @@ _CHEAP = frozenset(
 )
 # fmt: on
 """Operations that a compiler repeats inside the operation that uses their result, so that the
-result is not stored, if it is made of one stored array. The inputs of matrix products are stored.
+result is not stored, if it is made of one stored array.
 """
 
 # fmt: off
@@ -137,7 +160,7 @@ _FUSED = _CHEAP | frozenset(
     ]
 )
 # fmt: on
-"""Operations that the compilers for accelerators repeat, also if they are made of several arrays.
+"""Operations that a compiler repeats which fuses residuals (:attr:`Storage.fuses`).
 """
 
 _VIEWS = frozenset(["convert_element_type", "copy", "reshape", "squeeze", "transpose"])
@@ -178,17 +201,12 @@ class _Array:
             for x in self.inputs:
                 x.store()
 
-    @property
-    def nbytes(self) -> int:
-        dtype = getattr(self.aval, "dtype", None)
-        if dtype is None or jnp.issubdtype(dtype, jax.dtypes.prng_key):
-            return 0
-        return int(self.aval.size * dtype.itemsize)
-
 
 class _Trace(NamedTuple):
     """What was found in a program."""
 
+    storage: Storage
+    """How its compiler stores arrays."""
     made: list[_Array]
     """The arrays that depend, in order."""
     blocks: list[tuple[Any, tuple[bool, ...]]]
@@ -234,9 +252,11 @@ def _apply(equation: Any, inner: Any, given: Sequence[_Array], trace: _Trace) ->
             x.waits, x.depends, x.inputs = next(y for y in given if y.depends), False, []
     elif name == "dot_general":
         for x in given:
-            x.store()
+            if trace.storage.product_inputs:
+                x.store()
             if x.waits is not None and not x.depends:
-                trace.kernels.setdefault(x.waits, []).append(x.nbytes)
+                size = trace.storage.nbytes(x.aval)
+                trace.kernels.setdefault(x.waits, []).append(size)
     return outputs
 
 
@@ -296,7 +316,18 @@ def _used(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
     return [x for x in made if id(x) in found]
 
 
-def _kept(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
+def _residuals(results: Sequence[_Array], made: Sequence[_Array], storage: Storage) -> list[_Array]:
+    """Returns the arrays that a compiler stores so that it has the results when it needs them.
+
+    Args:
+      made: all arrays of the program, in its order.
+    """
+    if storage.fuses:
+        return _sources(results, made, storage)
+    return _not_free(results, made)
+
+
+def _not_free(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
     """Returns the residuals that are stored: those that are no cheap function of stored ones."""
     asked, kept = set(map(id, results)), []
     free: set[int] = set()
@@ -316,31 +347,37 @@ def _kept(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
     return kept
 
 
-def _sources(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
+def _sources(results: Sequence[_Array], made: Sequence[_Array], storage: Storage) -> list[_Array]:
     """Returns the stored arrays from which fused operations make the residuals.
 
-    A residual is stored itself where it is smaller than what it is made of.
+    The residuals are decided one after the other. One is stored itself where it is smaller than
+    what must be stored besides in order to make it again.
     """
-    known: dict[int, dict[int, _Array]] = {}
-
-    def found(x: _Array) -> dict[int, _Array]:
-        if id(x) not in known:
-            known[id(x)] = {id(x): x}
-            if x.inputs and not x.stored and x.name in _FUSED:
-                parts = {k: y for z in x.inputs for k, y in found(z).items()}
-                if len(parts) == 1 or sum(y.nbytes for y in parts.values()) <= x.nbytes:
-                    known[id(x)] = parts
-        return known[id(x)]
-
+    place = {id(x): i for i, x in enumerate(made)}
     asked, kept = set(map(id, results)), dict[int, _Array]()
-    for x in made:  # in the order of the program, so that the inputs are known
-        sources = found(x)
+
+    def is_repeated(x: _Array) -> bool:
+        return bool(x.inputs) and not x.stored and x.name in _FUSED
+
+    def missing(result: _Array) -> dict[int, _Array]:
+        """Returns the arrays to store besides those that are kept, so that there is a result."""
+        waiting, found = [result], dict[int, _Array]()
+        while waiting:
+            x = waiting.pop()
+            if id(x) not in found and id(x) not in kept:
+                found[id(x)] = x
+                waiting += x.inputs if is_repeated(x) else []
+        least: dict[int, dict[int, _Array]] = {}
+        # In the order of the program, so that the inputs are known; arguments come first.
+        for x in sorted(found.values(), key=lambda x: place.get(id(x), -1)):
+            least[id(x)] = {id(x): x}
+            if is_repeated(x):
+                parts = {k: y for z in x.inputs for k, y in least.get(id(z), {}).items()}
+                if _total(list(parts.values()), storage) <= storage.nbytes(x.aval):
+                    least[id(x)] = parts
+        return least[id(result)] if id(result) in found else {}
+
+    for x in made:
         if id(x) in asked:
-            more = sum(y.nbytes for k, y in sources.items() if k not in kept)
-            kept |= sources if more <= x.nbytes or len(sources) == 1 else {id(x): x}
-    own = set(map(id, made))
-    return [x for k, x in kept.items() if k in own]
-
-
-_Keep: TypeAlias = Callable[[Sequence[_Array], Sequence[_Array]], list[_Array]]
-"""(results, arrays in order) -> the residuals that are stored."""
+            kept |= missing(x)
+    return [x for k, x in kept.items() if k in place]

@@ -158,7 +158,7 @@ def plan(
     model = planned_on(target, shapes.replace(frozen=shapes.compute_frozen()))
     cohort = clients_per_round or len(clients)
     sizes = {"clients": len(clients), "cohort": cohort, "examples": len(clients.data)}
-    planned = plan_memory(model, algorithm, task, batch, **sizes, accelerator=True)
+    planned = plan_memory(model, algorithm, task, batch, **sizes, platform=target_platform(target))
     made = plan_on(target, (model, algorithm, task, batch), planned, lanes)
     made = made._replace(steps=-(-cohort // lanes) * local_steps)
     return asked(made, (model, algorithm, task, batch)) if compiled else made
@@ -166,8 +166,12 @@ def plan(
 
 def planned_on(device: Device, model: Model) -> Model:
     """Returns a model whose arrays are counted as the device's programs have them."""
-    there = c.Platform(device.platform, device.capability, only_planned=True)
-    return model.replace(apply=c.on_platform(model.apply, there))
+    return model.replace(apply=c.on_platform(model.apply, target_platform(device)))
+
+
+def target_platform(device: Device) -> c.Platform:
+    """Returns the platform of a device that need not be there."""
+    return c.Platform(device.platform, device.capability, only_planned=True)
 
 
 def plan_on(device: Device, parts: Any, memory: MemoryPlan, lanes: int) -> DevicePlan:

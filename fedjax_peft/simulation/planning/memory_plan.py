@@ -14,8 +14,10 @@ decides the size (family, head, length, dtype, ``remat``, the chunks of the loss
 program has it. An array that ``jax.vmap`` over lanes leaves without an axis of lanes, such as a
 dequantised kernel, is counted once for all lanes.
 
-The compiler may fuse more or less than is counted here. :func:`compiled_bytes` compiles a round
-for the present device, again without the frozen weights, and asks it.
+The compilers of a CPU, a GPU and a TPU store different arrays, and pad them differently:
+:mod:`fedjax_peft.simulation.planning.storage` has their rules. The compiler may still fuse more or
+less than is counted here. :func:`compiled_bytes` compiles a round for the present device, again
+without the frozen weights, and asks it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.contracts import Algorithm, ClientContext, Params, Task
+from fedjax_peft.contracts import Algorithm, ClientContext, Params, Platform, Task
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.lengths import token_columns
@@ -93,7 +95,7 @@ def plan_memory(
     clients: int = 1,
     cohort: int = 1,
     examples: int = 0,
-    accelerator: bool = False,
+    platform: Platform = Platform(),
 ) -> MemoryPlan:
     """Returns the memory of a run, from shapes alone.
 
@@ -103,7 +105,7 @@ def plan_memory(
       clients: in the federation.
       cohort: clients in a round; some aggregators need all uploads at once.
       examples: in the training data.
-      accelerator: as for :func:`fedjax_peft.simulation.planning.activations.activations`.
+      platform: whose compiler stores the activations.
     """
     names = assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
@@ -129,7 +131,7 @@ def plan_memory(
         clients=clients * tree.nbytes(own),
         columns=examples * sum(tree.nbytes(x) // x.shape[0] for x in rows.values()),
         lane=tree.nbytes(local) + 2 * tree.nbytes((shared, private)),
-        activations=activations(model, task, batch, accelerator=accelerator),
+        activations=activations(model, task, batch, platform=platform),
     )
 
 
@@ -198,7 +200,7 @@ def check_step_memory(session: Session, model: Model, schedule: Schedule, lanes:
     }
     batch["mask"] = jax.ShapeDtypeStruct((size,), jnp.bool_)
     model = model.replace(apply=session.setup.apply, frozen=session.setup.frozen)
-    needed = activations(model, session.setup.task, batch)
+    needed = activations(model, session.setup.task, batch, platform=layout.platform)
     one = side * needed.total / size
     if needed.kernels + size * one <= free:
         return

@@ -55,9 +55,7 @@ def step_cost(model: Model, task: Task, batch: Mapping[str, Any], plan: MemoryPl
     a = plan.activations
     passes = 3 if a.recomputed else 2
     read = sum(v.aval.size * v.aval.dtype.itemsize for v in weights if v not in looked_up)
-    return StepCost(
-        count_flops(traced), passes * read, 2 * (a.residuals + a.recomputed + plan.lane)
-    )
+    return StepCost(count_flops(traced), passes * read, 2 * (a.moved + plan.lane))
 
 
 def step_flops(model: Model, task: Task, batch: Mapping[str, Any]) -> int:
