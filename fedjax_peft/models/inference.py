@@ -1,6 +1,8 @@
 """Predictions of a model for texts: logits, embeddings, tags and answers."""
 
+import functools
 import json
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from fedjax_peft.contracts import Batch, Outputs, Params
 from fedjax_peft.data.encode import encode
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import tokenize
+from fedjax_peft.engine.compilation import programs
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.measures.representation import Pooling, check_pooling, pool
 from fedjax_peft.support.checks import check_count
@@ -47,10 +50,11 @@ def predict(
     if not len(texts):
         return np.zeros((0, len(model.labels)), np.float32)
     columns = tokenize(tokenizer, texts, pairs, max_length=max_length)
-    predictions = _over_batches(
-        model, params, columns, lambda outputs, batch: {"logits": outputs.logits}, batch_size
-    )
-    return predictions["logits"]
+    return _over_batches(model, params, columns, _logits, batch_size)["logits"]
+
+
+def _logits(outputs: Outputs, batch: Batch) -> dict[str, Any]:
+    return {"logits": outputs.logits}
 
 
 def embed(
@@ -82,11 +86,12 @@ def embed(
     if not len(texts):
         raise InputError("There is no text to embed.")
     columns = tokenize(tokenizer, texts, max_length=max_length)
+    return _over_batches(model, model.trainable, columns, _pooled(pooling), batch_size)["pooled"]
 
-    def pooled(outputs: Outputs, batch: Batch) -> dict[str, Any]:
-        return {"pooled": pool(outputs, batch, pooling)}
 
-    return _over_batches(model, model.trainable, columns, pooled, batch_size)["pooled"]
+@functools.cache  # one function, so that its program is found again
+def _pooled(pooling: Pooling) -> Callable[[Outputs, Batch], dict[str, Any]]:
+    return lambda outputs, batch: {"pooled": pool(outputs, batch, pooling)}
 
 
 def answer(
@@ -157,7 +162,12 @@ def _over_batches(
 ) -> dict[str, np.ndarray]:
     """Returns the values of ``function(outputs, batch)`` for all rows, each ``[rows, ...]``."""
     check_count("the predictions", "batch_size", batch_size)
-    compiled = jax.jit(lambda f, p, batch: function(model.apply(f, p, batch, None, False), batch))
+    forward: Any = weakref.ref(model.apply)  # the program is dropped with the model
+
+    def run(f: Params, p: Params, batch: Batch) -> Mapping[str, Any]:
+        return function(forward()(f, p, batch, None, False), batch)
+
+    compiled = programs.get(model.apply, ("predict", function), lambda: jax.jit(run))
     frozen, n = model.compute_frozen(), len(columns["input_ids"])
     parts = []
     for start in range(0, n, batch_size):
