@@ -11,8 +11,10 @@ of its room. General tools (mutmut,
 cosmic-ray) run the whole suite for each mutant, with minutes of compilation. This script selects
 the tests by file and shares a compilation cache.
 
-Survivors are printed as a diff and make the exit code 1, except for those in ``EQUIVALENT``, which
-have no observable effect.
+A mutant that these tests do not notice meets the cases that only ``make exhaustive`` runs.
+Survivors make the exit code 1, except for those in ``EQUIVALENT``, which have no observable effect.
+The share of killed mutants is of those killed or survived, so it leaves out equivalent mutants and
+those whose tests took too long.
 """
 
 import argparse
@@ -26,9 +28,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from fedjax_peft.report.separation import wilson
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("algorithms", "aggregators", "engine", "numerics/measures", "privacy", "transforms")
@@ -339,11 +344,23 @@ def prepared(directory: Path) -> Path:
     return copy_
 
 
-def passes(copy_: Path, file: str, limit: float) -> bool | None:
-    """Returns whether the tests of a file pass, None if they take longer than ``limit`` seconds."""
+KILLED, EXHAUSTIVE, SURVIVED = "killed", "killed by the exhaustive cases only", "SURVIVED"
+
+
+def passes(copy_: Path, file: str, limit: float, exhaustive: bool = False) -> bool | None:
+    """Returns whether the tests of a file pass, None if they take longer than ``limit`` seconds.
+
+    Args:
+      copy_: the copy of the repository.
+      file: such as ``algorithms/fedrep``.
+      limit: in seconds.
+      exhaustive: run only the cases that ``make test`` leaves out; a file without any passes.
+    """
     paths, chosen = tests_of(file)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    command += ["-o", "file_seconds=0"]  # a slow test must not count as a failure
     command += [*paths, *(["-k", chosen] if chosen else [])]
+    command += ["--exhaustive", "-m", "exhaustive"] if exhaustive else []
     environment = {**os.environ, "PYTHONPATH": str(copy_), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         command,
@@ -359,9 +376,9 @@ def passes(copy_: Path, file: str, limit: float) -> bool | None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return None
-    if code not in (0, 1):  # a collection error is a killed mutant, no tests at all are a mistake
-        assert code != 5, f"{file}: -k {chosen!r} chooses no test"
-    return code == 0
+    if code == 5:  # no tests
+        assert exhaustive, f"{file}: -k {chosen!r} chooses no test"
+    return code in (0, 5)  # an error of collection is a killed mutant
 
 
 def sample(mutants: list[Mutant], size: int, seed: int) -> list[Mutant]:
@@ -404,6 +421,8 @@ def main() -> int:
     ]
     files = sorted([*inside, *STATISTICS])
     assert set(TESTS) <= set(files), f"TESTS names files that are gone: {set(TESTS) - set(files)}"
+    gone = {path for file in files for path in tests_of(file)[0] if not (ROOT / path).exists()}
+    assert not gone, f"these tests are gone: {gone}"
     files = [f for f in files if a.only in f]
     made = [m for file in files for m in mutants_of(file)]
     chosen = made if a.all else sample(made, a.sample, a.seed)
@@ -414,18 +433,25 @@ def main() -> int:
         for mutant in chosen:
             print(f"{mutant.file}: {mutant.what}")
         return 0
-    survivors, killed, late, began = [], 0, 0, time.perf_counter()
+    states: Counter[str] = Counter()
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
-        copy_, sound = prepared(Path(directory)), set()
+        copy_, sound = prepared(Path(directory)), []
+
+        def check_baseline(file: str, exhaustive: bool = False) -> None:
+            tests = (tests_of(file), exhaustive)  # many files share their tests
+            if a.baseline and tests not in sound:
+                unchanged = passes(copy_, file, 3 * a.limit, exhaustive)
+                assert unchanged, f"the tests of {file} fail without a mutant"
+                sound.append(tests)
+
         for n, mutant in enumerate(chosen, 1):
             if time.perf_counter() - began > a.budget:
                 print(f"The budget is spent after {n - 1} mutants.")
                 break
             target = copy_ / "fedjax_peft" / f"{mutant.file}.py"
             original = target.read_text()
-            if a.baseline and mutant.file not in sound:
-                assert passes(copy_, mutant.file, 3 * a.limit), f"{mutant.file} fails unchanged"
-                sound.add(mutant.file)
+            check_baseline(mutant.file)
             target.write_text(mutant.source)
             started = time.perf_counter()
             passed = passes(copy_, mutant.file, a.limit)
@@ -435,17 +461,26 @@ def main() -> int:
                 for (file, part), why in EQUIVALENT.items()
                 if file == mutant.file and part in mutant.what
             ]
-            state = {True: "SURVIVED", False: "killed", None: "too slow"}[passed]
+            state = {True: SURVIVED, False: KILLED, None: "too slow"}[passed]
             if passed and reasons:
-                state = f"equivalent ({reasons[0]})"
+                state = "equivalent"
             elif passed:
-                survivors.append(mutant)
-            killed += passed is False
-            late += passed is None
+                check_baseline(mutant.file, exhaustive=True)
+                target.write_text(mutant.source)
+                if passes(copy_, mutant.file, a.limit, exhaustive=True) is False:
+                    state = EXHAUSTIVE
+                target.write_text(original)
+            states[state] += 1
             seconds = time.perf_counter() - started
             print(f"{n:4} {seconds:5.0f} s  {state:9} {mutant.file}: {mutant.what}", flush=True)
-    print(f"{killed} killed, {late} too slow, {len(survivors)} survived")
-    return 1 if survivors else 0
+            if state == "equivalent":
+                print(f"                 {reasons[0]}")
+    print("; ".join(f"{count} {state}" for state, count in states.items()))
+    killed = states[KILLED] + states[EXHAUSTIVE]
+    if judged := killed + states[SURVIVED]:
+        low, high = wilson(killed / judged, judged)
+        print(f"{killed / judged:.1%} killed, 95 % interval {low:.1%} to {high:.1%}")
+    return 1 if states[SURVIVED] else 0
 
 
 if __name__ == "__main__":
