@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 # The tests run with the versions that they were last seen green with.
 CONSTRAINTS ?= tests/constraints.txt
 
-.PHONY: demo test quick exhaustive portable docs dist fuzz lint mutants clean
+.PHONY: demo test quick exhaustive portable docs dist fuzz lint mutants coverage clean
 
 demo: $(VENV)/.base
 	$(BIN)/fedjax-peft demo
@@ -15,7 +15,8 @@ demo: $(VENV)/.base
 # Each worker and each process that a test starts would compile all modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST  := $(BIN)/python -m pytest $(WORKERS)
 
 test: $(VENV)/.test lint
 	$(PYTEST)
@@ -79,6 +80,12 @@ $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 # Small faults in algorithms and aggregators, which the tests must notice; about 20 minutes.
 mutants: $(VENV)/.test
 	nice $(BIN)/python tests/mutants.py
+
+# Lines and branches that the tests run, by room. A part: make coverage TESTS=tests/transforms
+coverage: $(VENV)/.test
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest $(WORKERS) -o file_seconds=0 $(TESTS)
+	$(BIN)/python tests/coverage_by_room.py
 
 clean:
 	rm -rf $(VENV) runs dist docs/_build
