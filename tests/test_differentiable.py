@@ -14,8 +14,9 @@ from options import session_options
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, privacy
-from fedjax_peft.contracts import Outputs
+from fedjax_peft.contracts import Aggregated, Outputs
 from fedjax_peft.engine import differentiable
+from fedjax_peft.engine.with_derivative import measured_apart
 from fedjax_peft.models.base import Model
 from fedjax_peft.support.errors import InputError
 
@@ -231,6 +232,18 @@ def test_rounds_in_which_nothing_is_learned_have_the_gradient_of_the_start():
     for name, x in start.items():
         assert_close(still[name], x, rtol=1e-5, atol=1e-7)
     assert not any(np.any(x) for x in jax.tree.leaves(norms))
+
+
+def test_metrics_of_an_aggregator_have_no_derivative():
+    """Also those of an aggregator that has no version without metrics."""
+    aggregator = aggregators.mean()._replace(
+        finish=lambda total, *_: Aggregated(total, {"norm": total}, ()), unmeasured=None
+    )
+    setup = session().setup
+    setup = setup._replace(algorithm=setup.algorithm._replace(aggregator=aggregator))
+    finish = measured_apart(setup, "training", True).algorithm.aggregator.finish
+    derivative = jax.jacobian(lambda total: finish(total, None, None, ())[:2])(jnp.float32(2))
+    assert derivative == (1, {"norm": 0})
 
 
 def test_checkpoints_save_memory_and_change_nothing():

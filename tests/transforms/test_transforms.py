@@ -19,6 +19,7 @@ from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import client_key, server_key, stream
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import chain, clip_norm
+from fedjax_peft.transforms.clip import share_and_median
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +106,11 @@ def test_a_round_with_clipping_equals_a_loop_over_clients():
     assert_close(two.aggregation["clip_median_norm"], norms[:2].mean(), rtol=1e-5)
     nobody = rig.run(Cohort([], [], []), 1)
     assert np.isnan(nobody.aggregation["clip_share"])
+
+
+def test_the_only_accepted_client_is_the_whole_share():
+    share, median = share_and_median(jnp.array([3.0, 9.0]), jnp.array([True, False]), 1.0)
+    assert (share, median) == (1, 3)
 
 
 # ---------------------------------------------------------------- a transform with memory and state
