@@ -126,6 +126,9 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "aggregators/ilora": ([MEANS, ALL], "ilora or dense or metrics or zero"),
     "aggregators/mean": ([MEANS, "tests/engine/test_engine_round.py"], ""),
     "aggregators/products": ([PRODUCT], "slow or sgd or nothing or split or without"),
+    "engine/devices/distributed": (["tests/test_distributed.py"], ""),
+    "engine/differentiable": (["tests/test_differentiable.py"], ""),
+    "engine/with_derivative": (["tests/test_differentiable.py"], ""),
     "numerics/measures/aggregation_error": ([MEANS], ""),
     "numerics/measures/diagnosis": (["tests/engine/test_engine_diagnosis.py"], ""),
     "numerics/measures/drift": (["tests/engine/test_engine_diagnosis.py"], ""),
@@ -302,7 +305,7 @@ def mutants_of(file: str) -> list[Mutant]:
         for argument, default in zip(
             function.args.kwonlyargs, function.args.kw_defaults, strict=True
         ):
-            if default is None:
+            if default is None or argument.arg == "keep_optimizer":  # @checked carries it out
                 continue
             at = first.lineno - 1
             line = f"    {argument.arg} = {ast.unparse(default)}\n"
