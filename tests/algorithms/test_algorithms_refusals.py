@@ -139,3 +139,24 @@ def test_what_fits_is_accepted():
     a.hilora(SGD, **THREE_STAGES).check(SUM, 5)
     a.feddpa_t(SGD).check(toy_cores.pair_model().kinds, 4)
     a.hetlora(SGD, keep_optimizer=True).check(LORA, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (a.apfl, {"alpha": 0.0}),
+        (a.apfl, {"alpha": 1.0}),
+        (a.ditto, {"lam": 0.0}),
+        (a.fedmcp, {"mu": 0.0}),
+        (a.fedmomentum, {"energy": 1.0}),
+        (a.fedprox, {"mu": 0.0}),
+        (a.fedrot, {"strength": 0.0}),
+        (a.fedrot, {"strength": 1.0}),
+        (a.fra_ffa, {"tolerance": 0.0}),
+        (a.hetlora, {"prune": 0.5, "penalty": 0.0}),
+        (a.moon, {"mu": 0.0}),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_the_ends_of_a_range_are_accepted(make, options):
+    make(SGD, **options)

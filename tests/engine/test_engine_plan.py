@@ -150,6 +150,9 @@ def test_the_plan_reports_its_utilisation():
     assert (plan.useful, int(plan.steps)) == (10, 5)
     assert plan.slot_utilisation == 1.0
     assert plan.padded_utilisation == approx(10 / 15)
+    one = Cohort([0], [1.0], [np.zeros((1, 2), np.int32)])  # a single step, so nothing is idle
+    one = make_plan(one, 1, time_steps=1, slots=1, batch_size=2)
+    assert one.slot_utilisation == one.padded_utilisation == 1.0
 
 
 def test_too_small_a_capacity_is_an_error():

@@ -240,6 +240,16 @@ def test_sweeps_made_in_python_are_told_apart_by_their_points(tmp_path):
     ]
 
 
+def test_runs_made_in_python_without_a_swept_key_are_cells_by_themselves(tmp_path):
+    """Their configs do not say in what they differ."""
+    (tmp_path / "sweep.toml").write_text('keys = ["point.rate"]')
+    for seed in range(2):
+        run = write_run(tmp_path / f"{seed}", {}, [{"round": 1, "test_accuracy": 0.5}])
+        (run / "config.toml").write_text(tomli_w.dumps({"name": "mine", "seed": seed}))
+    study = read_study(tmp_path)
+    assert [sorted(cell.runs) for cell in study.cells] == [[0], [1]]
+
+
 @pytest.mark.parametrize("text", ["keys = 3", "keys = [1]", "baseline = 2", "choose_by = [", "\\"])
 def test_a_damaged_sweep_is_named(sweep, text):
     (sweep / "sweep.toml").write_text(text)
