@@ -17,6 +17,7 @@ from fedjax_peft.config import config
 from fedjax_peft.contracts import Outputs
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.sources import load_dataset
+from fedjax_peft.engine.compilation import programs
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.support.errors import InputError
 
@@ -310,7 +311,7 @@ def test_who_knows_the_labels_scores_one(root, name):
     assert scores.get("perplexity", 1) < 1.02
 
 
-def test_embeddings_do_not_depend_on_padding(root):
+def test_embeddings_do_not_depend_on_padding_and_compile_once(root):
     model = load_model(root / "model", head=heads.classification(2))
     short = embed(model, ["w1 w2", "w3"], max_length=8)
     assert short.shape == (2, 32)
@@ -319,6 +320,7 @@ def test_embeddings_do_not_depend_on_padding(root):
     whole = embed(model, ["w1 w2", "w3"], pooling="cls", max_length=30)
     assert_close(embed(model, ["w1 w2"], pooling="cls", max_length=8)[0], whole[0], atol=1e-5)
     assert np.abs(whole - short).max() > 0.1
+    assert len(programs.of(model.apply)) == 2, "one for each way to pool"
     with pytest.raises(InputError, match="clss"):
         embed(model, ["w1"], pooling="clss")
     for size in (0, -1, 1.5):
