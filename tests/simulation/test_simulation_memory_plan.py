@@ -211,7 +211,7 @@ BENCHMARKS = Path(__file__).parents[2] / "experiments" / "benchmarks"
 CELLS = json.loads((BENCHMARKS / "results" / "accelerators.json").read_text())
 FAR = {
     "gpt2 | a100-80gb | auto": 0.849,
-    "llama-8b | v5e | auto": 0.761,  # arrays of the look-up in nf4's table
+    "llama-8b | v5e | auto": 0.627,  # arrays between nf4's codes and values
     "minilm | v5e | auto": 0.659,  # random bits of dropout, padded
     "roberta-base | v5e | auto": 0.735,  # likewise
 }
