@@ -145,6 +145,8 @@ def leaf_value(file: Path, name: str, array: np.ndarray, transposed: bool) -> Ar
             f"{file} holds values that are not finite (NaN or infinity) in the tensor {name!r}:"
             " its weights are damaged, or their training diverged."
         )
+    if array.dtype == np.float16:  # XLA cannot convert it on a processor without F16C
+        array = array.astype(np.float32)
     value = jax.device_put(array, may_alias=True).astype(jnp.float32)
     return jnp.transpose(value, _AXES[value.ndim]) if transposed else value
 
