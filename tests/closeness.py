@@ -110,11 +110,11 @@ def _share(got: Any, expected: Any, tolerance) -> float:
         return max((_share(*pair, tolerance) for pair in pairs), default=0.0)
     try:
         got, expected = (np.asarray(x, np.float64) for x in (got, expected))
-        error = np.abs(got - expected)
-        share = np.where(error == 0, 0.0, error / np.maximum(tolerance(expected), 1e-300))
+        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+        error = np.abs(np.where(same, 0.0, got) - np.where(same, 0.0, expected))  # inf - inf: NaN
+        share = error / np.maximum(tolerance(expected), 1e-300)
     except (TypeError, ValueError):  # such as texts and None, or other shapes
         return 0.0
-    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
     return float(np.max(np.where(same, 0.0, share), initial=0.0))
 
 
