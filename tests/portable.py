@@ -28,7 +28,7 @@ NUMERIC = (
     *(f"cli/test_cli_{name}.py" for name in ("export", "hub")),
     *(f"config/test_config_{name}.py" for name in ("schedules", "starts")),
     *(f"data/test_data_{name}.py" for name in ("heterogeneity", "packing")),
-    *(f"test_experiments_{name}.py" for name in ("federa", "fra", "minimal", "papers")),
+    "test_experiments_minimal.py",
     *(f"test_{name}.py" for name in ("clustering", "differentiable", "generation", "lm_eval")),
     *(f"test_{name}.py" for name in ("precision", "random", "schedules", "tree")),
 )
