@@ -6,7 +6,7 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
-from closeness import approx, assert_close
+from closeness import approx, roughly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +56,7 @@ def test_uniform_samples_equal_those_of_earlier_versions():
     ]
     assert rounds(schedule(), 20) == expected
     assert expected[:3] == [[1, 4, 5], [1, 3, 5], [3, 4, 5]]
-    assert_close(shares(rounds(schedule())), 3 / 8, atol=0.08)
+    assert shares(rounds(schedule())) == roughly([3 / 8] * 8, abs=0.08)
 
 
 def test_by_size():
@@ -65,13 +65,13 @@ def test_by_size():
     # The chance of a client in two successive draws without replacement.
     p = np.array(SIZES) / sum(SIZES)
     chance = [p[c] + sum(p[d] * p[c] / (1 - p[d]) for d in range(8) if d != c) for c in range(8)]
-    assert_close(shares(drawn), chance, atol=0.04)
+    assert shares(drawn) == roughly(chance, abs=0.04)
     assert shares(drawn)[2] == 0, "a client without examples"
 
 
 def test_poisson():
     drawn = rounds(schedule("poisson"), 2000)
-    assert_close(shares(drawn), 3 / 8, atol=0.04)
+    assert shares(drawn) == roughly([3 / 8] * 8, abs=0.04)
     sizes = np.array([len(members) for members in drawn])
     assert sizes.min() == 0
     assert sizes.mean() == approx(3, abs=0.1)
@@ -104,7 +104,7 @@ def test_failures_are_independent_of_who_else_is_drawn():
         assert one.cohort(number).client == one.present(number)
         assert len(one.lengths(number)) == len(one.present(number))
         assert 2 not in failed, "it has no examples, so it has nothing to drop out of"
-    assert count / (400 * 3 * 7 / 8) == approx(0.3, abs=0.05)
+    assert count / (400 * 3 * 7 / 8) == roughly(0.3, abs=0.05)
     assert schedule().failed(1) == []
 
 
@@ -205,7 +205,7 @@ def test_all_numbers_of_a_range_are_equally_likely():
     one = unequal(local_steps=(2, 5))
     drawn = [one.steps(c, number) for number in range(1, 401) for c in (0, 4, 7)]
     counts = Counter(drawn)
-    assert_close([counts[n] / 1200 for n in (2, 3, 4, 5)], 1 / 4, atol=0.04)
+    assert [counts[n] / 1200 for n in (2, 3, 4, 5)] == roughly([1 / 4] * 4, abs=0.04)
     assert drawn[:6] == [
         int(host_rng(0, "work", number, c).integers(2, 6)) for number in (1, 2) for c in (0, 4, 7)
     ]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 import toy
-from closeness import approx
+from closeness import roughly
 
 import fedjax_peft as fp
 from fedjax_peft.contracts import Platform
@@ -43,7 +43,7 @@ def test_the_description_of_the_h100_is_that_of_openxla():
     text = describe_gpu(find_device("h100"))
     found = dict(re.findall(r"(\w+): ([\d.]+)\n", text.split("dnn_version_info")[0]))
     for name, expected in H100.items():
-        assert float(found[name]) == approx(expected, rel=0.001), name
+        assert float(found[name]) == roughly(expected, rel=0.001), name
     assert "ACCELERATED_FEATURES" in text
     assert "feature_extension: NONE" in describe_gpu(find_device("a100-80gb"))
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from closeness import approx
+from closeness import roughly
 
 from fedjax_peft import aggregators, algorithms, heads, lora, random_model, testing
 from fedjax_peft.contracts import Platform
@@ -63,15 +63,15 @@ def test_the_terms_of_a_llama_by_hand():
     assert plan.frozen == 2 * matrices + 4 * norms
     trained = 4 * _lora_numbers(rank, width, key_value, layers)
     # The values, both moments and AdamW's count; then the gradient and the new values.
-    assert plan.lane == approx(5 * trained, abs=16)
-    assert plan.server == approx(2 * trained, abs=16)
+    assert plan.lane == roughly(5 * trained, abs=16)
+    assert plan.server == roughly(2 * trained, abs=16)
     # The mean sums the leaves, and the products of LoRA's factors for the aggregation error. The
     # factors of one client are smaller than the matrices, those of five are not.
     products = 4 * layers * (width * width + width * key_value)
     assert trained < products < 5 * trained
-    assert plan.uploads == approx(trained + trained, abs=16)
+    assert plan.uploads == roughly(trained + trained, abs=16)
     five = plan_memory(model, algorithm, task, batch, cohort=5)
-    assert five.uploads == approx(trained + products, abs=32)
+    assert five.uploads == roughly(trained + products, abs=32)
     assert plan.clients == 0
     # int32 ids, two masks, and whether the row is the right answer
     assert plan.columns == 100 * (64 * (4 + 1 + 1) + 1)
@@ -85,8 +85,8 @@ def test_uploads_without_the_aggregation_error_or_all_at_once():
         return plan_memory(model, algorithm, task, batch, cohort=cohort).uploads
 
     own = sum(4 * x.size for name, x in model.trainable.items() if model.kinds[name] != "fixed")
-    assert uploads(aggregators.mean(error=False)) == approx(own, abs=64)
-    assert uploads(aggregators.median(), 7) == approx(7 * own, rel=0.01)
+    assert uploads(aggregators.mean(error=False)) == roughly(own, abs=64)
+    assert uploads(aggregators.median(), 7) == roughly(7 * own, rel=0.01)
 
 
 def test_dequantised_kernels_are_counted_once_for_all_lanes():
@@ -159,7 +159,7 @@ def _optimised():
 def test_the_sum_is_within_fifteen_percent_of_the_compilers():
     chosen = parts(GPT2, quantize="nf4")  # XLA optimises the rounds of the others ten times longer
     plan = plan_memory(*chosen, clients=1, examples=8)
-    assert plan.total(1) == approx(compiled_bytes(chosen, 1), rel=0.15)
+    assert plan.total(1) == roughly(compiled_bytes(chosen, 1), rel=0.15)
 
 
 CPU, H100, T4, TPU = (Platform(*x) for x in (("cpu",), ("gpu", 9.0), ("gpu", 7.5), ("tpu",)))
@@ -221,7 +221,7 @@ FAR = {
 @pytest.mark.parametrize("key", sorted(CELLS))
 def test_the_committed_plan_is_within_fifteen_percent_of_the_targets_compiler(key):
     ratio = CELLS[key]["planned"] / CELLS[key]["memory"]
-    assert ratio == (approx(FAR[key], abs=5e-4) if key in FAR else approx(1, abs=0.15))
+    assert ratio == (roughly(FAR[key], abs=5e-4) if key in FAR else roughly(1, abs=0.15))
 
 
 @pytest.mark.parametrize(
