@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from closeness import assert_close
+from closeness import ROUNDOFF, assert_close
 
 from fedjax_peft.numerics import schedules
 from fedjax_peft.support.errors import InputError
@@ -47,7 +47,8 @@ def ours_from_optax(schedule, warmup):
 def test_schedules_are_those_of_optax(make, theirs, warmup):
     """The run has 12 rounds, of which the warm-up takes the first."""
     expected = ours_from_optax(theirs(12 - warmup), warmup)
-    assert_close(factors(make(warmup=warmup)), expected, rtol=1e-6)
+    # A few operations of order one; the smallest factor is .1, which multiplies their error by 10.
+    assert_close(factors(make(warmup=warmup)), expected, rtol=4 * 10 * ROUNDOFF)
 
 
 def test_factors_by_hand():

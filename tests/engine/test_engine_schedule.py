@@ -74,9 +74,9 @@ def test_poisson():
     assert shares(drawn) == roughly([3 / 8] * 8, abs=0.04)
     sizes = np.array([len(members) for members in drawn])
     assert sizes.min() == 0
-    assert sizes.mean() == approx(3, abs=0.1)
+    assert sizes.mean() == roughly(3, abs=0.1)
     # Clients are drawn independently of each other, so their number is binomial.
-    assert sizes.var() == approx(8 * 3 / 8 * 5 / 8, rel=0.1)
+    assert sizes.var() == roughly(8 * 3 / 8 * 5 / 8, rel=0.1)
 
 
 @pytest.mark.parametrize("per_round", [2, 3, 8])

@@ -42,8 +42,9 @@ def assert_equal_outputs(outputs, reference, batch, everywhere=False):
     ours = (outputs.logits, outputs.hidden, *outputs.states)
     for got, expected in zip(ours, (logits, last, *states), strict=True):
         rows = slice(None) if everywhere or expected.ndim < 3 else mask.astype(bool)
-        # Rounding grows with the largest values, which reach 12 after six layers.
-        atol = 2e-6 * max(np.abs(expected[rows]).max(), 5)
+        # Rounding grows with the largest values, which reach 12 after six layers; sums of 64 terms
+        # are off by up to 64 * 6e-8 of them.
+        atol = 5e-6 * max(np.abs(expected[rows]).max(), 5)
         assert_close(np.asarray(got)[rows], expected[rows], rtol=0, atol=atol)
 
 

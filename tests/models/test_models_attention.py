@@ -166,7 +166,8 @@ def test_attention_is_that_of_jax(kind, key_heads):
     found = attention(q, k, v, None if mask is None else jnp.asarray(mask), dropout(), scale=0.3)
     given = None if mask is None else jnp.broadcast_to(mask, full)
     expected = jax.nn.dot_product_attention(q, k, v, mask=given, scale=0.3, implementation="xla")
-    assert_close(found, expected, atol=1e-6)
+    # Scores up to 10, of 8 products each: their rounding is relative in the weights.
+    assert_close(found, expected, atol=4e-6)
 
 
 FACTS = {

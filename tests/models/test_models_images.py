@@ -44,7 +44,7 @@ def logits(model, pixels):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_it_is_torchs_interpolation_and_hugging_faces_processor(size):
-    """The processor rounds after each direction, so differences of 1 in 255 are possible."""
+    """The processor rounds to whole numbers after each direction: up to 1 of 255 in all."""
     pixels = stored()
     got = prepare(jnp.asarray(pixels), channels=3, size=size)
     assert got.dtype == jnp.float32
@@ -55,7 +55,7 @@ def test_it_is_torchs_interpolation_and_hugging_faces_processor(size):
     processor = ViTImageProcessorPil(size={"height": size[0], "width": size[1]})
     images = [Image.fromarray(x.transpose(1, 2, 0)) for x in pixels]
     expected = processor(images, return_tensors="np")["pixel_values"]
-    assert_close(got, expected, rtol=0, atol=2 / 255)
+    assert np.abs(got - expected).max() < 2 / 255 + 1e-5
 
 
 def test_grey_images_are_the_same_in_all_channels():

@@ -9,7 +9,7 @@ import optax
 import pytest
 import tiny
 import torch
-from closeness import approx, assert_close
+from closeness import ROUNDOFF, approx, assert_close, roughly
 from flax import nnx
 from safetensors.numpy import load_file
 from scipy.stats import norm
@@ -43,7 +43,7 @@ def test_nf4_values_are_quantiles_of_the_normal_distribution():
     upper = norm.ppf(np.linspace(offset, 0.5, 9)[:-1])
     lower = -norm.ppf(np.linspace(offset, 0.5, 8)[:-1])
     values = np.sort([*upper, 0.0, *lower]) / upper.max()
-    assert_close(values, NF4, atol=3e-7)
+    assert values == roughly(np.array(NF4), abs=3e-7)  # printed float32 numbers
 
 
 def test_a_tpu_chooses_the_values_that_others_look_up():
@@ -86,7 +86,8 @@ def test_nf4_follows_the_formulas_one_weight_after_the_other(shape):
     kernel = NF4Kernel(jnp.asarray(matrix.T))
     codes, values = nf4_loop(matrix)
     np.testing.assert_array_equal(unpacked(kernel)[: shape[1]].T, codes)
-    assert_close(np.asarray(kernel[...]).T, values, atol=1e-6)
+    # Scales reach 3; the code of a scale is read, multiplied and added to the mean.
+    assert_close(np.asarray(kernel[...]).T, values, atol=4e-6)
 
 
 @pytest.mark.parametrize("name", ["normal", "tails"])
@@ -94,7 +95,7 @@ def test_kernels_are_those_of_bitsandbytes(name):
     golden = load_file(GOLDEN)
     matrix = golden[f"{name}.matrix"]
     kernel = jnp.asarray(matrix.T)
-    assert_close(quantized.dynamic_map(), golden["dynamic_map"], atol=1e-7)
+    assert_close(quantized.dynamic_map(), golden["dynamic_map"], atol=4 * ROUNDOFF)
     theirs = {n.removeprefix(f"{name}.nf4."): x for n, x in golden.items() if ".nf4." in n}
     mine = NF4Kernel(kernel)
     np.testing.assert_array_equal(np.asarray(mine.codes[...]).T.reshape(-1), theirs["codes"])
@@ -137,7 +138,8 @@ def test_a_product_and_its_gradients_are_those_of_the_dequantised_kernel_in_torc
     total.backward()
     assert value == approx(total.item(), abs=1e-6)
     for mine, leaf in zip(gradients, leaves, strict=True):
-        assert_close(mine, leaf.grad.numpy(), atol=1e-5)
+        # Phases reach 40, and each sums 128 terms; their rounding goes into the cosine.
+        assert_close(mine, leaf.grad.numpy(), atol=2e-5)
 
     # The same over lanes: the codes are shared.
     lanes = jax.vmap(jax.grad(loss, (0, 1, 2)))(*(jnp.stack([v, 2 * v]) for v in (x, a, b)))

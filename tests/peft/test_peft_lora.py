@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closeness import approx, assert_close
+from closeness import ROUNDOFF, approx, assert_close
 from flax import nnx
 from tiny import logits, tiny
 
@@ -69,7 +69,8 @@ def test_dropout_acts_on_the_low_rank_branch_only():
     assert np.std(branch, axis=0).min() > 0.1
     # The branch sees x with elements dropped: solving for them gives 0 or 1 / keep rate.
     dropped = np.asarray(module.dropout(x))
-    assert_close(branch, dropped @ np.asarray(a @ b), rtol=0, atol=1e-5)
+    # Terms up to 64 in size, 24 of them in a sum.
+    assert_close(branch, dropped @ np.asarray(a @ b), rtol=0, atol=8 * 64 * ROUNDOFF)
     assert set(np.unique(dropped)) == {0.0, 2.0}
     module.eval()
     assert_close(module(x) - module.base(x), whole, rtol=0, atol=1e-5)
@@ -142,7 +143,7 @@ def test_qr_start_is_the_beginning_of_a_decomposition_of_the_transpose(shape):
     assert_close(2.0 * a, (sign[:, None] * r[:3]).T, rtol=0, atol=1e-5)
     assert_close(residuals["k"], kernel - (q[:, :3] @ r[:3]).T, rtol=0, atol=1e-5)
     # The factors hold the first three input features; R has no entries below its diagonal.
-    assert_close(residuals["k"][:3], 0, rtol=0, atol=1e-6)
+    assert_close(residuals["k"][:3], 0, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(np.triu(a, 1), 0)
 
 

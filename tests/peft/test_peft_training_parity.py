@@ -227,7 +227,9 @@ def test_five_steps(method, family, tmp_path):
         size, moved, off = map(
             np.linalg.norm, (x, x.numpy() - start[name], trained[name] - x.numpy())
         )
-        assert_small(off, 1e-4 * size, name)
+        # AdamW divides by eps = 1e-5 where a gradient is small: an error of 1e-8 moves a value by
+        # 1e-5 in a step, 5e-5 in all, beside values of some tenths.
+        assert_small(off, 4e-4 * size, name)
         if not name.endswith("key.bias"):  # it adds a constant to a query's scores: no gradient
             assert moved > 1e-2 * size, name
             assert_small(off, 1e-3 * moved, name)
