@@ -107,7 +107,9 @@ def test_kernels_are_those_of_bitsandbytes(name):
     assert same.mean() > 0.97
     ours, values = np.asarray(mine[...]).T, theirs["values"]
     blocks = np.repeat(same, 64).reshape(ours.shape)
-    assert_close(ours[blocks], values[blocks], rtol=1e-6, atol=1e-6)
+    # A scale is a mean plus a product, so the rounding of the largest scale is in all values.
+    rounding = 16 * ROUNDOFF * np.abs(values).max()
+    assert_close(ours[blocks], values[blocks], rtol=1e-6, atol=rounding)
 
     mine = Int8Kernel(kernel)
     np.testing.assert_array_equal(np.asarray(mine.codes[...]).T, golden[f"{name}.int8.codes"])
@@ -136,7 +138,7 @@ def test_a_product_and_its_gradients_are_those_of_the_dequantised_kernel_in_torc
     leaves = [torch.tensor(v, requires_grad=True) for v in (x, a, b)]
     total = torch.sin(leaves[0] @ torch.tensor(dense) + leaves[0] @ leaves[1] @ leaves[2]).mean()
     total.backward()
-    assert value == approx(total.item(), abs=1e-6)
+    assert value == approx(total.item(), abs=2e-6)
     for mine, leaf in zip(gradients, leaves, strict=True):
         # Phases reach 40, and each sums 128 terms; their rounding goes into the cosine.
         assert_close(mine, leaf.grad.numpy(), atol=2e-5)
