@@ -160,8 +160,7 @@ _FUSED = _CHEAP | frozenset(
     ]
 )
 # fmt: on
-"""Operations that a compiler repeats which fuses residuals (:attr:`Storage.fuses`).
-"""
+"""Operations that a compiler repeats which fuses residuals (:attr:`Storage.fuses`)."""
 
 _VIEWS = frozenset(["convert_element_type", "copy", "reshape", "squeeze", "transpose"])
 

@@ -35,11 +35,12 @@ class Storage(NamedTuple):
 
     def nbytes(self, aval: Any) -> int:
         """Returns the bytes of an array on the device, from its shape and its dtype."""
-        plain = plain_nbytes(aval)
-        if not plain:
+        size = plain_nbytes(aval)
+        if not size:  # nothing to pad
             return 0
-        itemsize = self.bfloat16 if aval.dtype == jnp.bfloat16 else aval.dtype.itemsize
-        return int(itemsize * aval.size * _padding(aval.shape, self.tile))
+        if aval.dtype == jnp.bfloat16:
+            size = size // 2 * self.bfloat16
+        return int(size * _padding(aval.shape, self.tile))
 
 
 def plain_nbytes(aval: Any) -> int:
