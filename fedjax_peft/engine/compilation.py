@@ -89,3 +89,19 @@ def use_compilation_cache() -> None:
     chosen = jax.config.jax_compilation_cache_dir is not None  # type: ignore[attr-defined]
     if not chosen and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(assets.cache_dir() / "xla"))
+
+
+def options_that_repeat(lowered: jax.stages.Lowered, platform: str) -> dict[str, bool] | None:
+    """Returns the options with which a platform's compiler makes a program that repeats its bits.
+
+    A GPU's compiler otherwise chooses kernels by trying them, and some of these add in the order in
+    which their parts end. ``XLA_FLAGS`` that name such an option are left to the user.
+
+    Programs with cuDNN's attention get none. XLA (seen in that of JAX 0.11.2) then
+    marks only the first of several equal gradients as deterministic, and finds no kernel for the
+    others when the program runs ("raw_hash_map<>::at").
+    """
+    asked = "deterministic_ops" in os.environ.get("XLA_FLAGS", "")
+    if platform != "gpu" or asked or "__cudnn$fmha" in lowered.as_text():
+        return None
+    return {"xla_gpu_exclude_nondeterministic_ops": True}

@@ -15,7 +15,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_peft.contracts import Key
-from fedjax_peft.engine.compilation import programs
+from fedjax_peft.engine.compilation import options_that_repeat, programs
 from fedjax_peft.engine.places import state_shardings
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.round import RoundOptions, RoundResult, build_round
@@ -136,7 +136,9 @@ class Program:
     def _compile(self, arguments: tuple) -> None:
         def compile_() -> Any:
             began = time.perf_counter()
-            compiled = self._function().lower(*arguments).compile()
+            lowered = self._function().lower(*arguments)
+            options = options_that_repeat(lowered, self._setup.layout.platform.name)
+            compiled = lowered.compile(compiler_options=options)
             self.compile_seconds += time.perf_counter() - began
             return compiled
 
@@ -149,7 +151,6 @@ class Program:
             donate_argnums=() if measures or self._work == "uploads" else (4,),
             # The same sharding as the next round's inputs, instead of the compiler's choice.
             out_shardings=self._out_shardings(),
-            compiler_options=_OPTIONS.get(self._setup.layout.platform.name),
         )
 
     def _round(self) -> Callable[..., RoundResult]:
@@ -241,6 +242,3 @@ _SETTINGS = (
     "jax_debug_nans",
 )
 """JAX settings that change the compiled program of a function."""
-_OPTIONS = {"gpu": {"xla_gpu_exclude_nondeterministic_ops": True}}
-"""Platform -> options of its compiler. Without this one, cuDNN's attention sums the gradients of a
-long text in the order in which its blocks end, so that two equal runs differ in the last bits."""

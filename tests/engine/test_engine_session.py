@@ -1,5 +1,7 @@
 """A session: rounds one by one, the same numbers as ``simulate``, and states that are consumed."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import linear
@@ -16,6 +18,7 @@ import fedjax_peft as fp
 from fedjax_peft import InputError, Placement, simulate
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.contracts import ClientUpdate
+from fedjax_peft.engine.compilation import options_that_repeat, programs
 from fedjax_peft.simulation.round_rows import round_row
 
 TEST = toy.dataset(26, seed=7)
@@ -154,18 +157,36 @@ def test_rounds_beyond_those_that_were_planned_get_the_room_that_they_need():
     assert len(small.plan(largest).client) >= max(sizes)
 
 
-def test_the_compiler_of_a_gpu_is_asked_for_operations_that_repeat(monkeypatch):
-    """Otherwise cuDNN's attention adds up gradients in any order."""
-    session = fp.session(MODEL, PLAIN, FEDERATION, **session_options(**OPTIONS))
-    program = session.program(session.plan(1))
-    monkeypatch.setattr("fedjax_peft.engine.program.jax.jit", lambda function, **how: how)
-    asked = {}
-    for name in ("cpu", "gpu", "tpu"):
-        layout = session.setup.layout._replace(platform=fp.contracts.Platform(name))
-        program._setup = session.setup._replace(layout=layout)
-        asked[name] = program._function()["compiler_options"]
-    repeat = {"xla_gpu_exclude_nondeterministic_ops": True}
-    assert asked == {"cpu": None, "gpu": repeat, "tpu": None}
+@pytest.mark.parametrize(
+    ("platform", "text", "flags", "repeats"),
+    [
+        ("gpu", "stablehlo.dot_general", "", True),
+        ("cpu", "stablehlo.dot_general", "", False),
+        ("tpu", "stablehlo.dot_general", "", False),
+        ("gpu", 'custom_call_target = "__cudnn$fmhaSoftmaxBackward"', "", False),
+        ("gpu", "stablehlo.dot_general", "--xla_gpu_exclude_nondeterministic_ops=false", False),
+    ],
+)
+def test_the_compiler_of_a_gpu_is_asked_for_operations_that_repeat(
+    platform, text, flags, repeats, monkeypatch
+):
+    """But not with cuDNN's attention, for which XLA would find no kernel."""
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    lowered = types.SimpleNamespace(as_text=lambda: text)
+    expected = {"xla_gpu_exclude_nondeterministic_ops": True} if repeats else None
+    assert options_that_repeat(lowered, platform) == expected
+
+
+def test_a_program_is_compiled_with_the_options_of_its_platform(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "fedjax_peft.engine.program.options_that_repeat",
+        lambda lowered, platform: asked.append((platform, "dot_general" in lowered.as_text())),
+    )
+    session = fp.session(MODEL, SHARED, FEDERATION, **session_options(**OPTIONS))
+    programs.clear(session.setup.apply)
+    session.program(session.plan(1)).compile(session.init(0), session.plan(1))
+    assert asked == [("cpu", True)]
 
 
 def test_an_unknown_engine_is_refused_with_the_nearest_one():

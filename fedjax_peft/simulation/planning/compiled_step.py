@@ -38,10 +38,14 @@ class CompiledStep(NamedTuple):
     """The time to compile, on this machine."""
 
 
-def compile_step(lowered: Any) -> CompiledStep:
-    """Compiles a round that was lowered by :mod:`fedjax_peft.simulation.planning.memory_plan`."""
+def compile_step(lowered: Any, options: dict[str, bool] | None = None) -> CompiledStep:
+    """Compiles a round that was lowered by :mod:`fedjax_peft.simulation.planning.memory_plan`.
+
+    Args:
+      options: of the compiler.
+    """
     began = time.perf_counter()
-    compiled = _compiled(lowered)
+    compiled = _compiled(lowered, options)
     seconds = time.perf_counter() - began
     traffic = step_traffic(compiled.as_text())
     a = compiled.memory_analysis()
@@ -58,15 +62,16 @@ def compile_step(lowered: Any) -> CompiledStep:
     )
 
 
-def _compiled(lowered: Any) -> Any:
+def _compiled(lowered: Any, options: dict[str, bool] | None) -> Any:
     try:
-        return lowered.compile()
+        return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if "tile sizes" not in str(error):
             raise
         # Without a device to try kernels on, XLA takes Triton's for all products, and has none for
         # some shapes. With a device it would take the library's for these.
-        return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+        options = {**(options or {}), "xla_gpu_enable_triton_gemm": False}
+        return lowered.compile(compiler_options=options)
 
 
 def target_devices(device: Device, count: int = 1) -> list[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_peft import contracts as c
 from fedjax_peft import tasks
 from fedjax_peft.data.dataset import Clients
+from fedjax_peft.engine.compilation import options_that_repeat
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
 from fedjax_peft.simulation.planning.compiled_step import CompiledStep, compile_step, target_devices
@@ -192,7 +193,8 @@ def asked(planned: DevicePlan, parts: Any) -> DevicePlan:
     devices = target_devices(planned.device)
     placement = Placement(lanes=planned.lanes)
     lowered = lowered_round(model, algorithm, task, batch, placement, devices)
-    return planned._replace(compiled=compile_step(lowered))
+    options = options_that_repeat(lowered, planned.device.platform)
+    return planned._replace(compiled=compile_step(lowered, options))
 
 
 def _in_flops(count: float) -> str:
