@@ -26,13 +26,11 @@ Mask = TypeVar("Mask", Array, None)
 def gelu(x: Array) -> Array:
     """Returns ``x`` times the normal distribution function of ``x`` (Hendrycks and Gimpel 2016).
 
-    In float32 it is computed with ``erf``, as in torch. ``jax.nn.gelu`` computes it with ``erfc``,
-    which takes half as long again on a CPU. ``erfc`` keeps its relative accuracy for negative
-    ``x``, which matters in narrower types only.
+    It is computed with ``erf``, in float32 at least, and rounded once, as in torch. ``jax.nn.gelu``
+    rounds narrower types after each operation, and its ``erfc`` takes three times the operations.
     """
-    if x.dtype != jnp.float32:
-        return jax.nn.gelu(x, approximate=False)
-    return x * (0.5 + 0.5 * jax.lax.erf(x * math.sqrt(0.5)))
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (wide * (0.5 + 0.5 * jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
 
 
 def _from_input(function: Callable[[Array], Array]) -> Callable[[Array], Array]:

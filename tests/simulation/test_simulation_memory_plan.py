@@ -201,6 +201,15 @@ def test_a_recomputed_block_shares_its_largest_array_on_accelerators():
     assert (cpu.working, gpu.working) == (2 * scores, scores)
 
 
+def test_what_is_wide_between_narrow_arrays_is_in_registers_on_accelerators():
+    """GELU computes in float32 from a bfloat16 array, which is the largest one here."""
+    wide = {**BERT, "intermediate_size": 1024, "num_hidden_layers": 2}
+    model, _, task, batch = parts(wide, dtype="bfloat16")
+    cpu, gpu = (activations(model, task, batch, platform=x) for x in (CPU, H100))
+    assert cpu.largest == gpu.largest == (8, 64, 1024)
+    assert (cpu.working, gpu.working) == (2 * 4 * 8 * 64 * 1024, 2 * 2 * 8 * 64 * 1024)
+
+
 def test_what_a_step_moves_is_not_padded():
     model, _, task, batch = parts(BERT)
     found = activations(model, task, batch, platform=TPU)

@@ -99,8 +99,26 @@ def _largest(made: Sequence["_Array"], storage: Storage) -> "_Array":
     """Returns the largest array at work."""
     # What a loop makes is kept, and what one of its turns makes is at work.
     at_work = [x for x in _with_loops(made) if not x.inside]
+    if storage.fuses:
+        at_work = _without_widened(at_work)
     nothing = _Array(jax.core.ShapedArray((), jnp.int8))
     return max(at_work, key=lambda x: storage.nbytes(x.aval), default=nothing)
+
+
+def _without_widened(arrays: Sequence["_Array"]) -> list["_Array"]:
+    """Returns the arrays without those that exist in registers only.
+
+    They are made by widening an array, as a step between operations on the narrower type.
+    """
+    widened: set[int] = set()
+    for x in arrays:
+        sizes = [y.aval.dtype.itemsize for y in x.inputs]
+        size = x.aval.dtype.itemsize
+        wider = x.name == "convert_element_type" and size > min(sizes, default=size)
+        stays = x.name in _FUSED and sizes and size >= max(sizes)
+        if wider or (stays and {id(y) for y in x.inputs} <= widened):
+            widened.add(id(x))
+    return [x for x in arrays if id(x) not in widened]
 
 
 def _are_alike(x: "_Array", y: "_Array") -> bool:
