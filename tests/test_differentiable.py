@@ -93,8 +93,8 @@ def test_rounds_are_those_of_the_session_and_gradients_are_the_slopes(name):
     for x, y in zip(
         jax.tree.leaves(expected.on_device()), jax.tree.leaves(state.on_device()), strict=True
     ):
-        # Bit-equal when this was written; compilers may round two programs differently.
-        assert_close(x, y, rtol=2e-6, atol=1e-7)
+        # Rounds of two programs, each with its own order of sums; FRA's SVD divides by gaps.
+        assert_close(x, y, rtol=1e-5, atol=1e-6)
     assert float(value) == approx(made.evaluate(expected, TEST)["loss"], abs=2e-6)
     # Steps at which Richardson's error and float32's rounding are both about 1e-4 of a slope of 1.
     for i, step in enumerate((0.003, 0.003, 0.01, 0.1)):
