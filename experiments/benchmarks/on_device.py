@@ -3,18 +3,22 @@
     python experiments/benchmarks/on_device.py                     # every row, one after another
     python experiments/benchmarks/on_device.py --rows minilm gpt2 --lanes 1 2 4 8 16 32
     python experiments/benchmarks/on_device.py --together 7        # compile seven at once: quicker
+    python experiments/benchmarks/on_device.py --rows minilm --free    # with any kernels
     python experiments/benchmarks/on_device.py --report            # only the tables, from the file
 
 A cell is a row with a form of attention and a number of lanes, in a process of its own: LoRA by
 FedAvg with AdamW, random weights and examples. It says the median seconds of a time step (a round
 over its steps, so that beginning, aggregation and the host's work are in it), the peak of the
-device's memory, and whether the same round twice gives the same bits. ``results/on_device.json``
+device's memory, and whether the same round twice gives the same bits. "asked to repeat" says
+whether the compiler was asked for operations that do (``options_that_repeat``); with ``--free`` it
+is not. ``results/on_device.json``
 has the cells of each device, and ``.md`` the tables, beside the least time that the compiler told
 ``accelerators.py``, and the rates of a large product and a copy on this device. ``--together``
 compiles side by side and times one by one; the seconds to compile are then those of a busy machine.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -33,6 +37,7 @@ RESULTS = Path(__file__).parent / "results" / "on_device.json"
 PLANNED = RESULTS.with_name("accelerators.json")
 KNOWN = {"H100": "h100", "A100": "a100-80gb", "T4": "t4", "v5 lite": "v5e"}
 """A part of a device's name -> its name in ``accelerators.json``."""
+FREE = "--xla_gpu_exclude_nondeterministic_ops=false"
 ROUND = 0.3
 """Seconds that a timed round should take at least."""
 
@@ -83,10 +88,21 @@ def session_of(row: str, attention: str, lanes: int, steps: int) -> Any:
     )
 
 
+def digest_of(state: Any) -> str:
+    """Returns a short digest of a state's bits, to compare processes."""
+    import jax
+    import numpy as np
+
+    leaves = [np.asarray(x).tobytes() for x in jax.tree.leaves(state)]
+    return hashlib.sha256(b"".join(leaves)).hexdigest()[:16]
+
+
 def measure(row: str, attention: str, lanes: int, steps: int, repeats: int) -> dict[str, Any]:
     """Returns the figures of one cell. After compiling, it waits for a line of its parent."""
     import jax
     import numpy as np
+
+    from fedjax_peft.engine.compilation import options_that_repeat
 
     began = time.perf_counter()
     session = session_of(row, attention, lanes, steps)
@@ -105,13 +121,17 @@ def measure(row: str, attention: str, lanes: int, steps: int, repeats: int) -> d
         jax.block_until_ready(state.server)
         seconds.append(time.perf_counter() - began)
     stats = jax.local_devices()[0].memory_stats() or {}
+    plan = session.plan(1)
+    lowered = session.program(plan).lower(session.init(seed=0), plan)
     return {
         "device": jax.devices()[0].device_kind,
         "step": statistics.median(seconds[1:]) / steps,
         "rounds": seconds[1:],
         "steps": steps,
         "peak": stats.get("peak_bytes_in_use"),
+        "asked to repeat": options_that_repeat(lowered, jax.default_backend()) is not None,
         "same bits": same,
+        "digest": digest_of(twice[0]),
         "compile seconds": round(session.compile_seconds, 1),
         "prepare seconds": round(prepared, 1),
     }
@@ -173,10 +193,10 @@ def table(cells: dict[str, Any], device: str, best: dict[str, Any]) -> str:
         f" {best['bandwidth'] / 1e12:.2f} TB/s.\n"
     ]
     names = ["round", "attention", "lanes", "step, ms", "least, ms", "of the product"]
-    names += ["examples/s", "peak, GB", "same bits"]
+    names += ["examples/s", "peak, GB", "asked to repeat", "same bits"]
     lines += ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     for key, x in cells.items():
-        row, attention, lanes = key.split(" | ")
+        row, attention, lanes = key.split(" | ")[:3]
         words = [row, attention, lanes]
         if isinstance(x, str):
             words += [x] + [""] * (len(names) - 4)
@@ -188,6 +208,7 @@ def table(cells: dict[str, Any], device: str, best: dict[str, Any]) -> str:
             share = f"{own * plan['flops'] / step / best['bfloat16']:.0%}" if plan["flops"] else ""
             words += [f"{1e3 * step:.2f}", least, share]
             words += [f"{int(lanes) * ROWS[row][4] / step:,.0f}", f"{(x['peak'] or 0) / 1e9:.2f}"]
+            words.append("yes" if x["asked to repeat"] else "no")
             words.append("yes" if x["same bits"] else "**no**")
         lines.append("| " + " | ".join(words) + " |")
     return "\n".join(lines) + "\n"
@@ -218,6 +239,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="of a round; default: enough for a third second")
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds")
     parser.add_argument("--together", type=int, default=1, help="cells that compile side by side")
+    parser.add_argument("--free", action="store_true", help="any kernels, also if bits differ")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--cell", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--best", action="store_true", help=argparse.SUPPRESS)
@@ -229,6 +251,8 @@ def main() -> int:
     if a.best:
         print(json.dumps(ceilings()))
         return 0
+    if a.free:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FREE}"
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if a.report:
         report(found)
@@ -249,7 +273,7 @@ def main() -> int:
         for child, _ in children:
             child.stdout.readline()  # "ready", or nothing if it has failed
         for cell, child in zip(group, children, strict=True):
-            key = " | ".join(map(str, cell))
+            key = " | ".join(map(str, [*cell, "free"] if a.free else cell))
             own["cells"][key] = result_of(*child)
             print(f"{key}: {own['cells'][key]}", flush=True)
             report(found)

@@ -124,13 +124,15 @@ def run_pfl(clients, cohort, rounds, task):
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.sampling import get_user_sampler
     from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.internal.ops.pytorch_ops import get_default_device
     from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
 
     np.random.seed(0)  # noqa: NPY002  (pfl-research samples with it)
     tokens, labels = make_data(clients, task)
-    tokens, labels = torch.from_numpy(tokens), torch.from_numpy(labels)
-    module = make_model(task)
+    device = get_default_device()  # a GPU if there is one
+    tokens, labels = torch.from_numpy(tokens).to(device), torch.from_numpy(labels).to(device)
+    module = make_model(task).to(device)
 
     def client(user):
         return Dataset((tokens[user], labels[user]), user_id=str(user))
@@ -143,6 +145,8 @@ def run_pfl(clients, cohort, rounds, task):
 
     class Clock(TrainingProcessCallback):
         def after_central_iteration(self, metrics, model, *, central_iteration):
+            if device.type == "cuda":
+                torch.cuda.synchronize()
             marks.append(time.perf_counter())
             with torch.no_grad():
                 losses.append(module.loss(*probe).item())
