@@ -130,7 +130,7 @@ def test_tensor_sums_activations_and_gather_moves_weights(report):
     # A full layer sums once after attention and once after the feed-forward matrices, forwards and
     # backwards. The last layer computes one token.
     assert tensor["summed"] >= 2
-    assert tensor["gathered"] == 0
+    assert tensor["always"] == ["66,32"], "the table of tokens, which cannot be split by rows"
     # Two feed-forward matrices in each of two layers, gathered forwards and again backwards.
     assert gather["summed"] == 0
     assert gather["gathered"] >= 8

@@ -62,5 +62,5 @@ def test_padding_has_no_effect_in_training(family, method):
 
     short, long, other = run(9, 0), run(24, 0), run(9, 1)
     for a, b, c in zip(short, long, other, strict=True):
-        assert_close(a, b, atol=1e-5)
+        assert_close(a, b, atol=2e-5)  # large weights, and a softmax over other lengths
         assert np.abs(a - c).max() > 0.05, "there is dropout"

@@ -164,7 +164,9 @@ class Layout(NamedTuple):
         """Returns a forward pass that uses the frozen leaves where they are.
 
         In the ``gather`` form, it gathers each matrix just before its use. The gradient gathers it
-        again, so that no device ever stores all matrices between the two passes.
+        again, so that no device ever stores all matrices between the two passes. In the ``tensor``
+        form it does so with a matrix that the rules cannot split, such as a table of 30,522 tokens
+        on four devices. Its other axis, on which it is split, would be that of all activations.
         """
         apply = on_platform(apply, self.platform)
         if self.model_devices == 1:
@@ -180,14 +182,17 @@ class Layout(NamedTuple):
                 name: jax.lax.with_sharding_constraint(x, places(name, x))
                 for name, x in frozen.items()
             }
+            late = {name for name, x in frozen.items() if places(name, x) != self.whole}
             if self.model_sharding == "tensor":
+                late = {n for n in late if splits and self._ruled(n, frozen[n], splits) is None}
+            if not late:
                 return apply(frozen, trainable, batch, key, train)
             return gather_at_use(
                 lambda frozen, trainable, batch: apply(frozen, trainable, batch, key, train),
                 frozen,
                 (trainable, dict(batch)),
                 whole,
-                lambda name: places(name, frozen[name]) != self.whole,
+                late.__contains__,
             )
 
         return run
@@ -230,6 +235,9 @@ class Layout(NamedTuple):
         """Raises InputError for a number of lanes that the devices cannot share equally."""
         if lanes % self.lane_devices:
             raise InputError(f"lanes = {lanes} is not a multiple of {self.lane_devices} devices.")
+
+    def _ruled(self, name: str, leaf: Any, splits: Splits) -> int | None:
+        return lane_axis(name, leaf.shape, splits, self.model_devices)
 
     @property
     def _lane_axes(self) -> tuple[str, ...]:
