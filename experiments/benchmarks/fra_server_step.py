@@ -5,11 +5,12 @@ The default is 10 clients' uploads of rank 16 for query and value of a 12-layer 
 paper. The two run alternately. Medians are reported, and compilation separately.
 
     python experiments/benchmarks/fra_server_step.py
-    python experiments/benchmarks/fra_server_step.py --devices h100 a100-80gb t4
+    python experiments/benchmarks/fra_server_step.py --devices h100 a100-80gb t4 v5e
 
 With ``--devices`` nothing is timed. The compilers of accelerators that are not there
-(``pip install "fedjax_peft[compile-gpu]"``) say which kernels both programs have, in the table
-``results/server_step.md``. What happens inside of a library's kernel is not counted.
+(``pip install "fedjax_peft[compile-gpu,compile-tpu]"``) say which kernels both programs have, in
+``results/server_step.json`` and ``.md``. What happens inside of a library's kernel is not counted.
+FlexLoRA's products are decomposed by the same function.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from fedjax_peft.aggregators.fra import truncated_average
 
 TARGETS = {"seconds": 0.5, "ratio": 4.0}
 FORMS = {"qr": False, "dense": True}
-RESULTS = Path(__file__).parent / "results" / "server_step.md"
+RESULTS = Path(__file__).parent / "results" / "server_step.json"
 
 
 def main() -> None:
@@ -47,7 +48,10 @@ def main() -> None:
     parser.add_argument("--devices", nargs="+", help="compile for these, and time nothing")
     a = parser.parse_args()
     if a.devices:
-        RESULTS.write_text("\n".join(planned(a)) + "\n")
+        found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        found |= planned(a)
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        RESULTS.with_suffix(".md").write_text(table(found))
         return
 
     keys = jax.random.split(jax.random.key(0), 2)
@@ -95,25 +99,40 @@ def _step(a: argparse.Namespace, form: str) -> Any:
     return jax.jit(functools.partial(truncated_average, dense=FORMS[form], error=a.error))
 
 
-def planned(a: argparse.Namespace) -> list[str]:
-    """Returns the lines of a table of what each device's compiler makes of both programs."""
+def planned(a: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Returns what each device's compiler makes of both programs."""
     from fedjax_peft.simulation.planning.compiled_step import compile_step, target_devices
     from fedjax_peft.support.accelerators import find_device
 
-    names = ("device", "step", "kernels", "MB", "temporary, MB", "library kernels", "compile, s")
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     shapes = [(a.matrices, a.clients, a.inputs, a.rank), (a.matrices, a.clients, a.rank, a.outputs)]
     shapes += [(a.clients,), (a.matrices,)]
+    cells = {}
     for device in a.devices:
         here = SingleDeviceSharding(target_devices(find_device(device))[0])
         uploads = [jax.ShapeDtypeStruct(x, jnp.float32, sharding=here) for x in shapes]
         for form in FORMS:
             found = compile_step(_step(a, form).lower(*uploads))
-            calls = ", ".join(f"{n} x {name}" for name, n in found.calls.items())
-            sizes = f"{found.kernels} | {found.nbytes / 1e6:.0f} | {found.temporary / 1e6:.0f}"
-            lines.append(f"| {device} | {form} | {sizes} | {calls} | {found.seconds:.0f} |")
-            print(lines[-1], flush=True)
-    return lines
+            names = ("kernels", "nbytes", "temporary", "program")
+            cell = {name: getattr(found, name) for name in names}
+            cell |= {"calls": dict(found.calls), "compile seconds": round(found.seconds)}
+            cells[f"{device} | {form}"] = cell
+            print(f"{device} | {form}: {cell}", flush=True)
+    return cells
+
+
+def table(cells: dict[str, dict[str, Any]]) -> str:
+    """Returns the table in Markdown."""
+    names = ["device", "step", "kernels", "MB", "temporary, MB", "library kernels", "program, MB"]
+    names.append("compile, s")
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    for key, x in cells.items():
+        # A TPU's decompositions are loops, whose turns are not counted.
+        sizes = [x["kernels"], x["nbytes"] / 1e6] if x["nbytes"] > 1e5 else ["in loops"] * 2
+        words = [y if isinstance(y, str) else f"{y:,.0f}" for y in [*sizes, x["temporary"] / 1e6]]
+        words.append(", ".join(f"{n} x {name}" for name, n in x["calls"].items()))
+        words += [f"{x['program'] / 1e6:.0f}" if x["program"] else "", str(x["compile seconds"])]
+        lines.append("| " + " | ".join([key, *words]) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def _difference(one: tuple, other: tuple) -> float:
