@@ -30,7 +30,8 @@ quick: $(VENV)/.test
 exhaustive: $(VENV)/.test
 	$(PYTEST) --exhaustive -m exhaustive -o file_seconds=0
 
-# The numeric tests as other processors would run them, and what comes near its tolerance.
+# The numeric tests as other processors would run them, and what comes near its tolerance. The file
+# tests/portable.txt has the result of the last time.
 portable: $(VENV)/.test
 	$(BIN)/python tests/portable.py
 
