@@ -402,8 +402,8 @@ def _check_fit(model: Model, name: str, data: Dataset, task: Task | None) -> Non
     if "labels" not in data.columns:
         return
     classes, highest = len(model.labels), int(data.labels.max(initial=0))
-    if not classes and getattr(checked, "name", "") in ("classification", "image_classification"):
-        classes = _logits(model, data)
+    if not classes and getattr(checked, "loss", None) is tasks.classification().loss:
+        classes = _logits(model, data)  # a label of this loss is the number of a logit
     if classes and highest >= classes:
         raise InputError(
             f"The {name} data have the label {highest}, but the model's head has"
