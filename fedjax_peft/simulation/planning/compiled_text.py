@@ -77,7 +77,7 @@ def step_traffic(text: str) -> Traffic:
     """
     computations, entry = _read(text)
     steps = [
-        _traffic(_called(x, "body"), computations)
+        _traffic(_called(x, "body"), computations, unknown=0)
         for computation in computations.values()
         for x in computation.values()
         if x.kind == "while" and _turns(x, computations) is None
@@ -108,21 +108,26 @@ def _read(text: str) -> tuple[dict[str, _Computation], str]:
     return computations, entry
 
 
-def _traffic(name: str, computations: Mapping[str, _Computation]) -> Traffic:
-    """Returns what a computation does, with the loops and branches in it."""
+def _traffic(name: str, computations: Mapping[str, _Computation], unknown: int = 1) -> Traffic:
+    """Returns what a computation does, with the loops and branches in it.
+
+    Args:
+      unknown: turns of loops without a known number of turns.
+    """
     total = Traffic()
     known = {x.name: x for x in computations.get(name, {}).values()}
     for x in known.values():
         if x.kind in _FREE or x.kind.endswith("-done"):
             continue
         if x.kind == "while":
-            inside = _traffic(_called(x, "body"), computations)
-            total = total.plus(inside, _turns(x, computations) or 1)
+            inside = _traffic(_called(x, "body"), computations, unknown)
+            turns = _turns(x, computations)
+            total = total.plus(inside, unknown if turns is None else turns)
         elif x.kind == "conditional":
-            branches = [_traffic(b, computations) for b in _branches(x)]
+            branches = [_traffic(b, computations, unknown) for b in _branches(x)]
             total = total.plus(min(branches, key=lambda b: b.nbytes, default=Traffic()))
         elif x.kind == "call":
-            total = total.plus(_traffic(_called(x, "to_apply"), computations))
+            total = total.plus(_traffic(_called(x, "to_apply"), computations, unknown))
         else:
             total = total.plus(_kernel(x, known, computations))
     return total
