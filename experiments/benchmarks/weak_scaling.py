@@ -7,7 +7,7 @@ so nothing is run. The round is compiled for every mesh, and the collectives of 
 are counted, with the bytes that a device sends. The clients grow with the devices (weak scaling).
 
 Loops are counted by hand: the program has one loop, over the time steps of the plan. ``a step`` is
-its body, ``a client`` is the two loops of the body in which clients begin and end, and ``a
+its body, ``a client`` is the two branches of the body in which clients begin and end, and ``a
 round`` is what comes before and after the loop. The bytes are those of ring algorithms: of ``n``
 devices, each sends ``(n - 1) / n`` of a gathered array, and twice that of a summed one.
 """
@@ -62,8 +62,10 @@ def collectives(program: str) -> list[Collective]:
                 found.append(Collective(kind, place, _sent(kind, line)))
                 continue
             inside = place
-            if " while(" in line:
+            if " while(" in line:  # on a GPU, clients begin and end in loops
                 inside = "step" if place == "round" else "client"
+            elif " conditional(" in line and place == "step":
+                inside = "client"
             branches = re.search(r"branch_computations=\{([^}]*)\}", line)
             names = _CALLED.findall(line)
             names += [] if branches is None else re.findall(r"%([\w.-]+)", branches[1])

@@ -38,11 +38,16 @@ def run_time_loop(steps: Array, body: Callable[[Array, Any], Any], start: Any) -
     return jax.lax.fori_loop(0, steps, body, start)
 
 
-def run_if(wanted: Array, change: Callable[[Any], Any], carry: Any) -> Any:
-    """Returns ``change(carry)`` if it is wanted, else ``carry``; without a derivative.
+def branch(wanted: Array, change: Callable[[Any], Any], carry: Any) -> Any:
+    """Returns ``change(carry)`` if it is wanted, else ``carry``."""
+    return jax.lax.cond(wanted, change, lambda x: x, carry)
 
-    It is a loop of at most one turn. Of a conditional, XLA copies all arrays of ``carry`` in the
-    branch that changes nothing: 81 copies in a step of MiniLM on a GPU.
+
+def turn(wanted: Array, change: Callable[[Any], Any], carry: Any) -> Any:
+    """Returns the same as :func:`branch` by a loop of at most one turn, without a derivative.
+
+    A GPU's program copies all of ``carry`` in the branch that changes nothing: 81 copies in a step
+    of MiniLM. It copies none in a loop. A TPU's program is the other way round.
     """
     return jax.lax.fori_loop(0, wanted.astype(jnp.int32), lambda _, x: change(x), carry)
 
@@ -59,7 +64,7 @@ class RoundOptions(NamedTuple):
     """Returns the largest value over all replicas, where several rounds run as one."""
     loop: Loop = run_time_loop
     """Runs the time steps."""
-    when: Callable[[Array, Callable[[Any], Any], Any], Any] = run_if
+    when: Callable[[Array, Callable[[Any], Any], Any], Any] = branch
     """Runs what only some time steps have."""
 
 

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.engine.compilation import options_that_repeat, programs
+from fedjax_peft.engine.local_work import branch, turn
 from fedjax_peft.engine.places import state_shardings
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.round import RoundOptions, RoundResult, build_round
@@ -155,7 +156,9 @@ class Program:
 
     def _round(self) -> Callable[..., RoundResult]:
         """Returns the function that is compiled; a program that measures returns no state."""
-        setup, options = self._setup, RoundOptions(self._padded, self._gathered, self._across())
+        setup = self._setup
+        when = turn if setup.layout.platform.name == "gpu" else branch
+        options = RoundOptions(self._padded, self._gathered, self._across(), when=when)
         measures = self._work in ("personal", "global", "local")
 
         def round_(*arguments: Any) -> RoundResult:

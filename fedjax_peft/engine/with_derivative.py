@@ -30,11 +30,6 @@ def loop_with_derivative(
     return jax.lax.scan(one, start, jnp.arange(capacity))[0]
 
 
-def if_with_derivative(wanted: Array, change: Callable[[Any], Any], carry: Any) -> Any:
-    """Returns ``change(carry)`` if it is wanted, else ``carry``."""
-    return jax.lax.cond(wanted, change, lambda x: x, carry)
-
-
 def differentiable_round(
     setup: Setup, padded: tuple[int, ...], loop: Callable[..., Any], columns: Mapping[str, Any]
 ) -> Callable[..., RoundResult]:
@@ -42,7 +37,7 @@ def differentiable_round(
 
     def run(state: State, plan: Plan, key: Array, index: Array) -> RoundResult:
         fixed_length: Loop = partial(loop, capacity=plan.slot.shape[0])
-        made = build_round(setup, RoundOptions(padded, loop=fixed_length, when=if_with_derivative))
+        made = build_round(setup, RoundOptions(padded, loop=fixed_length))
         weights = (setup.frozen, setup.fixed, setup.rank_mask or {}, dict(columns))
         return made(*weights, state, plan, key, index)
 

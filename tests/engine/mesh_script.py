@@ -245,7 +245,7 @@ def transformer_run(run):
         "always": [
             shape
             for line in step
-            if line.count("while/body") == 1
+            if "/cond/" not in line
             for shape in re.findall(r"\[([\d,]*)\]\S* all-gather\(", line)
         ],
         # Codes of 4 bits: of the rows of a turn, or of a stack of two layers.

@@ -1,5 +1,6 @@
 """A session: rounds one by one, the same numbers as ``simulate``, and states that are consumed."""
 
+import copy
 import types
 
 import jax
@@ -10,7 +11,7 @@ import optax
 import pytest
 import running
 import toy
-from closeness import approx
+from closeness import approx, assert_trees_close
 from options import session_options
 from running import CLIENTS as FEDERATION
 
@@ -187,6 +188,28 @@ def test_a_program_is_compiled_with_the_options_of_its_platform(monkeypatch):
     programs.clear(session.setup.apply)
     session.program(session.plan(1)).compile(session.init(0), session.plan(1))
     assert asked == [("cpu", True)]
+
+
+@pytest.mark.slow
+def test_the_program_of_a_gpu_has_loops_in_the_place_of_branches():
+    """With clients of several lengths, which begin and end at different times in two lanes."""
+    session = fp.session(
+        MODEL,
+        fp.algorithms.ditto(optax.adam(0.02)),
+        FEDERATION,
+        **session_options(**OPTIONS, lanes=2),
+    )
+    plan, found = session.plan(1), {}
+    for name in ("cpu", "gpu"):
+        layout = session.setup.layout._replace(platform=fp.contracts.Platform(name))
+        program = copy.copy(session.program(plan))
+        program._setup = session.setup._replace(layout=layout)
+        lowered = program.lower(session.init(0), plan)
+        text = lowered.as_text()
+        ran = lowered.compile()(*program._arguments(session.init(0), plan, 0))
+        found[name] = (text.count("stablehlo.case"), text.count("stablehlo.while"), ran.state)
+    assert (found["cpu"][0] - found["gpu"][0], found["gpu"][1] - found["cpu"][1]) == (2, 2)
+    assert_trees_close(found["gpu"][2], found["cpu"][2])
 
 
 def test_an_unknown_engine_is_refused_with_the_nearest_one():
