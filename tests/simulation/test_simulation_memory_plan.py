@@ -219,10 +219,10 @@ def test_what_a_step_moves_is_not_padded():
 BENCHMARKS = Path(__file__).parents[2] / "experiments" / "benchmarks"
 CELLS = json.loads((BENCHMARKS / "results" / "accelerators.json").read_text())
 FAR = {
-    "gpt2 | a100-80gb | auto": 0.849,
+    "gpt2 | a100-80gb | auto": 0.8495,
     "llama-8b | v5e | auto": 0.627,  # arrays between nf4's codes and values
-    "minilm | v5e | auto": 0.659,  # random bits of dropout, padded
-    "roberta-base | v5e | auto": 0.735,  # likewise
+    "minilm | v5e | auto": 0.6555,  # random bits of dropout, padded
+    "roberta-base | v5e | auto": 0.734,  # likewise
 }
 """Rounds of which the plan is more than 15 % off: they hold arrays that are not counted."""
 
