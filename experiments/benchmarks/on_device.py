@@ -11,10 +11,10 @@ FedAvg with AdamW, random weights and examples. It says the median seconds of a 
 over its steps, so that beginning, aggregation and the host's work are in it), the peak of the
 device's memory, and whether the same round twice gives the same bits. "asked to repeat" says
 whether the compiler was asked for operations that do (``options_that_repeat``); with ``--free`` it
-is not. ``results/on_device.json``
-has the cells of each device, and ``.md`` the tables, beside the least time that the compiler told
-``accelerators.py``, and the rates of a large product and a copy on this device. ``--together``
-compiles side by side and times one by one; the seconds to compile are then those of a busy machine.
+is not. ``results/on_device.json`` has the cells of each device, and ``.md`` the tables, beside the
+least time that the compiler told ``accelerators.py``, and the rates of a large product and a copy
+on this device. ``--together`` compiles side by side and times one by one; the seconds to compile
+are then those of a busy machine.
 """
 
 import argparse

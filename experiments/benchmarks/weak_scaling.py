@@ -62,8 +62,8 @@ def collectives(program: str) -> list[Collective]:
                 found.append(Collective(kind, place, _sent(kind, line)))
                 continue
             inside = place
-            if " while(" in line:  # on a GPU, clients begin and end in loops
-                inside = "step" if place == "round" else "client"
+            if " while(" in line and place == "round":
+                inside = "step"
             elif " conditional(" in line and place == "step":
                 inside = "client"
             branches = re.search(r"branch_computations=\{([^}]*)\}", line)

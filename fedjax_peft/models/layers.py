@@ -27,7 +27,7 @@ def gelu(x: Array) -> Array:
     """Returns ``x`` times the normal distribution function of ``x`` (Hendrycks and Gimpel 2016).
 
     It is computed with ``erf``, in float32 at least, and rounded once, as in torch. ``jax.nn.gelu``
-    rounds narrower types after each operation, and its ``erfc`` takes three times the operations.
+    rounds narrower types after each operation, and computes ``erfc``, which takes longer.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (wide * (0.5 + 0.5 * jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)

@@ -184,7 +184,8 @@ class Layout(NamedTuple):
             }
             late = {name for name, x in frozen.items() if places(name, x) != self.whole}
             if self.model_sharding == "tensor":
-                late = {n for n in late if splits and self._ruled(n, frozen[n], splits) is None}
+                ruled = partial(lane_axis, splits=splits, parts=self.model_devices)
+                late = {n for n in late if splits and ruled(n, frozen[n].shape) is None}
             if not late:
                 return apply(frozen, trainable, batch, key, train)
             return gather_at_use(
@@ -235,9 +236,6 @@ class Layout(NamedTuple):
         """Raises InputError for a number of lanes that the devices cannot share equally."""
         if lanes % self.lane_devices:
             raise InputError(f"lanes = {lanes} is not a multiple of {self.lane_devices} devices.")
-
-    def _ruled(self, name: str, leaf: Any, splits: Splits) -> int | None:
-        return lane_axis(name, leaf.shape, splits, self.model_devices)
 
     @property
     def _lane_axes(self) -> tuple[str, ...]:
