@@ -18,7 +18,7 @@ from rich.table import Column
 
 from fedjax_peft.simulation.estimate import Estimate
 from fedjax_peft.simulation.progress import Phase, describe, duration
-from fedjax_peft.simulation.rows import Row, read_metrics
+from fedjax_peft.simulation.rows import Row, is_personal, read_metrics
 from fedjax_peft.support.display import one_line
 
 SECONDS = 5.0
@@ -292,7 +292,8 @@ def _row_text(metrics: Path, *, timed: bool) -> Callable[[Row], str]:
         if row.get("train_loss") is not None:
             parts.append(f"loss {row['train_loss']:.3f}")
         name = row.get("headline")
-        for key, label in ((f"test_{name}", name), (f"client_{name}_mean", f"clients' {name}")):
+        own = f"personal {name}" if is_personal(row, f"test_{name}") else name
+        for key, label in ((f"test_{name}", own), (f"client_{name}_mean", f"clients' {name}")):
             if row.get(key) is not None:
                 parts.append(f"{label} {row[key]:.3f}")
                 break

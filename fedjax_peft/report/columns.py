@@ -23,6 +23,9 @@ CLIENTS = {
 }
 """Figure of the clients' own tests -> heading."""
 
+MODELS = {"global": "of the global model", "personal": "of personal models"}
+"""Whose score on the test set a column has -> how its heading says it."""
+
 
 class Column(NamedTuple):
     """A column of a table with one row for each run, or for each method."""
@@ -82,6 +85,25 @@ def in_unit(cost: str, values: Iterable[float | None]) -> tuple[str, Callable[[f
     return unit.symbol, lambda value: wording.digits(value / unit.size)
 
 
+def of_models(column: Column, kind: str) -> Column:
+    """Returns a column of scores whose headings, also those of its numbers, name the models.
+
+    Args:
+        kind: A key of :data:`MODELS`, or empty for a column that needs no name.
+    """
+    if not kind:
+        return column
+    title = column.title.removesuffix(" (%)")
+    unit = column.title.removeprefix(title)
+    first, _, last = column.short.partition("\n")
+    data = column.data
+    if data and kind == "personal":  # the global models of other rows have the plain names
+        data = {f"personal_{name}": values for name, values in data.items()}
+    return column._replace(
+        title=f"{title} {MODELS[kind]}{unit}", short=f"{first}, {kind}\n{last}", data=data
+    )
+
+
 # Single runs.
 
 
@@ -99,15 +121,23 @@ def score_columns(facts: Sequence[Fact], judged: Judgement | None) -> list[Colum
     best = judged.best if judged else set()
     scores = partial(_score_column, facts, share)
     rounds = [fact["rounds"] for fact in facts]
-    final = scores(f"Final {score}", "final_score", short=f"Final\n{short}{sign}")
+    finals = [scores(f"Final {score}", "final_score", short=f"Final\n{short}{sign}")]
+    if any(fact["personal_score"] is not None for fact in facts):
+        finals = [
+            of_models(finals[0]._replace(cells=scores("", f"{kind}_score").cells), kind)
+            for kind in MODELS
+        ]
     clients = _client_columns(facts, share)
     if any(fact["final_score"] is not None for fact in facts):
-        final = final._replace(best=best)
+        finals = [
+            one._replace(best={i for i in best if one.cells[i] != wording.MISSING})
+            for one in finals
+        ]
     else:  # without a test set, the clients' mean is the score
         clients[0] = clients[0]._replace(best=best, short=f"Clients’\n{short}{sign}")
     return [
         column("Rounds", rounds, str, short="\nRounds"),
-        final,
+        *finals,
         scores(f"Tuned {score}", "tuned_score", short=f"Tuned\n{short}{sign}"),
         scores(
             f"Best {score}",

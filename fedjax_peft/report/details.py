@@ -240,7 +240,7 @@ def _draw_local(
         points = [
             (row["round"], scale * x)
             for row in rows[name]
-            if (x := number(row, f"test_{metric}")) is not None
+            if (x := number(row, f"global_test_{metric}")) is not None
         ]
         ax.plot([r for r, _ in points], rolling([y for _, y in points], smooth), **_GLOBAL)
         drawing.title(ax, shorten(name, 24))

@@ -245,7 +245,10 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterable[tuple[str, 
             low, high = map(text, wilson(score, examples))
             within = f"95 % interval {low} to {high} over samples of test examples"
         after = f"after round {facts['final_round']}"
-        yield f"Test {word}", f"{text(score)} {after}; {within}. One seed; others differ."
+        whose = "" if facts["personal_score"] is None else " of personal models, a mean"
+        yield f"Test {word}{whose}", f"{text(score)} {after}; {within}. One seed; others differ."
+        if whose and facts["global_score"] is not None:
+            yield f"Test {word} of the global model", text(facts["global_score"])
     if facts["client_mean"] is not None:
         count, deviation = facts["client_count"], facts["client_std"]
         spread = "" if deviation is None else f", standard deviation {text(deviation)}"

@@ -5,10 +5,10 @@ Each method is shown with the setting that was chosen for it; a second table has
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from fedjax_peft.report import separation
+from fedjax_peft.report import separation, tested
 from fedjax_peft.report.cells import At, Cell, Choice, Study, is_test, value_text
 from fedjax_peft.report.columns import (
     CLIENTS,
@@ -16,6 +16,7 @@ from fedjax_peft.report.columns import (
     cost_columns,
     difference_columns,
     mean_column,
+    of_models,
 )
 from fedjax_peft.report.comparison import Comparison
 from fedjax_peft.report.intervals import (
@@ -27,7 +28,7 @@ from fedjax_peft.report.intervals import (
     summarise,
 )
 from fedjax_peft.report.judgement import Judgement, obstacle, sampling_variance
-from fedjax_peft.report.records import unique
+from fedjax_peft.report.records import RunRecord, unique
 from fedjax_peft.report.runs import compare_runs
 from fedjax_peft.report.separation import TESTED, Group, Measurement
 from fedjax_peft.report.wording import (
@@ -101,9 +102,10 @@ def compare_methods(study: Study, options: Options | None = None) -> Comparison:
     baseline = options.baseline if options.baseline is not None else study.baseline
     if baseline is not None:
         check_known("method", baseline, rows, " to compare with")
-    judged = _judge(rows, metric, at, study, baseline)
+    firsts = {name: cell.first for name, cell in rows.items()}
+    what = _words(metric, at, [*firsts.values()])
+    judged = _judge(rows, metric, at, study, baseline, what)
     columns = _columns(rows, metric, at, choice, judged)
-    what = _words(metric, at)
     several = any(len(found) > 1 for found in study.methods.values())
     basis = choice.notes[:1]
     if choice.on_test:
@@ -122,10 +124,16 @@ def compare_methods(study: Study, options: Options | None = None) -> Comparison:
         curve=word(metric),
         stem=re.sub(r"\W+", "_", metric),  # a nested metric has dots in its name
         metric=metric,
-        captions=_captions(metric, columns),
+        captions=_captions(metric, columns, [*firsts.values()]),
         paired=_paired(judged),
         power=_power(judged, options.detect),
-        warnings=[*notes, *_few_seeds(rows), *_unpaired(judged), *study.notes],
+        warnings=[
+            *tested.caution(metric, firsts),
+            *notes,
+            *_few_seeds(rows),
+            *_unpaired(judged),
+            *study.notes,
+        ],
         settings=_settings(study, metric, at, choice) if several and choice.cells else None,
     )
 
@@ -135,7 +143,8 @@ def _metric(study: Study, options: Options) -> str:
     if options.metric is not None:
         return study.require(options.metric)
     usual = (f"test_{study.headline}", f"client_{study.headline}_mean")
-    return next((one for one in usual if one in study.metrics), usual[0])
+    found = next((one for one in usual if one in study.metrics), usual[0])
+    return tested.comparable(found, [cell.first for cell in study.cells])
 
 
 def _row_names(cells: Sequence[Cell]) -> list[str]:
@@ -149,7 +158,7 @@ def _row_names(cells: Sequence[Cell]) -> list[str]:
 
 
 def _judge(
-    cells: Mapping[str, Cell], metric: str, at: At, study: Study, baseline: str | None
+    cells: Mapping[str, Cell], metric: str, at: At, study: Study, baseline: str | None, what: str
 ) -> Judgement | None:
     """Returns the comparison of the rows; None if no row, or not the baseline, has the metric."""
     groups, rows = [], {}
@@ -164,7 +173,7 @@ def _judge(
     if not groups or (baseline is not None and baseline not in rows):
         return None
     return Judgement(
-        what=_words(metric, at),
+        what=what,
         share=is_share(metric),
         on_test=is_test(metric),
         rows=rows,
@@ -178,10 +187,11 @@ def _judge(
     )
 
 
-def _words(metric: str, at: At) -> str:
-    """Returns a metric and which of its values in words, such as ``final test accuracy``."""
+def _words(metric: str, at: At, runs: Sequence[RunRecord] = ()) -> str:
+    """Returns a metric, of which models and at which round, such as ``final test accuracy``."""
     found = re.fullmatch(r"client_(\w+)_mean", metric)
-    text = f"mean of the clients’ {word(found[1])}" if found else word(metric)
+    text = f"mean of the clients’ {word(found[1])}" if found else word(tested.plain(metric))
+    text = " ".join(filter(None, [text, tested.models(metric, runs)]))
     return f"{text} in round {at}" if isinstance(at, int) else f"{at} {text}"
 
 
@@ -205,10 +215,10 @@ def _columns(
         _seeds(cells),
     ]
     if choice.metric is not None and choice.metric != metric:
-        out.append(_score_column(cells, choice.metric, at))
-    out.append(_score_column(cells, metric, at, best=judged.best if judged else set()))
-    if metric == f"test_{score}" and at == "final":
-        out.append(_score_column(cells, metric, "best", prefix="best_"))
+        out += _score_columns(cells, choice.metric, at)
+    out += _score_columns(cells, metric, at, best=judged.best if judged else set())
+    if tested.plain(metric) == f"test_{score}" and at == "final":
+        out += _score_columns(cells, metric, "best", prefix="best_")
     for key, title in CLIENTS.items():
         field = f"client_{score}_{key}"
         if field != metric:
@@ -229,10 +239,28 @@ def _seeds(cells: Sequence[Cell]) -> Column:
     return _text_column("Seeds", [str(len(cell.runs)) for cell in cells], short="Seeds")
 
 
-def _score_column(cells: Sequence[Cell], metric: str, at: At, **options: Any) -> Column:
-    """Returns the means of a metric over seeds; see :func:`mean_column` for the options."""
-    values = [summarise(cell.values(metric, at)) for cell in cells]
-    return mean_column(metric, values, _words(metric, at), **options)
+def _score_columns(
+    cells: Sequence[Cell], metric: str, at: At, *, best: Set[int] = frozenset(), prefix: str = ""
+) -> list[Column]:
+    """Returns the means of a metric over seeds; global and personal models have a column each.
+
+    Args:
+      best: the rows with the best value of ``metric``.
+    """
+    plain, rows = tested.plain(metric), {*range(len(cells))}
+    own = {i for i in rows if tested.personal(cells[i].first, plain)}
+    compared = own if metric == plain else set()
+    kinds = [("global", f"global_{plain}", rows, rows - compared)]
+    kinds += [("personal", plain, own, compared)]
+    columns = []
+    for kind, field, shown, marked in kinds if own else [("", plain, rows, rows)]:
+        values = [
+            summarise(cell.values(field, at) if i in shown else {}) for i, cell in enumerate(cells)
+        ]
+        marks = {*best} & marked
+        found = mean_column(field, values, _words(plain, at), best=marks, prefix=prefix)
+        columns.append(of_models(found, kind))
+    return columns
 
 
 def _known(facts: Sequence[Mapping[str, Any]], key: str) -> list[float]:
@@ -253,7 +281,7 @@ def _settings(study: Study, metric: str, at: At, choice: Choice) -> tuple[list[s
         columns.append(_text_column(title, texts, short=title.rpartition(".")[2]))
     columns.append(_seeds(cells))
     fields = dict.fromkeys(filter(None, (choice.metric, metric)))
-    columns += [_score_column(cells, field, at) for field in fields]
+    columns += [one for field in fields for one in _score_columns(cells, field, at)]
     marks = ["chosen" if id(cell) in chosen else MISSING for cell in cells]
     columns.append(_text_column("Choice", marks, short="Choice", is_text=True))
     return [cell.name for cell in cells], columns
@@ -312,9 +340,10 @@ def _finals(names: Sequence[str], judged: Judgement | None) -> list[str]:
     return [f"{name} {means.get(name, MISSING)}" for name in names]
 
 
-def _captions(metric: str, columns: Sequence[Column]) -> list[str]:
+def _captions(metric: str, columns: Sequence[Column], runs: Sequence[RunRecord]) -> list[str]:
     """Returns sentences that explain the columns."""
     found = ["Values are means ± standard deviations (n − 1) over seeds."]
+    found += tested.captions(metric, runs)
     if is_test(metric) and any(column.title.startswith("Best ") for column in columns):
         found.append(
             "The best value over all rounds is chosen on the test set, so it is optimistic."

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_peft.report import separation, wording
+from fedjax_peft.report import separation, tested, wording
 from fedjax_peft.report.columns import cost_columns, score_columns
 from fedjax_peft.report.comparison import Comparison
 from fedjax_peft.report.judgement import Judgement, obstacle, sampling_variance
@@ -20,10 +20,12 @@ def compare_runs(runs: Sequence[RunRecord]) -> Comparison:
     """Returns the comparison of runs; equal names are extended by what tells them apart."""
     runs = distinct(runs)
     facts = [summary(run.rows) for run in runs]
-    judged = _judge(runs, facts)
+    field = tested.comparable(f"test_{facts[0]['headline']}", runs) if facts else ""
+    compared = "global_score" if field.startswith("global_") else "final_score"
+    judged = _judge(runs, facts, compared)
     score = wording.common((fact["headline"] for fact in facts), "score")
     text = wording.score_text(all(wording.is_share(fact["headline"]) for fact in facts))
-    finals = [wording.MISSING if (x := fact["final_score"]) is None else text(x) for fact in facts]
+    finals = [wording.MISSING if (x := fact[compared]) is None else text(x) for fact in facts]
     title = f"Run {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
     columns = [*score_columns(facts, judged), *cost_columns(facts)]
     return Comparison(
@@ -37,16 +39,25 @@ def compare_runs(runs: Sequence[RunRecord]) -> Comparison:
         finals=[f"{run.name} {final}" for run, final in zip(runs, finals, strict=True)],
         curve=f"test {wording.word(score)}",
         stem=score,
+        metric=field if compared == "global_score" else None,
+        captions=tested.captions(field, runs),
+        warnings=tested.caution(field, {run.name: run for run in runs}),
     )
 
 
 # Scores.
 
 
-def _judge(runs: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Judgement | None:
+def _judge(
+    runs: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]], compared: str
+) -> Judgement | None:
     """Returns the ranking of runs with different names and one seed each; None without a score.
 
     A run with the config and the seed of an earlier one is not compared.
+
+    Args:
+      compared: the figure of the test scores that are compared, ``final_score`` or
+        ``global_score``.
     """
     on_test = any(fact["final_score"] is not None for fact in facts)
     metric = wording.word(wording.common((fact["headline"] for fact in facts), "score"))
@@ -54,7 +65,7 @@ def _judge(runs: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Jud
     for i, (run, fact) in enumerate(zip(runs, facts, strict=True)):
         config = json.dumps(printed({**run.config, "name": ""}), sort_keys=True)
         same = config if "model" in run.config else i  # Python's runs record not all settings
-        score = (_on_test if on_test else _on_clients)(run, fact)
+        score = _on_test(run, fact, compared) if on_test else _on_clients(run, fact)
         if score is not None and same not in known:
             known.add(same)
             groups.append(Group(run.name, {_seed(run.config): score}))
@@ -64,7 +75,7 @@ def _judge(runs: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Jud
     used = [runs[i] for i in rows.values()]
     lower = all(headline_is_lower_better(run.rows) for run in used)
     return Judgement(
-        what=f"final test {metric}" if on_test else f"mean of the clients’ {metric}",
+        what=_words(metric, compared, used) if on_test else f"mean of the clients’ {metric}",
         share=all(wording.is_share(fact["headline"]) for fact in facts),
         on_test=on_test,
         rows=rows,
@@ -72,16 +83,22 @@ def _judge(runs: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Jud
     )
 
 
-def _on_test(run: RunRecord, fact: Mapping[str, Any]) -> Measurement | None:
+def _words(metric: str, compared: str, runs: Sequence[RunRecord]) -> str:
+    """Returns the compared test score in words."""
+    field = f"test_{metric}" if compared == "final_score" else f"global_test_{metric}"
+    return " ".join(filter(None, [f"final test {metric}", tested.models(field, runs)]))
+
+
+def _on_test(run: RunRecord, fact: Mapping[str, Any], compared: str) -> Measurement | None:
     """Returns the last score on the test set after training."""
-    value = fact["final_score"]
+    value = fact[compared]
     if value is None or not fact["final_round"]:
         return None
     variance = sampling_variance(run, f"test_{fact['headline']}", value)
     if variance is None:
         return Measurement(value)
     deviation, count = fact["test_std"], fact["test_count"]
-    if deviation is None or not count:
+    if deviation is None or not count or compared == "global_score":
         return Measurement(value, variance)
     if count < 2:
         return Measurement(value)

@@ -11,7 +11,7 @@ their folders.
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,9 @@ def read_study(*paths: str | os.PathLike[str], unfinished: bool = False) -> Stud
         if missing := unstarted(path):
             notes.append(f"{_named(missing)} started no round and {are(missing)} left out.")
 
+    order = [name for sweep in sweeps.values() for name in _methods(sweep)]
+    runs.sort(key=lambda run: order.index(run.name) if run.name in order else len(order))
+
     def first(key: str) -> Any:
         return next((sweep[key] for sweep in sweeps.values() if key in sweep), None)
 
@@ -89,6 +92,13 @@ def read_study(*paths: str | os.PathLike[str], unfinished: bool = False) -> Stud
         unfinished=unfinished,
     )
     return study._replace(notes=(*notes, *study.notes))
+
+
+def _methods(sweep: Mapping[str, Any]) -> Iterable[str]:
+    """Returns the names of a sweep's methods, in the order of its config."""
+    config = sweep.get("config")
+    methods = config.get("methods") if isinstance(config, Mapping) else None
+    return map(one_line, methods) if isinstance(methods, Mapping) else ()
 
 
 def make_study(

@@ -9,6 +9,7 @@ from rich.table import Table
 from fedjax_peft.report.columns import Column, column, in_unit
 from fedjax_peft.report.comparison import Rows, terminal_table
 from fedjax_peft.report.records import RunRecord
+from fedjax_peft.report.tested import comparable
 from fedjax_peft.report.wording import is_share, score_text
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better
 from fedjax_peft.simulation.summaries import rounds_to, series, summary
@@ -46,8 +47,9 @@ def targets(rows: Rows, target: float | None) -> list[Target]:
     groups = [list(by_seed.values()) for by_seed in rows.values()]
     runs = [run for group in groups for run in group]
     lower = all(headline_is_lower_better(run.rows) for run in runs)
+    shared = bool(runs) and comparable(f"test_{headline(runs[0].rows)}", runs).startswith("global_")
     if target is None:
-        finals = (_mean([_final(run) for run in group]) for group in groups)
+        finals = (_mean([_final(run, shared) for run in group]) for group in groups)
         target = (min if lower else max)((x for x in finals if x is not None), default=None)
         if target is None:
             return []
@@ -58,7 +60,7 @@ def targets(rows: Rows, target: float | None) -> list[Target]:
     text, out = score_printer(runs), []
     for share in SHARES:
         part = target * 100 / share if lower else share * target / 100
-        rounds = [[rounds_to(run.rows, part) for run in group] for group in groups]
+        rounds = [[_rounds(run, part, shared) for run in group] for group in groups]
         means = [_mean(row) for row in rounds]
         first = column("Round", means, lambda r: f"{r:.3g}" if r else UNTRAINED)
         costs = [_cost(groups, rounds, x) for x in ("bytes", "simulated_seconds")]
@@ -109,10 +111,16 @@ def _spent(run: RunRecord, x: str) -> Mapping[int | None, float]:
     return {int(r): n for r, n in zip(rounds, spent, strict=True)}
 
 
-def _final(run: RunRecord) -> float | None:
-    """Returns the last score of a run that was tested after training."""
+def _rounds(run: RunRecord, score: float, shared: bool) -> int | None:
+    """Returns the first round in which a run, or its global model (``shared``), has a score."""
+    metric = f"test_{headline(run.rows)}"
+    return rounds_to(run.rows, score, f"global_{metric}" if shared else metric)
+
+
+def _final(run: RunRecord, shared: bool) -> float | None:
+    """Returns the last score of a run, or its global model, that was tested after training."""
     fact = summary(run.rows)
-    return fact["final_score"] if fact["final_round"] else None
+    return fact["global_score" if shared else "final_score"] if fact["final_round"] else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -114,7 +114,9 @@ def number(row: Mapping[str, Any], key: str) -> float | None:
     """Returns a field as a finite float; ``None`` if it is missing, null or not a number.
 
     A dot separates the name of a nested table from that of its field, such as ``time.train_s``.
+    Without personal models, ``global_test_accuracy`` is ``test_accuracy``.
     """
+    key = _recorded(row, key)
     value = row.get(key)
     if value is None and "." in key and key not in row:
         table, _, rest = key.partition(".")
@@ -127,9 +129,22 @@ def number(row: Mapping[str, Any], key: str) -> float | None:
 
 def has_field(row: Mapping[str, Any], key: str) -> bool:
     """Returns whether a row has a field, which can be null; see :func:`number` for nested names."""
+    key = _recorded(row, key)
     table, _, rest = key.partition(".")
     inner = row.get(table)
     return key in row or (isinstance(inner, Mapping) and bool(rest) and has_field(inner, rest))
+
+
+def is_personal(row: Mapping[str, Any], field: str) -> bool:
+    """Returns whether a score is a mean over clients' own models on a common set of examples."""
+    found = re.match("(test|validation)_", field)
+    return found is not None and f"{found[1]}_count" in row
+
+
+def _recorded(row: Mapping[str, Any], key: str) -> str:
+    """Returns the name under which a row has a field of the global model."""
+    found = re.fullmatch("global_((test|validation)_.+)", key)
+    return found[1] if found and key not in row and not is_personal(row, found[1]) else key
 
 
 def fields(row: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
+from fedjax_peft.simulation.rows import headline, headline_is_lower_better, is_personal, number
 from fedjax_peft.support.errors import check_known
 
 _COSTS = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_seconds",)}
@@ -44,6 +44,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         * ``rounds``: the last round;
         * ``final_score`` and ``final_round``, ``best_score`` and ``best_round``: on the test set;
           of equal best scores, the first round counts;
+        * ``personal_score`` and ``global_score``: the last score on the test set as a mean over
+          clients' personal models, and that of the global model;
         * ``test_examples``; for personal models also ``test_count`` and ``test_std``;
         * ``tuned_score``: the last ``tuned_test_...`` score;
         * ``bytes_up``, ``bytes_down``, ``simulated_seconds`` and ``wall_seconds``: totals; the wall
@@ -61,7 +63,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
           last ``client_tests``.
     """
     metric = headline(rows)
-    rounds, scores = series(rows, "round", f"test_{metric}")
+    field = f"test_{metric}"
+    rounds, scores = series(rows, "round", field)
     better = min if headline_is_lower_better(rows) else max
     best = better(range(len(rounds)), key=scores.__getitem__, default=None)
     return {
@@ -69,6 +72,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "headline": metric,
         "final_score": scores[-1] if rounds else None,
         "final_round": int(rounds[-1]) if rounds else None,
+        "personal_score": _last([row for row in rows if is_personal(row, field)], field),
+        "global_score": _last(rows, f"global_{field}"),
         "best_score": None if best is None else scores[best],
         "best_round": None if best is None else int(rounds[best]),
         **{key: _total(_column(rows, key)) for key in ("bytes_up", "bytes_down")},
@@ -211,14 +216,19 @@ def personal_privacy_note(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def rounds_to(rows: Sequence[Mapping[str, Any]], target: float) -> int | None:
-    """Returns the first round in which the headline metric reaches ``target``, or ``None``.
+def rounds_to(
+    rows: Sequence[Mapping[str, Any]], target: float, metric: str | None = None
+) -> int | None:
+    """Returns the first round in which a metric reaches ``target``, or ``None``.
 
     The metric must be at least the target, or at most the target if lower is better. Round 0 is
     before training. A small tolerance allows for float32: an accuracy of 19 / 25 is stored as
     0.7599999905, and reaches 0.76.
+
+    Args:
+      metric: by default the headline metric on the test set.
     """
-    rounds, values = series(rows, "round", f"test_{headline(rows)}")
+    rounds, values = series(rows, "round", metric or f"test_{headline(rows)}")
     sign = -1 if headline_is_lower_better(rows) else 1
     enough = sign * target - 1e-6 * max(1.0, abs(target))
     reached = (int(r) for r, v in zip(rounds, values, strict=True) if sign * v >= enough)

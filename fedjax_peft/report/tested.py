@@ -1,0 +1,74 @@
+"""Which models a score on the test set is of: the global model, or the clients' own.
+
+``test_accuracy`` of an algorithm with personal models is the mean over the models of some clients,
+and ``global_test_accuracy`` is that of its global model, if it has one. ``test_accuracy`` of other
+algorithms is that of their global model. These are unlike things, so a table has a column for each
+as soon as one of its runs has personal models, and compares global models with global ones.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from fedjax_peft.report.columns import MODELS
+from fedjax_peft.report.records import RunRecord
+from fedjax_peft.report.wording import listing
+from fedjax_peft.simulation.rows import has_field, is_personal
+
+
+def plain(metric: str) -> str:
+    """Returns the field of a score without the prefix of the global model."""
+    return metric.removeprefix("global_")
+
+
+def personal(run: RunRecord, metric: str) -> bool:
+    """Returns whether a run's score is a mean over personal models."""
+    return any(is_personal(row, metric) for row in run.rows)
+
+
+def comparable(metric: str, runs: Sequence[RunRecord]) -> str:
+    """Returns the field that compares a score of like models.
+
+    It is that of the global models if some runs have personal models, others not, and all have a
+    global one. Otherwise it is ``metric`` itself.
+    """
+    shared = f"global_{metric}"
+    mixed = len({personal(run, metric) for run in runs}) > 1
+    known = all(any(has_field(row, shared) for row in run.rows) for run in runs)
+    return shared if mixed and known else metric
+
+
+def models(metric: str, runs: Sequence[RunRecord]) -> str:
+    """Returns the models of a score in words; empty if all runs have global models only."""
+    if metric.startswith("global_"):
+        return MODELS["global"]
+    return MODELS["personal"] if runs and all(personal(run, metric) for run in runs) else ""
+
+
+def captions(metric: str, runs: Sequence[RunRecord]) -> list[str]:
+    """Returns sentences on the models whose scores a table shows."""
+    found = []
+    if plain(metric).startswith("test_"):
+        found = ["Test scores are of the global model, on the common test set."]
+        if any(personal(run, plain(metric)) for run in runs):
+            found = [
+                "Scores of the global model and of personal models are on the same test set. Those"
+                " of personal models are means over the own models of some clients."
+            ]
+    if any(has_field(row, "client_count") for run in runs for row in run.rows):
+        found.append(
+            "Clients’ scores are on each client’s own test examples, by its personal model if the"
+            " method has one, otherwise by the global model."
+        )
+    return found
+
+
+def caution(metric: str, rows: Mapping[str, RunRecord]) -> list[str]:
+    """Returns a sentence if a metric is of unlike models in different rows of a table."""
+    own = {name: personal(run, metric) for name, run in rows.items()}
+    if len({*own.values()}) < 2:
+        return []
+    personal_, shared = ([n for n in own if own[n] is kind] for kind in (True, False))
+    return [
+        f"{metric} is a mean over clients’ personal models for {listing(personal_)}, and the score"
+        f" of the global model for {listing(shared)}: their differences compare unlike models."
+        " Tests of the clients’ own examples (client_holdout) compare what each client would use."
+    ]
