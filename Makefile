@@ -9,6 +9,22 @@ CONSTRAINTS ?= tests/constraints.txt
 
 .PHONY: demo test quick exhaustive portable docs dist fuzz lint mutants coverage clean
 
+# A .venv stays if its Python is new enough, and the one that `make PYTHON=...` asks for, if any.
+version = $(shell $(1) -c 'import sys; v = sys.version_info; \
+	print("%s%d.%d" % ("" if v >= (3, 11) else "Python-", v[0], v[1]))' 2>/dev/null)
+ifneq ($(MAKECMDGOALS),clean)
+WANTED := $(call version,$(PYTHON))
+FOUND := $(call version,$(BIN)/python)
+KEPT := $(filter $(if $(filter file,$(origin PYTHON)),%,$(WANTED)),$(filter 3.%,$(FOUND)))
+ifeq ($(KEPT),)
+ifeq ($(filter 3.%,$(WANTED)),)
+$(error fedjax_peft needs Python 3.11 or newer. `$(PYTHON)` is $(or $(WANTED),not there). \
+	Name another one, such as: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12)
+endif
+$(shell rm -rf $(VENV))
+endif
+endif
+
 demo: $(VENV)/.base
 	$(BIN)/fedjax-peft demo
 

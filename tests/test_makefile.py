@@ -1,0 +1,63 @@
+"""``make`` checks the version of Python before it installs, and replaces a .venv of another one."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Returns a function that lists what ``make demo`` would do, with Pythons of some versions."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+
+    def python(path, version):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\necho {version}\n")
+        path.chmod(0o755)
+
+    def run(given, venv=None, **named):
+        python(tmp_path / "python", given)
+        if venv is not None:
+            python(tmp_path / ".venv/bin/python", venv)
+            (tmp_path / ".venv/.base").touch()
+        path = f"PYTHON={tmp_path / 'python'}" if named.get("asked", True) else "-R"
+        done = subprocess.run(
+            ["make", "-n", "demo", path], cwd=tmp_path, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("venv", [None, "Python-3.10"])
+def test_an_old_python_is_refused_in_a_sentence(make, venv):
+    code, said = make("Python-3.10", venv)
+    assert code == 2
+    assert "needs Python 3.11 or newer" in said
+    assert "Python-3.10" in said
+    assert "make demo PYTHON=" in said
+    assert "pip install" not in said
+
+
+@pytest.mark.parametrize("found", ["Python-3.10", "3.11", "''"])
+def test_a_venv_of_another_python_is_made_anew(make, tmp_path, found):
+    code, said = make("3.12", venv=found)
+    assert code == 0
+    assert "-m venv .venv" in said
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_a_venv_of_the_same_python_stays(make, tmp_path):
+    code, said = make("3.12", venv="3.12")
+    assert (code, said.split()) == (0, [".venv/bin/fedjax-peft", "demo"])
+    assert (tmp_path / ".venv/.base").exists()
+
+
+def test_a_venv_of_a_newer_python_stays_if_none_is_asked_for(make, tmp_path):
+    code, said = make("3.11", venv="3.99", asked=False)
+    assert (code, said.split()) == (0, [".venv/bin/fedjax-peft", "demo"])
