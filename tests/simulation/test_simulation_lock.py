@@ -123,3 +123,11 @@ def test_rows_of_two_processes_are_refused(tmp_path, capsys):
     assert "round 1 occurs a second time" in capsys.readouterr().err
     with pytest.raises(InputError, match="occurs a second time"):
         run(out, resume=True)
+
+
+def test_windows_without_such_locks_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_peft.simulation.storage.lock.fcntl", None)
+    with pytest.raises(InputError, match="WSL2"):
+        run(tmp_path / "run")
+    assert not (tmp_path / "run" / NAME).exists()
+    assert len(run(None).metrics) > 1

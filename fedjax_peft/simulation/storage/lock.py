@@ -39,8 +39,14 @@ class RunLock:
         """Takes the lock of an existing directory.
 
         Raises:
-          InputError: another process, or this one, already holds the lock.
+          InputError: another process, or this one, already holds the lock; or Windows has no such
+            locks.
         """
+        if fcntl is None:
+            raise InputError(
+                "A run with a directory needs Linux or macOS. On Windows, use Linux inside Windows"
+                " (WSL2: `wsl --install`), or run without a directory: leave `out` out in Python."
+            )
         path = directory / NAME
         while True:
             with naming(path):
@@ -76,8 +82,6 @@ class RunLock:
 
 def _locked(file: TextIO) -> bool:
     """Returns whether this process has the operating system's lock of a file now."""
-    if fcntl is None:
-        return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
