@@ -134,7 +134,7 @@ def evaluate(
       equal: whether all clients still have the same state. On a common test set, one of their
         models is then evaluated for all.
     """
-    row: Row = {}
+    row = _words(evaluations)
     for name, (whole, task, data, personal, has_own, backdoor, first) in evaluations.items():
         evaluator = whole if first is None or not equal else first
         row["headline"] = task.headline
@@ -191,6 +191,13 @@ def evaluate(
                 metric: [finite_or_none(one[metric]) for one in found] for metric in names
             }
     return row
+
+
+def _words(evaluations: Mapping[str, Evaluated]) -> Row:
+    """Returns the field ``tokenizer``: how scores of texts find words, if any do."""
+    asked = [(getattr(one.task, "words", None), one.data) for one in evaluations.values()]
+    rules = [rule for words, data in asked if words and (rule := words(data))]
+    return {"tokenizer": next((x for x in rules if x == "unicode"), rules[0])} if rules else {}
 
 
 _BACKDOOR = "_backdoor"

@@ -105,7 +105,7 @@ def without_scores(row: Row) -> Row:
 
 
 _SCORES = re.compile(
-    r"headline(_better)?|local_.+|(tuned_|global_)*(test|validation)_.+"
+    r"headline(_better)?|tokenizer|local_.+|(tuned_|global_)*(test|validation)_.+"
     r"|(tuned_)?client_(?!steps$).+"
 )
 
@@ -237,7 +237,7 @@ def _fault(key: str, value: Any) -> str | None:
     if key in _TABLES:
         good = isinstance(value, dict) and all(_is_number(item) for item in value.values())
         return None if good else "it must be a table of numbers"
-    if key in ("headline", "headline_better"):
+    if key in ("headline", "headline_better", "tokenizer"):
         good = isinstance(value, str) and re.fullmatch(r"\w{1,60}", value) is not None
         return None if good else "it must be a word"
     if _NUMBERS.fullmatch(key) and not _is_number(value):

@@ -98,6 +98,9 @@ class Task(NamedTuple):
     """(evaluated model: batch -> outputs, batch) -> further arrays ``[batch, ...]`` for ``score``,
     where one call of the model is not enough, as for completions
     (:func:`fedjax_peft.tasks.completions.completing`)."""
+    words: Callable[[Dataset], str | None] | None = None
+    """(evaluated data) -> the rule for words (:mod:`fedjax_peft.tasks.words`) of the scores of
+    texts, which rows name as ``tokenizer``; None: no texts are scored."""
 
     def __repr__(self) -> str:
         return f"Task({self.name!r})"

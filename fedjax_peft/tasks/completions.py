@@ -17,12 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.contracts import Batch, Key, Outputs, Sampling
+from fedjax_peft.data.table import brief
 from fedjax_peft.data.tokens import whole
 from fedjax_peft.models.decoding import NO_TOKEN, check_sampling, decode
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.errors import InputError, check_known, users_level
 from fedjax_peft.tasks.base import Predictions, Scores
-from fedjax_peft.tasks.text_scores import SCORES, mean_score
+from fedjax_peft.tasks.text_scores import OF_WORDS, SCORES, mean_score
+from fedjax_peft.tasks.words import has_words, rule_for
 
 
 @functools.cache  # the same function for the same settings, so that its program is found again
@@ -90,6 +92,43 @@ def _golds(data: Any) -> list[Any]:
     return [data.references[int(unit)] for unit in units]
 
 
+def _choices(data: Any) -> list[list[str]]:
+    """Returns the gold completions of each row that is completed and scored."""
+    if data.tokenizer is None or not len(data.references) or "prompt_ids" not in data.columns:
+        return []
+    return [[gold] if isinstance(gold, str) else list(gold) for gold in _golds(data)]
+
+
+def words_of_golds(data: Any, tokenizer: str) -> str | None:
+    """Returns the rule for words that scores need; None if the data have no completions."""
+    choices = _choices(data)
+    return rule_for((gold for choice in choices for gold in choice), tokenizer) if choices else None
+
+
+def check_golds(tokenizer: str, data: Any, which: str) -> None:
+    """Raises InputError if a row has no gold completion with a word, so that no score is fair.
+
+    Args:
+      tokenizer: the rule for words.
+      data: the evaluated :class:`fedjax_peft.data.Dataset`.
+      which: the role of the data, such as ``test``.
+    """
+    rows = [
+        (row, choice[0] if choice else "")
+        for row, choice in enumerate(_choices(data), 1)
+        if not any(has_words(gold, tokenizer) for gold in choice)
+    ]
+    if rows:
+        row, gold = rows[0]
+        remedy = "Remove them, or leave metric out."
+        if tokenizer != "unicode":
+            remedy = f"tokenizer = {tokenizer!r} knows a to z and 0 to 9 only: use 'unicode'."
+        raise InputError(
+            f"The gold answers of {len(rows):,} {which} examples have no word, so that generated"
+            f" answers cannot be scored. The first is {brief(gold)}, of example {row}. {remedy}"
+        )
+
+
 def warn_of_long_answers(max_new_tokens: int, data: Any, which: str) -> None:
     """Warns of gold completions that have too many tokens, so that no completion can equal them.
 
@@ -99,30 +138,30 @@ def warn_of_long_answers(max_new_tokens: int, data: Any, which: str) -> None:
         prompts nothing can be said, and there is no warning.
       which: the role of the data, such as ``test``.
     """
-    if data.tokenizer is None or not len(data.references) or "prompt_ids" not in data.columns:
-        return
-    golds = _golds(data)
-    choices = [[gold] if isinstance(gold, str) else list(gold) for gold in golds]
+    choices = _choices(data)
     texts = list(dict.fromkeys(text for choice in choices for text in choice))
     sizes = dict(zip(texts, map(len, whole(data.tokenizer, texts)), strict=True))
     shortest = [min(map(sizes.__getitem__, choice), default=0) for choice in choices]
     too_long = [size for size in shortest if size > max_new_tokens]
     if too_long:
         warnings.warn(
-            f"The gold answers of {len(too_long):,} of {len(golds):,} {which} examples have more"
+            f"The gold answers of {len(too_long):,} of {len(choices):,} {which} examples have more"
             f" than max_new_tokens = {max_new_tokens} tokens, so no generated answer can equal"
             f" them. The longest has {max(too_long):,} tokens: raise max_new_tokens.",
             stacklevel=users_level(),
         )
 
 
-def score_completions(metrics: Sequence[str], predictions: Predictions, data: Any) -> Scores:
+def score_completions(
+    metrics: Sequence[str], predictions: Predictions, data: Any, tokenizer: str = "unicode"
+) -> Scores:
     """Returns the scores of completions, from 0 to 1; none if there are no completions.
 
     Args:
       metrics: names in :data:`fedjax_peft.tasks.text_scores.SCORES`.
       predictions: what :func:`completing` gave, in numpy.
       data: the evaluated :class:`fedjax_peft.data.Dataset`.
+      tokenizer: the rule for words (:mod:`fedjax_peft.tasks.words`).
 
     Raises:
       InputError: an unknown metric, or data without a tokenizer or references.
@@ -132,4 +171,5 @@ def score_completions(metrics: Sequence[str], predictions: Predictions, data: An
     if "completions" not in predictions:
         return {}
     texts, golds = completed_texts(predictions, data)
-    return {metric: mean_score(SCORES[metric], texts, golds) for metric in metrics}
+    how = {m: {"tokenizer": tokenizer} if m in OF_WORDS else {} for m in metrics}
+    return {m: mean_score(functools.partial(SCORES[m], **how[m]), texts, golds) for m in metrics}

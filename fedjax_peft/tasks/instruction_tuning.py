@@ -10,10 +10,9 @@ from fedjax_peft.data.encoders.conversations import CONVERSATIONS
 from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.tasks.base import Means, Predictions, Scores, Task, prompted
 from fedjax_peft.tasks.likelihood import objective
-from fedjax_peft.tasks.text_scores import SCORES, perplexity
+from fedjax_peft.tasks.text_scores import OF_WORDS, SCORES, perplexity
+from fedjax_peft.tasks.words import TOKENIZERS
 
-_ALWAYS = ("exact_match", "f1", "rouge_l")
-"""The scores of completions that every data set has."""
 _WHOLE = ("exact_match", "gsm8k")
 """The scores that read an answer up to its end."""
 
@@ -24,6 +23,7 @@ def instruction_tuning(
     temperature: float = 0.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    tokenizer: Literal["unicode", "rouge_score"] = "unicode",
 ) -> Task:
     """Instruction tuning: the model learns the answers of conversations, and can write its own.
 
@@ -46,13 +46,17 @@ def instruction_tuning(
         most likely token.
       top_p: likewise.
       top_k: likewise.
+      tokenizer: the rule by which scores find words (:mod:`fedjax_peft.tasks.words`). ``unicode``
+        is for every script, and gives English texts the numbers of ``rouge_score``, which finds
+        words of a to z and 0 to 9 only. Rows name the rule that the gold answers needed.
 
     Raises:
-      InputError: an unknown metric, or an impossible setting of the generation.
+      InputError: an unknown metric or tokenizer, or an impossible setting of the generation.
     """
     generate, how = None, Sampling(max_new_tokens, temperature, top_p, top_k)
     if metric is not None:
         check_known("metric", metric, SCORES)
+        check_known("tokenizer", tokenizer, TOKENIZERS)
         from fedjax_peft.tasks.completions import completing  # needs the models, which load slowly
 
         generate = completing(how)
@@ -60,44 +64,59 @@ def instruction_tuning(
     return Task(
         scored.loss,
         scored.metrics,
-        score=_scores(metric),
+        score=_scores(metric, tokenizer),
         headline=metric or "accuracy",
         generate=generate,
         lower_is_better=("loss", "perplexity"),
         name="instruction_tuning",
         encoder=CONVERSATIONS,
         head="causal_lm",
-        check=_checking(max_new_tokens if metric in _WHOLE else None),
+        check=_checking(metric, max_new_tokens, tokenizer),
         loss_and_metrics=scored.loss_and_metrics,
         inputs=prompted(how, conversations=True),
+        words=None if metric is None else _words(tokenizer),
     )
 
 
 @functools.cache  # the same function for the same metric, so that its program is found again
-def _scores(metric: str | None) -> Callable[[Means, Predictions, Any], Scores]:
-    names = () if metric is None else tuple(dict.fromkeys([metric, *_ALWAYS]))
+def _scores(metric: str | None, tokenizer: str) -> Callable[[Means, Predictions, Any], Scores]:
+    names = () if metric is None else tuple(dict.fromkeys([metric, *OF_WORDS]))
 
     def score(means: Means, predictions: Predictions, data: Any) -> Scores:
         scores = {"perplexity": perplexity(means["loss"])}
         if names:
             from fedjax_peft.tasks.completions import score_completions
 
-            scores |= score_completions(names, predictions, data)
+            scores |= score_completions(names, predictions, data, tokenizer)
         return scores
 
     return score
 
 
 @functools.cache  # likewise
-def _checking(max_new_tokens: int | None) -> Callable[[Dataset, str], None]:
-    """Returns ``Task.check``; with ``max_new_tokens`` it also warns of answers that are longer."""
+def _words(tokenizer: str) -> Callable[[Dataset], str | None]:
+    def words(data: Dataset) -> str | None:
+        from fedjax_peft.tasks.completions import words_of_golds
+
+        return words_of_golds(data, tokenizer)
+
+    return words
+
+
+@functools.cache  # likewise
+def _checking(
+    metric: str | None, max_new_tokens: int, tokenizer: str
+) -> Callable[[Dataset, str], None]:
+    """Returns ``Task.check``; with a metric it also looks at the gold answers of evaluations."""
 
     def check(data: Dataset, which: str) -> None:
         _check(data, which)
-        if max_new_tokens is not None and which != "training":  # only evaluations generate
-            from fedjax_peft.tasks.completions import warn_of_long_answers
+        if metric is not None and which != "training":  # only evaluations generate
+            from fedjax_peft.tasks.completions import check_golds, warn_of_long_answers
 
-            warn_of_long_answers(max_new_tokens, data, which)
+            check_golds(tokenizer, data, which)
+            if metric in _WHOLE:
+                warn_of_long_answers(max_new_tokens, data, which)
 
     return check
 

@@ -11,10 +11,12 @@ import numpy as np
 from fedjax_peft.contracts import Batch, Metrics, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.spans import SPANS, span_text
+from fedjax_peft.data.table import brief
 from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task
 from fedjax_peft.tasks.common import SumAndCount, cross_entropy, real_rows, total
 from fedjax_peft.tasks.text_scores import exact_match, overlap_f1
+from fedjax_peft.tasks.words import beyond_latin, has_words
 
 _HEADLINES = {"squad": "f1", "fednlp_raw": "raw_f1"}
 
@@ -33,7 +35,8 @@ def question_answering(
     best over the gold answers, then the mean over questions), from 0 to 1. ``raw_exact_match`` and
     ``raw_f1`` are the metrics of FedNLP and of FeDeRA (Yan et al. 2024): means over all pairs of a
     question and one of its gold answers. They do not take the best gold answer, so a model cannot
-    reach 1 where gold answers differ.
+    reach 1 where gold answers differ. Answers in other scripts than Latin are compared by the rule
+    ``unicode`` (:mod:`fedjax_peft.tasks.words`), and rows then name it as ``tokenizer``.
 
     Args:
       n_best: how many starts and ends of each window are combined.
@@ -64,7 +67,13 @@ def question_answering(
             _bound(_answers, max_answer_length),
         ),
         check=_check,
+        words=_words,
     )
+
+
+def _words(data: Dataset) -> str | None:
+    golds = (gold for question in data.references for gold in question.answers)
+    return "unicode" if any(map(beyond_latin, golds)) else None
 
 
 @functools.cache  # the same function for the same argument, so that its program is found again
@@ -173,3 +182,11 @@ def _check(data: Dataset, which: str) -> None:
     unknown = next((question.id for question in data.references if not question.answers), None)
     if unknown is not None:
         raise InputError(f"The {which} data have questions without an answer: {unknown!r}.")
+    if which == "training":
+        return
+    for question in data.references:
+        if question.answers and not any(map(has_words, question.answers)):
+            raise InputError(
+                f"The {which} data have a question whose gold answer {brief(question.answers[0])}"
+                f" has no word, so that no answer can be scored: {question.id!r}. Remove it."
+            )

@@ -2,64 +2,53 @@
 
 * :func:`exact_match`, :func:`overlap_f1`: SQuAD's (Rajpurkar et al. 2016), over the words of
   normalised answers.
-* :func:`rouge_l`: the F-measure of the longest common subsequence of words (Lin 2004), with the
-  tokens of Google's ``rouge_score`` and without stemming.
+* :func:`rouge_l`: the F-measure of the longest common subsequence of words (Lin 2004), without
+  stemming.
 * :func:`gsm8k_match`: the number after ``####``, as the authors of GSM8K (Cobbe et al. 2021) read
   answers.
 * :func:`pass_at_k`: the unbiased estimator of Chen et al. (2021), eq. 1.
 * :func:`perplexity`: the exponential of the mean loss of a token.
 
-``SCORES`` maps the name of a metric to a function of (answer, gold answer).
+``SCORES`` maps the name of a metric to a function of (answer, gold answer). The first three have a
+further argument ``tokenizer``, the name of a rule for words (:mod:`fedjax_peft.tasks.words`). The
+rule ``unicode`` is right for every script. For English both rules give the same numbers.
 """
 
 import math
 import re
-import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks.words import answer_words, rouge_words
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _NUMBER = re.compile(r"#### (\-?[0-9\.\,]+)")
 
 
-def exact_match(answer: str, gold: str) -> float:
+def exact_match(answer: str, gold: str, tokenizer: str = "unicode") -> float:
     """Returns 1 if the answers differ at most in case, punctuation, articles and spaces, else 0."""
-    return float(normalized(answer) == normalized(gold))
+    words, of_gold = answer_words(answer, gold, tokenizer)
+    return float(words == of_gold)
 
 
-def overlap_f1(answer: str, gold: str) -> float:
+def overlap_f1(answer: str, gold: str, tokenizer: str = "unicode") -> float:
     """Returns the F1 of the words of two normalized answers; 1 if both are empty."""
-    words, of_gold = normalized(answer).split(), normalized(gold).split()
+    words, of_gold = answer_words(answer, gold, tokenizer)
     if not words or not of_gold:
         return float(words == of_gold)
     common = sum((Counter(words) & Counter(of_gold)).values())
     return 2 * common / (len(words) + len(of_gold))
 
 
-def normalized(answer: str) -> str:
-    """Returns an answer in lower case, without ASCII punctuation, articles and extra spaces."""
-    plain = answer.lower().translate(_PUNCTUATION)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
-
-
-def rouge_l(answer: str, gold: str) -> float:
-    """Returns ROUGE-L: the F-measure of the longest common subsequence of words; 0 without words.
-
-    Words are runs of ASCII letters and digits in lower case, as in ``rouge_score``.
-    """
-    words, of_gold = _words(answer), _words(gold)
+def rouge_l(answer: str, gold: str, tokenizer: str = "unicode") -> float:
+    """Returns the F-measure of the longest common subsequence of words; 0 without words."""
+    words, of_gold = rouge_words(answer, gold, tokenizer)
     if not words or not of_gold:
         return 0.0
     common = _longest_common(words, of_gold)
     return 2 * common / (len(words) + len(of_gold))
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def _longest_common(a: Sequence[str], b: Sequence[str]) -> int:
@@ -102,6 +91,8 @@ SCORES: Mapping[str, Callable[[str, str], float]] = {
     "gsm8k": gsm8k_match,
 }
 """Metric -> (answer, gold answer) -> a number from 0 to 1; higher is better."""
+OF_WORDS = ("exact_match", "f1", "rouge_l")
+"""The metrics that compare words, and have the argument ``tokenizer``."""
 
 
 def best_score(

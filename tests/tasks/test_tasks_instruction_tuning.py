@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import approx
 
 from fedjax_peft import load_tokenizer, tasks
 from fedjax_peft.contracts import Outputs
@@ -76,6 +77,49 @@ def test_gold_answers_that_cannot_be_generated_are_warned_of(told, metric):
     tight.check(data, "training")  # nothing is generated for it
     tasks.instruction_tuning("rouge_l", max_new_tokens=1).check(data, "test")
     tasks.instruction_tuning(metric, max_new_tokens=sizes[2]).check(data, "test")
+
+
+def test_gold_answers_without_a_word_are_refused_by_number(told):
+    data, _ = told
+    odd = dataclasses.replace(data, references=("a", ("...", "b"), ("!!!", "")))
+    for metric in ("exact_match", "rouge_l", "gsm8k"):
+        task = tasks.instruction_tuning(metric)
+        task.check(odd, "training")
+        with pytest.raises(InputError, match=r"1 test examples have no word.*'!!!', of example 3"):
+            task.check(odd, "test")
+    tasks.instruction_tuning().check(odd, "test")  # nothing is generated
+    hindi = dataclasses.replace(data, references=("a", "b", "नमस्ते"))
+    tasks.instruction_tuning("f1").check(hindi, "test")
+    ascii_only = tasks.instruction_tuning("f1", tokenizer="rouge_score")
+    with pytest.raises(InputError, match=r"of example 3.*a to z and 0 to 9 only: use 'unicode'"):
+        ascii_only.check(hindi, "test")
+    with pytest.raises(InputError, match="Did you mean 'unicode'"):
+        tasks.instruction_tuning("f1", tokenizer="unicod")
+
+
+def test_rows_name_the_rule_for_words(told):
+    data, _ = told
+    task, hindi = tasks.instruction_tuning("f1"), ("a", "b", "नमस्ते")
+    assert task.words(data) == "rouge_score"
+    assert task.words(dataclasses.replace(data, references=hindi)) == "unicode"
+    assert task.words(dataclasses.replace(data, references=())) is None
+    assert tasks.instruction_tuning().words is None
+    predictions = {"completions": np.full((3, 1), -1)}
+    for tokenizer, score in (("unicode", 1 / 3), ("rouge_score", 0)):
+        task = tasks.instruction_tuning("rouge_l", tokenizer=tokenizer)
+        one = dataclasses.replace(data, references=hindi, tokenizer=Written("x", "y", "नमस्ते"))
+        found = task.score({"loss": 1.0}, predictions, one)
+        assert found["rouge_l"] == approx(score)
+
+
+class Written:
+    """A tokenizer that reads given texts in any tokens."""
+
+    def __init__(self, *texts):
+        self.texts = texts
+
+    def batch_decode(self, rows, **options):
+        return self.texts
 
 
 def test_the_shortest_of_several_gold_answers_counts(told):

@@ -17,7 +17,8 @@ from fedjax_peft.contracts import Outputs
 from fedjax_peft.data import Dataset
 from fedjax_peft.data.encoders.spans import Question
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.tasks.text_scores import exact_match, normalized, overlap_f1
+from fedjax_peft.tasks.text_scores import exact_match, overlap_f1
+from fedjax_peft.tasks.words import squad_words
 
 LENGTH = 12
 CONTEXT = ["On", "Monday", "the", "red", "boat", "left", "Marenholm", "for", "the", "far", "north"]
@@ -232,7 +233,17 @@ def test_comparisons_equal_a_plain_reading_of_the_official_ones(answer, gold):
 def test_comparisons(answer, gold, exact, f1):
     assert exact_match(answer, gold) == exact
     assert overlap_f1(answer, gold) == approx(f1)
-    assert normalized("  The  U.S. of\tA., an\u00a0isle ") == "us of isle"
+    assert squad_words("  The  U.S. of\tA., an\u00a0isle ") == ["us", "of", "isle"]
+
+
+def test_rows_name_the_rule_for_other_scripts_and_gold_answers_need_a_word():
+    task = tasks.question_answering()
+    assert task.words(windows(0, golds=("the red boat", "Köln"))) is None
+    assert task.words(windows(0, golds=("the red boat", "東京"))) == "unicode"
+    task.check(windows(0, golds=("...",)), "training")
+    task.check(windows(0, golds=("...", "boat")), "test")
+    with pytest.raises(InputError, match=r"test data .* gold answer '\.\.\.' has no word.*'q'"):
+        task.check(windows(0, golds=("...",)), "test")
 
 
 def test_settings():
