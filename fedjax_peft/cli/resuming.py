@@ -12,6 +12,7 @@ from fedjax_peft.config.parts import Parts
 from fedjax_peft.report.study import SWEEP
 from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.simulation.storage import record
+from fedjax_peft.simulation.storage.record import has_begun
 from fedjax_peft.support.display import argument
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
@@ -55,11 +56,6 @@ def stored_configs(path: Path) -> dict[str, dict[str, Any]]:
         f"There is nothing to resume: {path} contains no run. A run is a directory that"
         f" `fedjax-peft run` has written.{advice}"
     )
-
-
-def has_begun(run: Path) -> bool:
-    """Returns whether a directory holds a run: its environment is written before its config."""
-    return all((run / name).is_file() for name in ("environment.json", "config.toml"))
 
 
 def is_finished(run: Path, rounds: int) -> bool:

@@ -11,7 +11,7 @@ from fedjax_peft.cli import console, resuming, sweeping
 from fedjax_peft.cli.process import join_processes
 from fedjax_peft.cli.results import print_table
 from fedjax_peft.config import config as configs
-from fedjax_peft.config import early, loading, presets
+from fedjax_peft.config import early, loading, origins, presets
 from fedjax_peft.engine.devices.distributed import is_writer
 from fedjax_peft.peft.io.export import formats
 from fedjax_peft.report.page import write_report
@@ -121,7 +121,7 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     if options.quiet <= options.verbose:
         for name, config in resolved.items():
             title = config["name"] or name or path.stem
-            lines = [*presets.notices(raw[name], config)]
+            lines = [*presets.notices(raw[name], config), *origins.notices(config)]
             if options.resume and not options.dry_run and not resuming.has_begun(out / name):
                 lines.append(f"there is nothing to continue in {out / name}, so the run begins")
             for line in lines:

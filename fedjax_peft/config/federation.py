@@ -64,9 +64,10 @@ def evaluation_data(
             # A client can be without examples of this split.
             own = partition.natural(data[split], by=by, names=clients.names, min_size=0)
             result[f"client_{split}"] = own
+    seed = config["seed"] if asked["holdout_seed"] is None else asked["holdout_seed"]
     for split, key in (("test", "client_holdout"), ("validation", "client_validation_holdout")):
         if asked[key] is not None:
-            clients, result[f"client_{split}"] = clients.holdout(asked[key], seed=config["seed"])
+            clients, result[f"client_{split}"] = clients.holdout(asked[key], seed=seed)
     if config["data"]["packing"] is not None:
         clients = clients.pack(config["data"]["packing"])
     return clients, result

@@ -136,6 +136,9 @@ class EvaluationKeys(NamedTuple):
     client_validation_holdout: float | None = None
     """Share of each client's examples, after ``client_holdout``, that is held out to validate the
     client's model on it."""
+    holdout_seed: int | None = None
+    """The seed by which both shares are drawn; by default that of the run, and in a run that starts
+    from another one, that of the other run."""
     client_validation: bool = False
     """Validate each client's model on the client's own examples of the validation split; needs
     natural clients and a validation split (``data.validation_share``)."""

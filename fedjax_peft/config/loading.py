@@ -27,6 +27,7 @@ from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.session import wrapped
 from fedjax_peft.simulation.storage import recipe, record
 from fedjax_peft.simulation.storage.checkpoint import read_checkpoint
+from fedjax_peft.simulation.trained_rows import read_rows
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
 
@@ -78,7 +79,11 @@ def load_run(
         server, client_state = tree.select(params, names["shared"]), {}
     ranks = config.get("system", {}).get("client_ranks")
     task, length = inputs_of(directory, config)
-    return Run(model, algorithm, params, client_state, server, rows, directory, ranks, length, task)
+    seen = read_rows(directory)
+    return Run(
+        *(model, algorithm, params, client_state, server, rows, directory),
+        *(ranks, length, task, seen),
+    )
 
 
 def base_model(directory: Path, config: dict[str, Any], labels: tuple[str, ...]) -> Model:

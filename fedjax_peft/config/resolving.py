@@ -6,6 +6,7 @@ from typing import Any
 from fedjax_peft import algorithms, peft, tasks
 from fedjax_peft.config import keys, presets
 from fedjax_peft.config.building import NOISE, call, rate
+from fedjax_peft.config.origins import with_seeds
 from fedjax_peft.config.reading import expanded, overlay
 from fedjax_peft.config.schema import checked_values, fields_of
 from fedjax_peft.models import heads
@@ -33,7 +34,7 @@ def resolve(raw: keys.Config) -> keys.Config:
         raise InputError(f"{error}{presets.missing_advice(raw, str(error))}") from None
     result["preset_changes"] = presets.changes(result) or None
     _check_noise(result["privacy"])
-    return result
+    return with_seeds(result)
 
 
 def resolve_recorded(config: keys.Config) -> keys.Config:

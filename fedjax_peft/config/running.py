@@ -14,6 +14,7 @@ from fedjax_peft import peft, tasks
 from fedjax_peft.config import building, reading
 from fedjax_peft.config.federation import evaluation_data, explicit, load_data
 from fedjax_peft.config.keys import SCHEDULES, Config, EvaluationKeys, StartKeys
+from fedjax_peft.config.origins import check_adapter, with_missing
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.config.resolving import resolve_recorded
 from fedjax_peft.config.schema import OF_THE_RUN, fields_of
@@ -67,8 +68,9 @@ def run(
 
     report_phase("reading")
     if resume and out is not None:
-        config = _with_noise_of(Path(out), config)
+        config = _as_begun(Path(out), config)
     config, train, clients, evaluated = _federation(config, parts)
+    check_adapter(config, {name: data for name, data in evaluated.items() if data is not None})
     task = tasks.for_data(train, config["metric"])
     report_phase("loading")
     model = _first_model(config, train, parts, origin, out)
@@ -274,12 +276,17 @@ def with_noise(config: Config, clients: Clients) -> Config:
     return {**config, "privacy": {**table, building.NOISE: noise}}
 
 
-def _with_noise_of(run: Path, config: Config) -> Config:
-    """Returns the config with the noise of a run that is continued, if it was for this epsilon."""
-    table = config["privacy"]
-    if table.get("epsilon") is None or not (run / "config.toml").exists():
+def _as_begun(run: Path, config: Config) -> Config:
+    """Returns the config with what a run that is continued took when it began.
+
+    These are the noise, if it was for this epsilon, and the seeds of the data of its origin, which
+    may be gone.
+    """
+    if not (run / "config.toml").exists():
         return config
-    recorded = read_config(run).get("privacy", {})
-    if recorded.get("epsilon") != table["epsilon"]:
-        return config
-    return {**config, "privacy": {**table, building.NOISE: recorded.get(building.NOISE)}}
+    before, table = read_config(run), config["privacy"]
+    recorded = before.get("privacy", {})
+    if table.get("epsilon") is not None and recorded.get("epsilon") == table["epsilon"]:
+        noise = {building.NOISE: recorded.get(building.NOISE)}
+        config = {**config, "privacy": {**table, **noise}}
+    return config if config["origin"] is None else with_missing(config, before)

@@ -47,6 +47,9 @@ class Run:
     """Tokens that a text was cut and padded to; None if the data are no texts."""
     task: Task | None = None
     """What was trained."""
+    trained_on: np.ndarray | None = None
+    """Digests of the training examples (:mod:`fedjax_peft.simulation.trained_rows`); None: a run of
+    an earlier version did not keep them."""
 
     @property
     def trained(self) -> Model:

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from fedjax_peft.contracts import Algorithm, Asynchronous, Attack, Federation, Privacy, Task
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
@@ -45,6 +47,7 @@ from fedjax_peft.simulation.storage.recipe import save_recipe
 from fedjax_peft.simulation.storage.record import Record, device_name, read_resumable
 from fedjax_peft.simulation.storage.tracking import recorded
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
+from fedjax_peft.simulation.trained_rows import check_unseen, read_rows, save_rows, trained_rows
 
 
 @moved
@@ -168,6 +171,7 @@ def simulate(
     metadata = _settings(given, session, schedule, private)
     metadata = {**({} if complete else metadata), **(records.config or {})}
     found = fingerprint(vars(given)) if out is not None or processes() > 1 else {}
+    trained_on = _trained_on(given)
     check_same_run({**metadata, **_of_this_process(given), **found})
     shown = records.progress if is_writer() else False
     with (
@@ -179,6 +183,7 @@ def simulate(
     ):
         if record.out is not None:
             _save_start(record.out, given, session, recipe=not complete)
+            save_rows(record.out, trained_on)
         loop = Loop(**parts, record=record, phases=phases, request=request)
         state = _train(loop, state, given)
     server, client_state = whole((state.server, session.trimmed(state).client_state))
@@ -193,6 +198,7 @@ def simulate(
         system.client_ranks,
         _text_length(clients.data),
         session.setup.task,
+        trained_on,
     )
 
 
@@ -232,8 +238,9 @@ def _check(given: SimpleNamespace) -> None:
     data, _ = _evaluated(given)
     check_test_objects(data)
     check_counts({"rounds": given.rounds}, {"seed": given.seed})
-    if given.records.origin is not None:
-        check_start(given.model, given.records.origin)
+    if (origin := given.records.origin) is not None:
+        check_start(given.model, origin)
+        check_unseen(_tested(given), origin.trained_on, origin_text(origin))
     deadline = given.system.deadline
     if given.asynchronous is not None and deadline is not None:
         refused = {"deadline": deadline}
@@ -245,6 +252,21 @@ def _evaluated(given: SimpleNamespace) -> tuple[dict[str, Any], dict[str, Any]]:
     own = ("client_test", "client_validation")
     data = {"test": given.test, "validation": given.validation}
     return data, {name: getattr(given.evaluation, name) for name in own}
+
+
+def _tested(given: SimpleNamespace) -> dict[str, Any]:
+    """Returns everything that a run is evaluated on, by name."""
+    data, own = _evaluated(given)
+    return {name: one for name, one in {**data, **own}.items() if one is not None}
+
+
+def _trained_on(given: SimpleNamespace) -> np.ndarray:
+    """Returns the digests of the training examples, with those of the run that it starts from."""
+    origin, out = given.records.origin, given.out
+    before = None if origin is None else origin.trained_on
+    if before is None and given.resume and out is not None:
+        before = read_rows(Path(out))
+    return trained_rows(given.clients, _tested(given), before)
 
 
 def _tests(given: SimpleNamespace, session: Session) -> dict[str, Evaluated]:

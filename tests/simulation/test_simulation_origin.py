@@ -126,7 +126,7 @@ def test_the_command_line_starts_from_a_run(tmp_path, capsys, monkeypatch):
     testing.write_tiny_texts(tmp_path / "data", train=24, test=8)
     config = small(
         model={"name": str(tmp_path / "model")},
-        data={"name": str(tmp_path / "data"), "max_length": 16},
+        data={"name": str(tmp_path / "data" / "train.jsonl"), "max_length": 16},
         peft={"rank": 2},
         algorithm={"name": "fedavg", "head": "private"},
         local_steps=1,
@@ -138,6 +138,12 @@ def test_the_command_line_starts_from_a_run(tmp_path, capsys, monkeypatch):
     assert "is the run to start from" in capsys.readouterr().err
     assert cli.main([*again, "--from", "a", "--out", "b", "peft.rank=4"]) == 2
     assert "peft.rank is 2 there and 4 here" in capsys.readouterr().err
+    assert cli.main([*again, "--from", "a", "--out", "b", "data.seed=1"]) == 2
+    assert "examples of test are training examples of" in capsys.readouterr().err
+    (tmp_path / "a" / "adapter").mkdir()
+    adapter = ["peft={name='pretrained', adapter='a/adapter'}", "data.seed=1", "--out", "c"]
+    assert cli.main([*again, *adapter]) == 2
+    assert "examples of test are training examples of" in capsys.readouterr().err
     assert cli.main([*again, "--from", "a", "--out", "b"]) == 0
     first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in "ab")
     assert second[0]["test_accuracy"] == first[-1]["test_accuracy"]

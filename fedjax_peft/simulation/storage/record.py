@@ -329,6 +329,11 @@ def read_params(directory: Path) -> tuple[Params, tuple[str, ...]]:
         raise InputError(f"{path} is damaged: {error}.") from None
 
 
+def has_begun(run: Path) -> bool:
+    """Returns whether a directory holds a run: its environment is written before its config."""
+    return all((run / name).is_file() for name in ("environment.json", "config.toml"))
+
+
 def remove_run(out: Path) -> None:
     """Removes a run directory; refuses to remove any other directory.
 
