@@ -106,7 +106,8 @@ def without_scores(row: Row) -> Row:
 
 _SCORES = re.compile(
     r"headline(_better)?|tokenizer|local_.+|(tuned_|global_)*(test|validation)_.+"
-    r"|(tuned_)?client_(?!steps$).+"
+    r"|client_(tests|validations)"
+    r"|(tuned_)?client_(.+_)?(count|examples|mean|weighted|std|worst)(_(un)?seen)?"
 )
 
 

@@ -150,8 +150,10 @@ def test_scores_are_the_fields_of_evaluations():
     scores = {
         *("headline", "headline_better", "test_loss", "global_validation_examples", "local_loss"),
         *("client_tests", "client_accuracy_mean", "tuned_client_loss_mean", "tuned_test_loss"),
+        *("client_count_seen", "client_validation_examples", "client_f1_worst_unseen"),
     }
     others = {"round", "clients", "client_steps", "train_loss", "per_client", "bytes_up", "stopped"}
+    others |= {"client_clusters"}  # of HiLoRA's server
     assert without_scores(dict.fromkeys(scores | others)).keys() == others
 
 
