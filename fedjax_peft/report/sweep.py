@@ -264,7 +264,8 @@ def collect(
         rows = runs[name].metrics if name in runs else read_metrics(file)
         done.append(RunRecord("sweep", folder / name, {"point": _recorded(point)}, {}, rows))
     keys = _keys(named.values())
-    return Sweep(make_study(done, keys=keys, choose_by=choose_by), runs, named)
+    in_order = {name: runs[name] for name in named if name in runs}  # not as they ended
+    return Sweep(make_study(done, keys=keys, choose_by=choose_by), in_order, named)
 
 
 def _is_runtime(name: str, value: Any) -> bool:

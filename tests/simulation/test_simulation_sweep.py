@@ -213,7 +213,7 @@ def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swep
     points = [POINTS[i] for i in (0, 1, 4, 7, 8)]
     out = tmp_path / "s"
     together = fp.sweep(make, model, FEDERATION, points=points, out=out, replicas=3, **OPTIONS)
-    assert together.points.keys() == together.runs.keys()
+    assert list(together.points) == list(together.runs)
     for name, run in together.runs.items():
         for leaf, value in swept.runs[name].params.items():
             assert_close(run.params[leaf], value, rtol=1e-5, atol=1e-6)
