@@ -61,7 +61,7 @@ SLOW = ("pfedme", "fedmcp", "fedmatch", "feddpa_f", "feddpa_t")
 FEATURES: dict[str, dict[Value, float]] = {
     "as it fell": _sometimes(0.05),
     "algorithm": {**_even(*ALGORITHMS), **_even(*SLOW, weight=0.25)},
-    "model": {"net": 32, "bert": 2, "bf16": 1, "int8": 1, "scan": 1},
+    "model": {"net": 60, "bert": 2, "bf16": 1, "int8": 1, "scan": 1},
     "peft": {
         **{"lora": 10, "lora_1": 2, "full": 1, "head_only": 1, "bitfit": 1},
         **_even("lora_drop", "lora_svd", "rslora", "dora"),
@@ -305,6 +305,8 @@ def _aggregator(d: dict[str, Value]) -> dict[str, Value]:
     adaptive = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")
     if name in adaptive and of_factors and plain and "product" not in str(aggregator):
         out["space"] = "product"
+    if aggregator in ("krum(1)", "multi_krum(1)"):  # of five clients at least
+        out |= {"clients": "five", "sampling": "all"}
     if name == "slora" and aggregator:
         out["aggregator"] = None
     return out
@@ -329,6 +331,7 @@ def _protection(d: dict[str, Value]) -> dict[str, Value]:
         out["attack"] = "label_flip(0.4)"
     if not private:
         return out
+    out["availability"] = None
     of_examples = _stem(private) == "example"
     hindered = (
         ("feddpa_f", "feddpa_t", "fedmcp", "fra_ffa")
@@ -342,7 +345,7 @@ def _protection(d: dict[str, Value]) -> dict[str, Value]:
         if aggregator and _stem(aggregator) not in ("mean", "fra", "flexlora"):
             out["aggregator"] = "mean()"
     if not of_examples and _stem(private) != "paper_noise":
-        out["client_ranks"], out["availability"] = None, None
+        out["client_ranks"] = None
         if d["sampling"] not in ("poisson", "uniform"):
             out |= {"sampling": "poisson", "cohort": "two"}
     if _stem(private) == "distributed":
@@ -353,6 +356,8 @@ def _protection(d: dict[str, Value]) -> dict[str, Value]:
             out["clients"] = "four"
     if of_examples:
         out["batch_sampling"] = "poisson"
+        if name == "fedrep":
+            out["own option"] = "none"
     return out
 
 
