@@ -31,6 +31,9 @@ def test_cells(feature):
     for system, (mark, place, note) in feature["cells"].items():
         assert mark in ("●", "◐", "–") or mark.isdigit()
         assert place or (mark in ("–", "0") and not note)
+        if place.startswith("release:"):
+            assert DATA["systems"][system]["released"]
+            continue
         address = comparison.evidence(DATA, system, place)
         if system == DATA["ours"]:
             assert (comparison.PAGE.parent / address).is_file()

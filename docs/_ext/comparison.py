@@ -1,9 +1,13 @@
 """Writes the comparison with other systems from its data: a page, and the README's short form.
 
-``python docs/_ext/comparison.py`` renews both after a change of ``explanation/comparison.toml``.
+``python docs/_ext/comparison.py`` renews both after a change of ``explanation/comparison.toml``;
+``python docs/_ext/comparison.py --newer`` lists the versions on the package index that are newer
+than those that were read.
 """
 
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +23,8 @@ INTRODUCTION = """\
 # Compared with other systems
 
 ● yes, ◐ in part, – not found. A mark leads to the file that shows it. Everything was read on
-{read} from the newest commit that we had of each repository; what was added later is not here.
+{read}, from the newest commit that we had of each repository and from the newest released package;
+what was added later is not here.
 The definitions below say what a mark means. If a cell is wrong, open an issue with the file that
 shows it: `docs/explanation/comparison.toml` has one line for each cell, and this page and the table
 of the README are made from it.
@@ -54,7 +59,7 @@ def page(data: dict[str, Any]) -> str:
         "## Definitions and evidence\n",
         *(_section(data, feature) for feature in data["features"]),
         "## What was read\n",
-        _table(["system", "version", "commit", "of"], list(_commits(data))),
+        _table(["system", "version", "commit", "of", "package"], list(_commits(data))),
     ]
     return "\n".join(parts)
 
@@ -70,8 +75,16 @@ def short(data: dict[str, Any]) -> str:
     return _table([f"● yes, ◐ in part, – not found ({data['read']:%Y-%m})", *names], rows) + "\n"
 
 
+RELEASE = "release:"
+
+
 def evidence(data: dict[str, Any], system: str, place: str) -> str:
-    """Returns the address of a file: of a commit, or relative to the page for our own."""
+    """Returns the address of a file of a commit, or relative to the page for our own.
+
+    It is empty for a file of a released package, which has no address.
+    """
+    if place.startswith(RELEASE):
+        return ""
     if system == data["ours"]:
         return "../" + place.removeprefix("docs/")
     branch, _, path = place.rpartition(":")
@@ -82,27 +95,52 @@ def evidence(data: dict[str, Any], system: str, place: str) -> str:
 
 def _marked(data: dict[str, Any], feature: dict[str, Any], system: str) -> str:
     mark, place, _ = feature["cells"][system]
-    return f"[{mark}]({evidence(data, system, place)})" if place else mark
+    address = evidence(data, system, place) if place else ""
+    return f"[{mark}]({address})" if address else mark
 
 
 def _section(data: dict[str, Any], feature: dict[str, Any]) -> str:
     """Returns a feature's definition, and what was found where."""
     lines = [f"### {_title(feature['name'])}\n", feature["definition"] + "\n"]
     for system, (mark, place, note) in feature["cells"].items():
-        if place or note:
-            shown = f"[{place}]({evidence(data, system, place)})"
+        if place:
+            address = evidence(data, system, place)
+            shown = f"[{place}]({address})" if address else _released(data, system, place)
             lines.append(f"* {system} {mark} {shown}{': ' + note if note else ''}")
     rest = [system for system, (_, place, _) in feature["cells"].items() if not place]
     if rest:
-        lines.append(f"* Nothing found in the repositories of {', '.join(rest)}.")
+        lines.append(f"* Nothing found in {', '.join(rest)}.")
     return "\n".join([*lines, ""])
+
+
+def _released(data: dict[str, Any], system: str, place: str) -> str:
+    """Returns a file of a released package in words."""
+    found = data["systems"][system]
+    return f"`{place.removeprefix(RELEASE)}` of {found['package']} {found['released']}"
 
 
 def _commits(data: dict[str, Any]) -> Iterator[list[str]]:
     for name, system in data["systems"].items():
+        package = f"{system['package']} {system['released']}" if "package" in system else "–"
         for branch, (commit, day) in system["commits"].items():
             address = f"{system['repository']}/tree/{commit}"
-            yield [name, system["version"], f"[{branch} {commit[:7]}]({address})", str(day)]
+            where = f"[{branch} {commit[:7]}]({address})"
+            yield [name, system["version"], where, str(day), package]
+        if not system["commits"]:
+            yield [name, system["version"], "–", "–", package]
+
+
+def newer(data: dict[str, Any]) -> Iterator[str]:
+    """Yields the packages of which the index has another version than the one that was read."""
+    for name, system in data["systems"].items():
+        if "package" in system:
+            asked = [sys.executable, "-m", "pip", "index", "versions"]
+            asked += ["--ignore-requires-python", system["package"]]
+            answer = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+            found = re.search(r"\(([^)]+)\)", answer)
+            last = found[1] if found else "not found on the index"
+            if last != system["released"]:
+                yield f"{name}: {system['package']} {last}, read: {system['released']}"
 
 
 def _title(name: str) -> str:
@@ -126,4 +164,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if "--newer" in sys.argv:
+        print(*newer(load()), sep="\n")
+    else:
+        main()
