@@ -21,7 +21,7 @@ def draw(shapes, clients, seed, spread=1.0):
     return uploads, template
 
 
-def combine(aggregator, uploads, weights, slots, ids, template, fixed, state, parts):
+def combine(aggregator, uploads, weights, slots, ids, template, fixed, state, parts, spare=0):
     """Returns what an aggregator makes of stacked uploads; to be jitted.
 
     Args:
@@ -34,8 +34,9 @@ def combine(aggregator, uploads, weights, slots, ids, template, fixed, state, pa
       fixed: the leaves that never change.
       state: the aggregator's.
       parts: how many uploads are added at a time, in order.
+      spare: slots that nobody has, as in rounds with fewer clients than the largest one.
     """
-    total = summation.empty(aggregator, template, fixed, len(weights))
+    total = summation.empty(aggregator, template, fixed, len(weights) + spare)
     start = 0
     for lanes in parts:
         part = slice(start, start + lanes)
@@ -43,15 +44,15 @@ def combine(aggregator, uploads, weights, slots, ids, template, fixed, state, pa
         own = (weights[part], slots[part])
         total = summation.add(aggregator, total, some, *own, template, fixed)
         start += lanes
-    places = jnp.zeros(len(weights), jnp.int32).at[slots].set(ids)
+    places = jnp.full(len(weights) + spare, len(weights), jnp.int32).at[slots].set(ids)
     context = toy.context()._replace(fixed=fixed, clients=places)
     return aggregator.finish(summation.summed(total), template, context, state)
 
 
 @functools.cache
-def program(aggregator, parts):
+def program(aggregator, parts, spare=0):
     """Returns :func:`combine` for an aggregator and a split into lanes, jitted."""
-    return jax.jit(functools.partial(combine, aggregator, parts=parts))
+    return jax.jit(functools.partial(combine, aggregator, parts=parts, spare=spare))
 
 
 def aggregate(

@@ -13,9 +13,9 @@ least squares from p = q = w. A step solves for one of the two with the other on
 
     (M + ε I) (p - p_old) = -g,   M_{uv} = <A_u B, A_v B>,   g_u = <A_u B, A B - W̄>
 
-and likewise for q. ε = 1e-5 tr(M)/K keeps coefficients where clients are alike; with it every step
-lowers the objective. The paper's average is unweighted (``weights="uniform"``); here w is that of
-the algorithm. Leaves outside of LoRA pairs (a head) are averaged with w.
+and likewise for q. ε = 1e-5 tr(M)/K, for K uploads, keeps coefficients where clients are alike;
+with it every step lowers the objective. The paper's average is unweighted (``weights="uniform"``);
+here w is that of the algorithm. Leaves outside of LoRA pairs (a head) are averaged with w.
 
 No m x n matrix is formed in the minimisation: with the changes a_k = A_k - A_0 and b_k = B_k - B_0
 since the broadcast, the difference A B - W̄ is a product of factors with 4 r + K r columns, in which
@@ -95,6 +95,7 @@ def _combined(matrix: tuple[Array, ...], weights: Array, steps: int) -> tuple[Ar
     """
     a0, b0, a, b = matrix
     here = (weights > 0)[:, None, None]
+    number = jnp.maximum(jnp.sum(here), 1)
     whole_a, whole_b = jnp.where(here, a0[None] + a, 0.0), jnp.where(here, b0[None] + b, 0.0)
     mean_a, mean_b = _sum(weights, a), _sum(weights, b)
     columns = (weights[:, None, None] * a).transpose(1, 0, 2).reshape(a0.shape[0], -1)
@@ -118,12 +119,12 @@ def _combined(matrix: tuple[Array, ...], weights: Array, steps: int) -> tuple[Ar
         now = _sum(q, whole_b)
         inner = jnp.einsum("uir,ic->urc", whole_a, left, precision="highest")
         g = jnp.einsum("urc,rc->u", inner, matmul(now, right.T), precision="highest")
-        p = p - _solve(jnp.einsum("uvrs,rs->uv", grams_a, matmul(now, now.T)), g)
+        p = p - _solve(jnp.einsum("uvrs,rs->uv", grams_a, matmul(now, now.T)), g, number)
         left, right = difference(p, q)
         now = _sum(p, whole_a)
         inner = jnp.einsum("uro,co->urc", whole_b, right, precision="highest")
         g = jnp.einsum("urc,rc->u", inner, matmul(now.T, left), precision="highest")
-        q = q - _solve(jnp.einsum("uvrs,rs->uv", grams_b, matmul(now.T, now)), g)
+        q = q - _solve(jnp.einsum("uvrs,rs->uv", grams_b, matmul(now.T, now)), g, number)
         return p, q
 
     p, q = jax.lax.fori_loop(0, steps, step, (weights, weights))
@@ -136,8 +137,8 @@ def _sum(coefficients: Array, stacked: Array) -> Array:
     return jnp.einsum("u,uij->ij", coefficients, stacked, precision="highest")
 
 
-def _solve(m: Array, g: Array) -> Array:
-    """Returns ``(M + ε I)⁻¹ g``; 0 where M is 0."""
-    ridge = _RIDGE * jnp.trace(m) / len(m)
+def _solve(m: Array, g: Array, number: Array) -> Array:
+    """Returns ``(M + ε I)⁻¹ g``; 0 where M is 0. Slots without an upload do not count."""
+    ridge = _RIDGE * jnp.trace(m) / number
     ridge = jnp.where(ridge > 0, ridge, 1.0)
     return solve(m + ridge * jnp.eye(len(m)), g[:, None])[:, 0]

@@ -123,7 +123,7 @@ class Clients(Generic[DataT]):
     """Names of the clients, such as users; empty: they have numbers only."""
     weights: np.ndarray | None = None
     """The weight of each client in an aggregation, and in sampling by size, float64 ``[clients]``;
-    None: its number of examples."""
+    None: its number of examples. A client of weight 0 trains, but its update does not count."""
 
     def __post_init__(self) -> None:
         if not self.indices:

@@ -287,16 +287,17 @@ def _end(lanes: _Lanes, state: PyTree, slot: Array, last: Array, ended: Ended) -
         partial(_uploaded, lanes), slot, state, before, memory, weight, last & ~silent
     )
     where = jnp.where(uploads.accepted, slot, slots)
-    place, finite = where, uploads.accepted
+    place, finite, weights = where, uploads.accepted, uploads.weight
     inputs: tuple = (lanes.start.template, lanes.start.constants.fixed)
     if noisy:
         place = jnp.where(last, slot, slots)
         finite = uploads.finite | silent
+        weights = jnp.where(last & (weights == 0), 1.0, weights)  # of the noise
         noise = lanes.start.noise_key
         keys = lanes.over(lambda c: upload_key(noise, c.source.round_index, c.number), slot)
         inputs += (keys, lanes.start.present.round_index)
     return Ended(
-        summation.add(aggregator, ended.total, uploads.value, uploads.weight, place, *inputs),
+        summation.add(aggregator, ended.total, uploads.value, weights, place, *inputs),
         tree.put(ended.client_state, where, uploads.client_state),
         tree.put(ended.memory, where, uploads.memory),
         tree.put(ended.measured, where, uploads.measured),

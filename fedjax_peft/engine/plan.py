@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     client: np.ndarray
     """int32 ``[S]``: client id of a slot; -1 for a slot without work."""
     weight: np.ndarray
-    """float32 ``[S]``: aggregation weight."""
+    """float32 ``[S]``: aggregation weight; 0 for a slot whose update is not in the sum."""
     length: np.ndarray
     """int32 ``[S]``: local steps of a slot."""
     bucket: np.ndarray

@@ -190,11 +190,12 @@ def _sum(start: RoundStart, uploads: Mapping[int, Upload]) -> Total:
     noisy = aggregator.randomise is not None
     total = summation.empty(aggregator, template, fixed, len(plan.client))
     # A client that adds noise itself sends it even if it has nothing else to send.
-    everyone = np.flatnonzero(np.asarray(plan.weight) > 0).tolist()
+    everyone = np.flatnonzero(plan.client >= 0).tolist()
     for slot in everyone if noisy else uploads:
         own = uploads[slot].value if slot in uploads else template
         stacked = jax.tree.map(lambda x: jnp.asarray(x)[None], own)
         weight, place = jnp.asarray(plan.weight[slot])[None], jnp.array([slot], jnp.int32)
+        weight = jnp.where(noisy & (weight == 0), 1.0, weight)  # of the noise
         inputs: tuple = (stacked, weight, place, template, fixed)
         if noisy:
             client = _participant(start, slot)

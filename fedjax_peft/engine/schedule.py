@@ -318,8 +318,8 @@ class Schedule(NamedTuple):
             limits = {**limits, **dict.fromkeys(without, 0)}
         members = [c for c in origins if self.all_send or c not in without]
         work = [self._batches(c, origins[c])[: limits.get(c)] for c in members]
-        weights = [self.weight(c) for c in members]
-        return Cohort(members, [w or float(self.all_send) for w in weights], work)
+        weights = [self.weight(c) if len(b) else 0.0 for c, b in zip(members, work, strict=True)]
+        return Cohort(members, weights, work)
 
     def _batches(self, client: int, round_index: int) -> np.ndarray:
         """Returns a client's batches in a round, int32 ``[steps, room]``; -1 pads."""

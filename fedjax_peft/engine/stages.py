@@ -102,13 +102,14 @@ def _accept(upload: Upload) -> Upload:
 
 
 def _accept_noisy(upload: Upload) -> Upload:
-    """Returns the upload if it is finite; otherwise one that learned nothing, with its weight.
+    """Returns the upload if it is finite and has a weight; otherwise one that learned nothing.
 
     With noise of the clients' own, one that has nothing usable sends a change of 0 and its noise:
     its data decide whether it has, and a missing share of the noise would tell.
     """
     upload = _checked(upload)
-    return upload._replace(value=tree.where(upload.accepted, upload.value, upload.template))
+    usable = upload.accepted & (upload.weight > 0)
+    return upload._replace(value=tree.where(usable, upload.value, upload.template))
 
 
 def _checked(upload: Upload) -> Upload:

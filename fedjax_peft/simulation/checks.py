@@ -229,15 +229,20 @@ def check_method(
         )
 
 
-def check_trusted(algorithm: Algorithm, sizes: np.ndarray) -> None:
-    """Raises InputError for an aggregator that trusts a client that never sends anything."""
+def check_trusted(algorithm: Algorithm, weights: np.ndarray) -> None:
+    """Raises InputError for an aggregator that trusts a client whose upload never counts.
+
+    Args:
+      weights: of all clients; 0 without examples.
+    """
     trusted = algorithm.aggregator.trusted
-    if trusted is None or (trusted < len(sizes) and sizes[trusted]):
+    if trusted is None or (trusted < len(weights) and weights[trusted]):
         return
-    why = "has no examples" if trusted < len(sizes) else "does not exist"
+    why = "has no examples or the weight 0" if trusted < len(weights) else "does not exist"
     raise InputError(
         f"The aggregator {algorithm.aggregator.name!r} trusts client {trusted}, which {why}, so the"
-        f" model would never change. Trust one with examples, such as {int(np.argmax(sizes))}."
+        " model would never change. Trust one with examples and a weight, such as"
+        f" {int(np.argmax(weights))}."
     )
 
 
@@ -311,13 +316,19 @@ def clients_a_round(clients: Clients, given: int | None, sampling: Sampling) -> 
             f"sampling = 'all' takes all {len(clients)} clients into every round, but"
             f" clients_per_round = {given}: leave it out, or choose another sampling."
         )
-    nonempty = int(np.count_nonzero(clients.sizes))
-    if sampling == "size" and given > nonempty:
+    number = int(_counts(clients).sum())
+    if sampling == "size" and given > number:
         raise InputError(
-            f"sampling = 'size' draws clients that have examples, which are {nonempty}:"
+            f"sampling = 'size' draws clients that have examples and a weight, which are {number}:"
             f" clients_per_round = {given} is more."
         )
     return given
+
+
+def _counts(clients: Clients) -> np.ndarray:
+    """Returns the clients that have examples and a weight, bool ``[clients]``."""
+    some = clients.sizes > 0
+    return some if clients.weights is None else some & (clients.weights > 0)
 
 
 def check_data(model: Model, clients: Clients, task: Task | None) -> None:
@@ -327,6 +338,11 @@ def check_data(model: Model, clients: Clients, task: Task | None) -> None:
     """
     if not clients.sizes.any():
         raise InputError("No client has an example to train on.")
+    if not _counts(clients).any():
+        raise InputError(
+            "All clients that have examples have the weight 0, so no update would ever count. Give"
+            " some of them a positive number in Clients.weights."
+        )
     _check_fit(model, "training", clients.data, task)
 
 

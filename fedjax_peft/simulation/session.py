@@ -127,7 +127,7 @@ def session(
     # Clients that add noise themselves are not left out for reasons that lie in their data.
     schedule = schedule._replace(all_send=chosen.aggregator.randomise is not None)
     checks.check_method(model, chosen, len(clients), system.client_ranks, diagnostics)
-    checks.check_trusted(chosen, clients.sizes)
+    checks.check_trusted(chosen, schedule.weights)
     transform = checks.check_transforms(uploads, chosen)
     names = assign_roles(model.kinds, chosen.roles)
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
@@ -256,8 +256,10 @@ def _salt(settings: Any) -> np.ndarray:
 
 
 def _digest_of(clients: Clients) -> str:
-    """Returns a digest of which examples each client has."""
-    numbers = (clients.sizes, np.concatenate(clients.indices))
+    """Returns a digest of which examples each client has, and whose weight is 0, if any is."""
+    numbers = [clients.sizes, np.concatenate(clients.indices)]
+    if clients.weights is not None and not clients.weights.all():
+        numbers.append(np.flatnonzero(clients.weights))
     return digest([clients.data.name, *(digest(np.asarray(x, np.int64)) for x in numbers)])
 
 

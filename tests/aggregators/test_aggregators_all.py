@@ -241,7 +241,7 @@ def test_a_client_of_a_smaller_rank_gets_its_product_back(name):
 def test_lanes_and_slots_do_not_matter(name):
     uploads, weights, template = draw(8)
     expected = run(name, uploads, weights, template)
-    slots = np.array([3, 1, 0, 2], np.int32)
+    slots = np.array([4, 1, 0, 2], np.int32)
     got = aggregate_in_parts(name, uploads, weights, template, slots)
     same(meaning(got.update, template), meaning(expected.update, template))
     for metric, value in expected.metrics.items():
@@ -249,11 +249,11 @@ def test_lanes_and_slots_do_not_matter(name):
 
 
 def aggregate_in_parts(name, uploads, weights, template, slots):
-    """Returns the aggregate of one lane, then two, then one."""
+    """Returns the aggregate of one lane, then two, then one, in a cohort with room for more."""
     aggregator, template = make(name), wrapped(name, template)
     uploads, state = wrapped(name, uploads, rows=True), aggregator.init(template)
     ids = np.arange(CLIENTS, dtype=np.int32)
-    made = program(aggregator, PARTS)(uploads, weights, slots, ids, template, FIXED, state)
+    made = program(aggregator, PARTS, spare=2)(uploads, weights, slots, ids, template, FIXED, state)
     return jax.device_get(made)
 
 

@@ -7,7 +7,7 @@ import pytest
 import slow_lora
 import toy
 from closeness import ROUNDOFF, approx, assert_close
-from combining import aggregate
+from combining import aggregate, program
 from slow_lora import A, B, Slow
 
 from fedjax_peft.aggregators import flora_na, mean
@@ -81,6 +81,20 @@ def test_small_and_large_changes_lower_the_error_that_is_measured(size):
     mean = np.mean(a @ b, axis=0)
     rounding = ROUNDOFF * np.linalg.norm(mean)  # the error is a difference of such products
     assert error == approx(np.linalg.norm(new - mean), rel=1e-5, abs=rounding)
+
+
+def test_slots_without_an_upload_do_not_count():
+    """A cohort has room for the largest round of a run, so that all rounds use one program."""
+    rng, number = np.random.default_rng(0), np.arange(4, dtype=np.int32)
+    a0, b0 = rng.normal(size=(9, 2)), rng.normal(size=(2, 7))
+    a, b = a0 + 3 * rng.normal(size=(4, 9, 2)), b0 + 3 * rng.normal(size=(4, 2, 7))
+    p, q = fitted(a, b, np.full(4, 0.25), 1)
+    made = program(ONCE, (4,), spare=60)(
+        uploads_of(a, b), np.ones(4, np.float32), number, number, uploads_of(a0, b0), {}, ()
+    )
+    rounding = 12 * ROUNDOFF * np.abs(a).max()
+    assert_close(made.update["x.lora_a"], np.tensordot(p, a, 1), rtol=0, atol=rounding)
+    assert_close(made.update["x.lora_b"], np.tensordot(q, b, 1), rtol=0, atol=rounding)
 
 
 def test_a_model_without_lora_is_refused():

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from dataclasses import replace
 
 import jax
 import linear
@@ -96,6 +97,8 @@ def test_the_noise_depends_on_every_setting_and_on_nothing_else():
         {"clients_per_round": 3, "sampling": "poisson"},
         {"failure_rate": 0.1},
         {"clients": toy.clients(running.SIZES, seed=1)},
+        {"clients": replace(CLIENTS, weights=np.array([1.0, 0, 1, 1, 1]))},
+        {"clients": replace(CLIENTS, weights=np.array([1.0, 1, 0, 1, 1]))},
         {"model": wider, "clients": texts},
         {"model": fp.attach(fp.testing.tiny_model(), fp.lora(rank=2)), "clients": texts},
         {"model": wider, "clients": texts, "client_ranks": (2, 4)},

@@ -18,6 +18,8 @@ from fedjax_peft.simulation.checks import check_method, check_trusted
 
 CLIENTS, TEST = toy.clients((9, 4, 0, 1, 13, 5, 6, 2)), toy.dataset(20, seed=5)
 NOTHING, SOME = (np.arange(0),) * 8, (np.arange(2),) * 8
+FEW = np.array([1.0, 1, 0, 0, 0, 0, 0, 0])
+"""Weights of eight clients."""
 LABELS = ("class 0", "class 1", "class 2", "class 3")
 UNLABELLED = Dataset({"x": np.zeros((2, 5), np.float32)})
 FOUR = Dataset({"x": np.zeros((2, 5), np.float32), "labels": np.array([0, 3])}, LABELS)
@@ -79,7 +81,11 @@ WHO_WORKS = [
     ({"sampling": "size"}, r"sampling = 'size' needs clients_per_round"),
     ({"sampling": "round_robin"}, r"sampling = 'round_robin' needs clients_per_round"),
     ({"sampling": "all", "clients_per_round": 3}, r"takes all 8 clients .* = 3: leave it out"),
-    ({"sampling": "size", "clients_per_round": 8}, r"examples, which are 7: .* = 8 is more"),
+    ({"sampling": "size", "clients_per_round": 8}, r"a weight, which are 7: .* = 8 is more"),
+    (
+        {"sampling": "size", "clients_per_round": 3, "clients": Clients(TEST, SOME, (), FEW)},
+        r"a weight, which are 2: .* = 3 is more",
+    ),
     ({"clients_per_round": 9}, r"clients_per_round = 9 is more than the 8 clients"),
     ({"clients_per_round": 0}, r"clients_per_round = 0 must be"),
     ({"failure_rate": -0.1}, r"failure_rate = -0\.1 must be a number from 0 to below 1"),
@@ -109,6 +115,7 @@ DATA = [
     ({"client_validation": Clients(TEST, SOME[:4])}, "client_validation is of 4 clients, .* are 8"),
     ({"client_validation": Clients(TEST, NOTHING)}, "client_validation gives no client an example"),
     ({"clients": Clients(TEST, NOTHING)}, r"No client has an example to train on"),
+    ({"clients": Clients(TEST, SOME, (), 0 * FEW)}, "have the weight 0, so no update would ever"),
     ({"validation": TEST.take(np.arange(0))}, "The validation data have no examples"),
     ({"diagnostics": ["varation"]}, r"no diagnostic 'varation'.*'variation'"),
     ({"diagnostics": ["cka"]}, r"attach dual\(\)"),
@@ -161,7 +168,7 @@ def test_a_model_without_adapters_is_warned_of():
 
 
 def test_a_trusted_client_must_exist_and_have_examples():
-    for trusted, why in ((3, "does not exist"), (1, "has no examples")):
+    for trusted, why in ((3, "does not exist"), (1, "has no examples or the weight 0")):
         algorithm = fedavg(optax.sgd(0.1), aggregator=fp.aggregators.fltrust(trusted))
         with pytest.raises(InputError, match=f"client {trusted}, which {why}.* such as 2"):
             check_trusted(algorithm, np.array([2, 0, 5]))
