@@ -118,7 +118,7 @@ class Ledger:
         if self._compressed and (shares or skipped_leaves):  # one wire may be of all leaves
             of_shares = _sizes(self._compressed, dict.fromkeys(skipped_leaves, 0.0) | dict(shares))
         else:
-            of_shares = {n: round(self._whole[n] * x) for n, x in shares.items()}
+            of_shares = {n: round(self._whole[n] * x) for n, x in shares.items() if n in sizes}
         return sum(min(x, of_shares.get(n, x)) for n, x in sizes.items())
 
     def down(self, client: int) -> int:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import linear
 import numpy as np
+import optax
 import pytest
 import running
 import scipy.linalg
@@ -19,7 +20,7 @@ from options import session_options
 from protection import BASES, FEDAVG, federation, showing
 
 import fedjax_peft as fp
-from fedjax_peft import InputError, aggregators
+from fedjax_peft import InputError, aggregators, algorithms
 from fedjax_peft.contracts import Attack, Stages, Wrapped
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.privacy.distributed import (
@@ -309,6 +310,7 @@ IN_SPACE = {"mean": 18 + 3 + 10 + 12, "fra": 18 + 3 + 5 * 6}
     [
         ("fra", local(0.5, 1.0), 4 * IN_SPACE["fra"]),
         ("mean", distributed(0.5, 1.0, bits=12), 64 * 12 // 8),
+        ("lora_a2", distributed(0.5, 1.0, bits=12), 64 * 12 // 8),
         pytest.param("mean", local(0.5, 1.0), 4 * IN_SPACE["mean"], marks=pytest.mark.exhaustive),
         pytest.param(
             *("fra", distributed(0.5, 1.0, bits=12), 64 * 12 // 8), marks=pytest.mark.exhaustive
@@ -316,7 +318,11 @@ IN_SPACE = {"mean": 18 + 3 + 10 + 12, "fra": 18 + 3 + 5 * 6}
     ],
 )
 def test_bytes_are_those_of_what_is_sent(base, privacy, size):
-    algorithm = FEDAVG._replace(aggregator=BASES[base]())
+    """Noise is on every entry, also where a client of LoRA-A² would send a part of its upload."""
+    if base == "lora_a2":
+        algorithm = algorithms.lora_a2(optax.sgd(0.1), budget=1)
+    else:
+        algorithm = FEDAVG._replace(aggregator=BASES[base]())
     options = {"model": toy.lora_model(dropout=0), "privacy": privacy, "rounds": 1, "lanes": 1}
     run = running.run(algorithm, **options)
     assert run.metrics[1]["bytes_up"] == size * len(SIZES)
