@@ -185,7 +185,10 @@ def storing(
         if id(columns) not in known:  # stored with the columns, so that their id stays unique
             leaves = {**model.compute_frozen(), **model.trainable}
             examples = len(next(iter(columns.values())))
-            found = _empty((examples, *parts.state.shape), dtype_of(parts, reuse), on_disk)
+            # Test texts may be padded to another length than those that ``parts`` was made with.
+            one = {name: x[:1] for name, x in columns.items()}
+            shape = jax.eval_shape(parts.states, leaves, one).shape[1:]
+            found = _empty((examples, *shape), dtype_of(parts, reuse), on_disk)
             rows = min(_ROWS, examples)
             for start in range(0, examples, rows):
                 some = np.minimum(np.arange(start, start + rows), examples - 1)

@@ -65,6 +65,11 @@ def test_training_and_evaluation_are_those_of_all_blocks(monkeypatch):
         # Values of order one after four steps; each gradient sums 48 tokens in float32.
         assert_close(server[name], x, rtol=0, atol=1e-5)
     assert found == approx(scores, abs=1e-5)
+    for length in (8, 17):  # texts that are padded to another length than those of the training
+        other = tiny_dataset(10, seed=1, length=length)
+        states = (x.init(3)._replace(server=params) for x in (made, whole))
+        one, all_blocks = (x.evaluate(s, other) for x, s in zip((made, whole), states, strict=True))
+        assert one == approx(all_blocks, abs=1e-5)
     # The program has neither the embeddings nor the first block.
     assert all("layer.1." in n for n in made.setup.frozen)
     assert len(made.setup.frozen) == 4 < len(whole.setup.frozen)
