@@ -34,10 +34,12 @@ def test_cells(feature):
         if place.startswith("release:"):
             assert DATA["systems"][system]["released"]
             continue
+        if not place:
+            continue
         address = comparison.evidence(DATA, system, place)
         if system == DATA["ours"]:
             assert (comparison.PAGE.parent / address).is_file()
-        elif place:
+        else:
             assert ADDRESS.fullmatch(address)
 
 
