@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.contracts import Params, Sampling
+from fedjax_peft.data.roles import fitted
 from fedjax_peft.data.templates import apply_chat
 from fedjax_peft.data.text import clean
 from fedjax_peft.data.tokens import beginning, whole
@@ -100,10 +101,11 @@ def of_model(
             return answers.completions([request.args for request in requests])
 
         def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+            [[messages], _] = fitted(model.tokenizer, "chat", [chat_history])
             return str(
                 apply_chat(
                     model.tokenizer,
-                    chat_history,
+                    messages,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=not add_generation_prompt,

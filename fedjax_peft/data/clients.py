@@ -6,6 +6,7 @@ from typing import Any
 
 from fedjax_peft import tasks
 from fedjax_peft.data import arrays
+from fedjax_peft.data.conversations import Turns
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.formats import tabular
@@ -27,6 +28,7 @@ def load_clients(
     columns: Mapping[str, str] | None = None,
     label_names: Sequence[str] | None = None,
     task: Task | str | None = None,
+    turns: Turns | None = None,
 ) -> Clients[Dataset]:
     """Returns the clients of a dict of Hugging Face data sets, encoded, in the order of the dict.
 
@@ -43,6 +45,7 @@ def load_clients(
         if it is the same in all, or else those that occur, sorted. Give the test set the names of
         the training set: ``label_names=train.data.label_names``.
       task: what is learned; None: the task that fits the columns.
+      turns: as for :func:`fedjax_peft.load_dataset`.
 
     Raises:
       InputError: no data sets or no rows, columns that differ, or a row that cannot be used; the
@@ -54,7 +57,7 @@ def load_clients(
         raise InputError("There are no data sets to make clients of.")
     found = tasks.as_task(task or tasks.for_columns(first.columns.keys(), first.origin))
     encoder, entry = encoder_of(found), OWN._replace(task=found)
-    tables = {name: prepare(table, entry) for name, table in tables.items()}
+    tables = {name: prepare(table, entry, turns=turns) for name, table in tables.items()}
     for table in tables.values():  # one by one, so that a message names the client
         encoder.check(table, tuple(label_names or encoder.class_names(table)))
     joined = _joined(tables)

@@ -57,7 +57,9 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
     first = next(iter(datasets.values()))
     task = first.task if all(data.task == first.task for data in datasets.values()) else None
     name = "+".join(datasets)
-    data = Dataset(columns, labels, name, task, meta, references, tokenizer=first.tokenizer)
+    notes = tuple(dict.fromkeys(note for one in datasets.values() for note in one.notes))
+    kept = {"tokenizer": first.tokenizer, "notes": notes}
+    data = Dataset(columns, labels, name, task, meta, references, **kept)
     return Clients(data, tuple(rows), tuple(datasets))
 
 

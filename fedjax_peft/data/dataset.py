@@ -46,6 +46,8 @@ class Dataset:
     tokenizer: Any = None
     """The tokenizer of the texts, for scores that read what a model generates; None: no score
     does."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what was done to the rows, such as those left out; row 0 of a run has them."""
 
     def __post_init__(self) -> None:
         lengths = {key: len(column) for key, column in (self.columns | dict(self.meta)).items()}
@@ -186,7 +188,8 @@ class Clients(Generic[DataT]):
             raise InputError(f"length = {length!r} must be a whole number of at least 2 tokens.")
         data = self.data
         columns, indices = packed(data.columns, self.indices, int(length), data.name)
-        rows = Dataset(columns, name=data.name, task=data.task, tokenizer=data.tokenizer)
+        kept = {"task": data.task, "tokenizer": data.tokenizer, "notes": data.notes}
+        rows = Dataset(columns, name=data.name, **kept)
         weights = self.sizes.astype(np.float64) if self.weights is None else self.weights
         return Clients(rows, indices, self.names, weights)
 

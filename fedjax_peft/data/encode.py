@@ -75,7 +75,8 @@ def encode(
     keys = {
         key: x[unit] for key, x in _keys(table, encoder.columns).items() if key not in data.meta
     }
-    return replace(data, task=task, meta={**data.meta, **keys})
+    notes = (*table.notes, *data.notes)
+    return replace(data, task=task, meta={**data.meta, **keys}, notes=notes)
 
 
 def _keys(table: Table, columns: Sequence[str]) -> dict[str, np.ndarray]:

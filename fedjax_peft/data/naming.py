@@ -1,7 +1,9 @@
 """Our column names, and class names instead of numbers, in the tables of every source."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from fedjax_peft.data.catalog import Source
 from fedjax_peft.data.encode import encoder_of
@@ -46,12 +48,22 @@ def _chosen(table: Table, chosen: Mapping[str, str]) -> Table:
     return replace(table, columns=first | others)
 
 
-def prepare(table: Table, entry: Source) -> Table:
-    """Returns a table with class names instead of numbers, in the form that the encoder reads."""
+def prepare(table: Table, entry: Source, **options: Any) -> Table:
+    """Returns a table with class names instead of numbers, in the form that the encoder reads.
+
+    Args:
+      **options: for the encoder's ``prepare``; those that are None are left out.
+
+    Raises:
+      InputError: the encoder does not have an option, or a row cannot be used.
+    """
     encoder = encoder_of(entry.find_task())
     # All values at once: one by one is a hundred times slower from a table of ``datasets``.
     columns = {name: list(values[:]) for name, values in table.columns.items()}
     column = encoder.label_column
     if entry.label_names is not None and column in columns:
         columns[column] = [named(value, entry.label_names) for value in columns[column]]
-    return encoder.prepare(replace(table, columns=columns))
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given.keys() - inspect.signature(encoder.prepare).parameters.keys():
+        raise InputError(f"{name} = {given[name]!r} means nothing to {table.origin}.")
+    return encoder.prepare(replace(table, columns=columns), **given)

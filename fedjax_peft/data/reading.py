@@ -15,6 +15,7 @@ from fedjax_peft.support import assets
 from fedjax_peft.support.errors import InputError, check_known, nearest
 
 if TYPE_CHECKING:
+    from fedjax_peft.data.conversations import Turns
     from fedjax_peft.tasks.base import Task
 
 _KNOWN = ("auto", "hub", "tiny")
@@ -35,6 +36,7 @@ class Reading(NamedTuple):
     task: "Task | str | None" = None
     users: int | None = None
     user_examples: int | None = None
+    turns: "Turns | None" = None
 
 
 USUAL = Reading()

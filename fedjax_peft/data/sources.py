@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fedjax_peft.data import arrays, silo
 from fedjax_peft.data.arrays import Encoding, refuse
 from fedjax_peft.data.catalog import DATASETS, Source
 from fedjax_peft.data.combine import combine
+from fedjax_peft.data.conversations import Turns
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.formats import tabular
@@ -27,7 +28,7 @@ from fedjax_peft.data.reading import USUAL, Reading, entry_of, folder_of, read_t
 from fedjax_peft.data.subsets import draw_rows, equal_shares, keep_users
 from fedjax_peft.data.table import MissingColumn, Table
 from fedjax_peft.data.vocabulary import word_tokenizer
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known, nearest
 from fedjax_peft.tasks.base import Task
 
 _PARTS = ("train", "validation", "test")
@@ -64,6 +65,7 @@ def load_dataset(
     vocabulary: int | None = None,
     template: str | None = None,
     instructions: bool = False,
+    turns: Turns | None = None,
 ) -> dict[str, Dataset]:
     """Returns the encoded splits ``train``, ``test`` and, where there is one, ``validation``.
 
@@ -138,6 +140,9 @@ def load_dataset(
         a language model (:mod:`fedjax_peft.data.instructions`). Texts are cut so that the answers
         fit into ``max_length``. The task is then
         ``instruction_tuning``; ``label`` and ``task`` are keys to partition by.
+      turns: what becomes of conversations whose roles do not alternate. ``skip``: they are left
+        out; ``join``: messages of one role in a row become one
+        (:func:`fedjax_peft.data.conversations.with_messages`). None: they are an error.
 
     Returns:
       Split name -> data set, in the order of the source. Its columns are those that the task's
@@ -161,7 +166,7 @@ def load_dataset(
     requests = _requests(name, task) if instructions else None
     own_task = None if instructions else task
     shares = (test_share, validation_share)
-    reading = Reading(source, seed, columns, csv, *shares, own_task, users, user_examples)
+    reading = Reading(source, seed, columns, csv, *shares, own_task, users, user_examples, turns)
     options = {"doc_stride": doc_stride, "order": order, "template": template}
     length = _usual_length(entry, source, instructions) if max_length is None else max_length
     how = Encoding(tokenizer, length, seed, requests)
@@ -259,6 +264,8 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
         if share is not None and not 0 < share < 1:
             raise InputError(f"{option} = {share} must be between 0 and 1, such as {usual}.")
     tabular.csv_form(how.csv)  # raises, also where no csv file is read
+    if how.turns is not None:
+        check_known("turns", how.turns, get_args(Turns))
     entry = entry_of(name, source)
     if how.task is not None:
         entry = entry._replace(task=tasks.as_task(how.task))
@@ -276,7 +283,7 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
     encoder.check_splits(tables, entry.columns)
     if "all" in tables and entry.share is not None:
         tables["all"] = equal_shares(tables["all"], entry.share, how.seed)
-    tables = {part: prepare(table, entry) for part, table in tables.items()}
+    tables = {part: prepare(table, entry, turns=how.turns) for part, table in tables.items()}
     whole = "all" in tables
     if whole:
         tables = hold_out_test(tables["all"], how.seed, how.test_share)

@@ -32,6 +32,8 @@ class Table:
     """All class or tag names in order, if the source lists them."""
     numbers: Sequence[int] | None = None
     """The row numbers in the origin, for messages; None: 1, 2, ..."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what was done to the rows; row 0 of a run has them."""
 
     @classmethod
     def of_rows(cls, origin: Any, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> "Table":
@@ -47,7 +49,8 @@ class Table:
             for name in first.columns
         }
         numbers = [number for table in tables for number in table.row_numbers]
-        return cls(origin, columns, first.label_names, numbers)
+        notes = tuple(dict.fromkeys(note for table in tables for note in table.notes))
+        return cls(origin, columns, first.label_names, numbers, notes)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))

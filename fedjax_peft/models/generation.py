@@ -12,7 +12,7 @@ from jax import Array
 
 from fedjax_peft.contracts import Batch, Key, Params, Sampling
 from fedjax_peft.data.encode import encode
-from fedjax_peft.data.encoders.conversations import encode_prompts
+from fedjax_peft.data.encoders.conversations import conversations_of, encode_prompts
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.templates import end_tokens as template_ends
 from fedjax_peft.data.templates import template_of
@@ -82,8 +82,7 @@ def generate(
         ends = [*template_ends(tokenizer, template_of(tokenizer, template))]
         tokens = _unpadded(columns)
     elif task is not None and encoder is not None and "messages" in encoder.columns:
-        rows = [[{"role": "user", "content": x}] if isinstance(x, str) else [*x] for x in prompts]
-        columns = _task_prompts(model, task, rows, max_length)
+        columns = _task_prompts(model, task, conversations_of(prompts), max_length)
         tokens = _unpadded(columns)
         if "end_ids" in columns:
             ends = sorted({int(x) for x in columns["end_ids"].ravel() if x >= 0})

@@ -66,6 +66,8 @@ class Loop:
     wrapped_for: Federation | None = None
     """The facts that a mechanism of differential privacy or an attack depends on; recorded, so that
     the algorithm of the run can be made again."""
+    notes: Sequence[str] = ()
+    """Sentences on what was done to the data, for row 0."""
 
     def __post_init__(self) -> None:
         self.algorithm = self.session.setup.algorithm
@@ -116,6 +118,7 @@ class Loop:
             row |= {**self.private.fields(0), **self.private.start()}
         if self.wrapped_for is not None:
             row["federation"] = self.wrapped_for._asdict()
+        row |= {"notes": [*self.notes]} if self.notes else {}
         row["time"] = {"eval_s": seconds_since(began)}
         stopped = _asked(self.record.add(row))
         self.costs.ledger.record(row)

@@ -230,7 +230,15 @@ def _parts(
         "private": private,
         "local": local,
         "wrapped_for": None if wrapping == (None, None) else federation,
+        "notes": _notes(given),
     }
+
+
+def _notes(given: SimpleNamespace) -> list[str]:
+    """Returns the sentences on what was done to the data, each once."""
+    data = [given.clients, *_tested(given).values()]
+    notes = (note for one in data for note in getattr(one, "data", one).notes)
+    return list(dict.fromkeys(notes))
 
 
 def _check(given: SimpleNamespace) -> None:

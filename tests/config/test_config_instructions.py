@@ -61,6 +61,24 @@ def test_packing_comes_after_what_clients_hold_out(files):
     assert packed.weights.sum() + evaluated["client_test"].sizes.sum() == len(splits["train"])
 
 
+def test_rows_whose_roles_do_not_alternate_by_a_key(files):
+    ask, say = ({"role": role, "content": "w1"} for role in ("user", "assistant"))
+    rows = [[ask, say]] * 20 + [[ask, ask, say]]
+    text = "".join(f"{json.dumps({'messages': row, 'category': 'x'})}\n" for row in rows)
+    (files / "uneven.jsonl").write_text(text)
+    data = {"name": str(files / "uneven.jsonl"), "max_length": 60}
+    with pytest.raises(InputError, match="Row 21 of"):
+        configs.load_data(configs.resolve(config(files, data)))
+    for turns, left in (("skip", 20), ("join", 21)):
+        resolved = configs.resolve(config(files, data | {"turns": turns}))
+        with pytest.warns(UserWarning, match="1 of 21 conversations"):
+            splits = configs.load_data(resolved)
+        assert sum(map(len, splits.values())) == left
+        assert "1 of 21 conversations" in splits["train"].notes[0]
+    with pytest.raises(InputError, match=r"turns.*skip"):
+        configs.load_data(configs.resolve(config(files, data | {"turns": "merge"})))
+
+
 def test_labelled_data_become_requests(files):
     data = {"name": "sst2", "source": "tiny", "instructions": True, "template": "chat"}
     task = {"name": "instruction_tuning", "metric": "exact_match", "max_new_tokens": 3}

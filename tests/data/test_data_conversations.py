@@ -58,6 +58,19 @@ HOSTILE = {
     "message 1 has the role 'narrator'": [{"role": "narrator", "content": "x"}],
     "message 1 has the fields text": [{"text": "x"}],
     "message 1 has 3 in place of a text": [{"role": "user", "content": 3}],
+    "message 1 has a part of the type 'image_url'; only parts that are texts": [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        TALK[1],
+    ],
+    "message 1 has the part 3; only": [{"role": "user", "content": [3]}, TALK[1]],
+    "message 1 has the part {'type': 'text'}, which has no text": [
+        {"role": "user", "content": [{"type": "text"}]}
+    ],
+    "message 2 has 'x' in place of a list of calls": [
+        TALK[0],
+        {"role": "assistant", "content": "", "tool_calls": "x"},
+    ],
+    "message 2 has the role 'tool' and comes after": [TALK[0], {"role": "tool", "content": "x"}],
     "message 1 has the fields role, content": [{"role": "user", "content": None}],
     "message 1 has the role 'assistant' and comes first": [TALK[1]],
     "message 2 has the role 'user' and comes after": [TALK[0], TALK[0]],
@@ -71,6 +84,112 @@ def test_hostile_messages_are_named_with_their_row(message):
         read({"messages": [TALK, HOSTILE[message]]})
     assert str(caught.value).startswith("Row 2 of the file")
     assert message in str(caught.value)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+def system(text):
+    return {"role": "system", "content": text}
+
+
+UNEVEN = {
+    "requests": ([user("a"), user("b"), assistant("c")], [user("a\n\nb"), assistant("c")]),
+    "answers": (
+        [user("a"), assistant("b"), assistant(""), assistant("c"), user("d")],
+        [user("a"), assistant("b\n\nc")],
+    ),
+    "an answer first": (
+        [assistant("Hello"), user("a"), assistant("c")],
+        [user("a"), assistant("c")],
+    ),
+    "an answer after the system message": (
+        [system("s"), assistant("Hello"), user("a"), assistant("c")],
+        [system("s"), user("a"), assistant("c")],
+    ),
+    "two system messages": (
+        [system("s"), system("t"), user("a"), assistant("c")],
+        [system("s\n\nt"), user("a"), assistant("c")],
+    ),
+    "a late system message": (
+        [user("a"), system("s"), assistant("b"), system("t"), assistant("c")],
+        [user("a\n\ns"), assistant("b"), user("t"), assistant("c")],
+    ),
+    "no answer": ([user("a"), user("b")], None),
+    "answers alone": ([assistant("a"), assistant("b")], None),
+    "a tool that nobody called": (
+        [user("a"), {"role": "tool", "content": "4"}, assistant("c")],
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+def test_rows_whose_roles_do_not_alternate_are_left_out_or_joined_and_counted(case):
+    row, expected = UNEVEN[case]
+    table = Table("the file", {"messages": [TALK, row, TALK], "who": ["a", "b", "c"]})
+    remedy = r'turns = "skip"; to join messages of one role in a row, turns = "join"'
+    with pytest.raises(InputError, match=rf"Row 2 of the file.*{remedy}"):
+        with_messages(table)
+    left_out = r"1 of 3 conversations of the file are left out.* The first is row 2\."
+    with pytest.warns(UserWarning, match=left_out) as caught:
+        skipped = with_messages(table, turns="skip")
+    assert skipped.columns == {"messages": [TALK, TALK], "who": ["a", "c"]}
+    assert skipped.row_numbers == [1, 3]
+    assert skipped.notes == (str(caught[0].message),)
+    changed = r"1 of 3 conversations of the file are changed.* The first is row 2\."
+    with pytest.warns(UserWarning, match=left_out if expected is None else changed) as caught:
+        joined = with_messages(table, turns="join")
+    rows = [TALK, TALK] if expected is None else [TALK, expected, TALK]
+    assert joined.columns["messages"] == rows
+    assert joined.notes == (str(caught[0].message),)
+
+
+def test_even_rows_are_the_same_with_every_option():
+    table = Table("the file", {"messages": [TALK, [system("s"), *TALK]]})
+    for turns in (None, "skip", "join"):
+        found = with_messages(table, turns=turns)
+        assert (found.columns["messages"], found.notes) == (table.columns["messages"], ())
+    with pytest.raises(InputError, match="No row of the file is a conversation"):
+        with_messages(Table("the file", {"messages": [[user("a")]]}), turns="skip")
+
+
+def test_parts_that_are_texts_and_further_names_of_roles():
+    parts = [{"type": "text", "text": "2+"}, "2?", {"type": "output_text", "text": ""}]
+    assert read({"messages": [[user(parts), assistant([{"type": "text", "text": "4"}])]]}).columns[
+        "messages"
+    ] == [[user("2+\n2?\n"), assistant("4")]]
+    rows = [("developer", "s"), ("human", "a"), ("function_call", "f()"), ("observation", "4")]
+    rows += [("ipython", "5"), ("model", "c")]
+    said = [{"from": role, "value": text} for role, text in rows]
+    roles = [x["role"] for x in read({"conversations": [said]}).columns["messages"][0]]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "assistant"]
+
+
+def test_calls_of_tools_keep_what_templates_read():
+    """OpenAI writes the arguments as text; templates of Hugging Face read an object."""
+    call = {"id": "1", "function": {"name": "sum", "arguments": '{"of": [2, 2]}'}, "index": None}
+    told = {"role": "tool", "tool_call_id": "1", "content": "4", "name": None}
+    asks = {"role": "assistant", "content": None, "tool_calls": [call]}
+    [row] = read({"messages": [[user("a"), asks, told, assistant("c", tool_calls=None)]]}).columns[
+        "messages"
+    ]
+    assert row[1]["content"] == ""
+    assert row[1]["tool_calls"][0]["function"] == {"name": "sum", "arguments": {"of": [2, 2]}}
+    assert row[2:] == [{"role": "tool", "content": "4", "tool_call_id": "1"}, assistant("c")]
+
+
+def test_the_option_is_refused_elsewhere_and_by_other_names(tmp_path):
+    write(tmp_path / "texts.jsonl", [{"text": "a", "label": "b"}] * 5)
+    with pytest.raises(InputError, match=r"turns = 'skip' means nothing to .*texts\.jsonl"):
+        load_tables(tmp_path / "texts.jsonl", Reading(turns="skip"))
+    with pytest.raises(InputError, match="Did you mean 'skip'"):
+        load_tables(tmp_path / "texts.jsonl", Reading(turns="skips"))
 
 
 MESSAGES = [  # id, parent, role, text, rank, deleted, author

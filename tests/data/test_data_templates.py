@@ -209,9 +209,89 @@ def test_a_template_with_the_date_is_the_same_on_every_day(marked):
 
 
 def test_a_template_that_refuses_a_conversation_is_quoted_with_the_row():
-    own = tokenizer(CHAT["gemma"])
-    with pytest.raises(InputError, match=r"Row 2 of the file does not fit .* no system messages"):
-        encode(own, [TALKS[0], talk("a", "b", system="Be brief.")])
+    own = tokenizer("{% if messages|length > 2 %}{{ raise_exception('too long') }}{% endif %}x")
+    with pytest.raises(InputError, match=r"Row 2 of the file does not fit .* too long"):
+        encode(own, [TALKS[0], talk("a", "b", "c", "d")])
+
+
+@pytest.mark.parametrize("mark", [str, unmarked])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma",  # refuses a system message
+        "silent",  # leaves it out without a word
+    ],
+)
+def test_a_system_message_comes_before_the_first_request_of_a_template_without_it(family, mark):
+    skips = "{% set messages = messages | rejectattr('role', 'equalto', 'system') | list %}"
+    own = tokenizer(mark(skips + CHAT["qwen"] if family == "silent" else CHAT[family]))
+    said = "has no role 'system': a system message comes before the first request"
+    with pytest.warns(UserWarning, match=said) as caught:
+        data = encode(own, [TALKS[1], talk("a", "b", "c", "d", system="Be brief.")])
+    assert len(caught) == 1
+    assert [said in note for note in data.notes] == [True]
+    expected = encode(own, [TALKS[1], talk("Be brief.\n\na", "b", "c", "d")])
+    assert expected.notes == ()
+    with pytest.warns(UserWarning, match=said):
+        prompts = encode_prompts(own, ["x", talk("a", system="Be brief.")])
+    for name, column in expected.columns.items():
+        np.testing.assert_array_equal(data.columns[name], column)
+    for name, column in encode_prompts(own, ["x", "Be brief.\n\na"]).items():
+        np.testing.assert_array_equal(prompts[name], column)
+
+
+def test_a_system_message_stays_where_the_template_has_the_role():
+    for family in ("qwen", "llama", "smollm"):
+        own = tokenizer(CHAT[family])
+        data = encode(own, [talk("a", "b", system="Be brief.")])
+        ids, mask = data.columns["input_ids"][0], data.columns["attention_mask"][0]
+        messages = talk("a", "b", system="Be brief.")
+        assert own.decode(ids[mask]) == own.apply_chat_template(messages, tokenize=False)
+        assert data.notes == ()
+
+
+CALL = {"type": "function", "function": {"name": "sum", "arguments": {"of": [2, 2]}}}
+TOOLS = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "4", "name": "sum"},
+    {"role": "tool", "content": "IV", "name": "roman"},
+    {"role": "assistant", "content": "It is 4."},
+]
+WITH_TOOLS = (
+    "{% for message in messages %}<turn>{{ message['role'] }}\n{{ message['content'] }}"
+    "{% for call in message.get('tool_calls', []) %}<call>{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}{% endfor %}<close>\n{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
+
+
+def test_tools_are_written_by_a_template_that_has_them():
+    own = tokenizer(WITH_TOOLS)
+    data = encode(own, [TOOLS])
+    ids, mask = data.columns["input_ids"][0], data.columns["attention_mask"][0]
+    assert own.decode(ids[mask]) == own.apply_chat_template(TOOLS, tokenize=False)
+    assert learned(own, data) == ['<call>sum{"of": [2, 2]}<close>', "It is 4.<close>"]
+    assert data.references == ("It is 4.",)
+
+
+@pytest.mark.parametrize("template", ["chat", "{prompt}>"])
+def test_tools_are_messages_of_the_user_for_other_templates(template):
+    own = tokenizer(
+        "{% for m in messages if m['role'] not in ('user', 'assistant') %}"
+        "{{ raise_exception('no role ' ~ m['role']) }}{% endfor %}" + unmarked(CHAT["qwen"])
+    )
+    with pytest.warns(UserWarning, match="tool") as caught:
+        data = encode(own, [TOOLS, TALKS[0]], template)
+    texts = [str(one.message) for one in caught]
+    assert len(texts) == 2
+    assert "no role 'tool': what a tool answers is a message of the user" in texts[0]
+    assert "does not write tool_calls: a call is JSON at the end of the answer" in texts[1]
+    assert data.notes == tuple(texts)
+    call = '{"name": "sum", "arguments": {"of": [2, 2]}}'
+    expected = encode(own, [talk("2+2?", call, "4\n\nIV", "It is 4."), TALKS[0]], template)
+    for name, column in expected.columns.items():
+        np.testing.assert_array_equal(data.columns[name], column)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "roberta"])

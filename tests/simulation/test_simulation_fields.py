@@ -1,5 +1,7 @@
 """The documentation's tables contain every field of real rows."""
 
+import dataclasses
+
 import documented_fields
 import optax
 import pytest
@@ -13,6 +15,7 @@ pytestmark = pytest.mark.slow
 ADAM = optax.adam(1e-3)
 SCHEDULED = fp.schedules.scheduled(ADAM, fp.schedules.constant(warmup=1))
 (TRAIN, HELD_OUT), TEST = toy.clients([16] * 4).holdout(0.25), toy.dataset(16, seed=1)
+TEST = dataclasses.replace(TEST, notes=("A row was left out.",))
 TRIGGERED = fp.attacks.sign_flip(0.5)._replace(triggered=lambda test: test)
 
 
@@ -67,6 +70,8 @@ def test_every_field_of_a_run_is_in_the_table(make, algorithm, options, expected
     tests |= {"validation": TEST, "client_validation": HELD_OUT}
     made = fp.simulate(make(), algorithm, TRAIN, **run_options(**tests, **options)).metrics
     names = set().union(*map(documented_fields.field_names, made))
+    assert made[0]["notes"] == ["A row was left out."]
+    assert all("notes" not in row for row in made[1:])
     assert {name for name in names if documented_fields.find(name) is None} == set()
     assert expected <= names, "the run must have the fields that it is here for"
     assert all(0 < row["test_cka"] <= 1 + 1e-5 for row in made if "cka" in str(expected))

@@ -80,8 +80,9 @@ class Encoder(NamedTuple):
     )
     """(tables by split, the entry's renamed columns: theirs -> ours) -> None. Raises InputError for
     splits whose columns do not fit together."""
-    prepare: Callable[[Table], Table] = lambda table: table
-    """Returns the table with its columns in the form that ``encode`` reads."""
+    prepare: Callable[..., Table] = lambda table: table
+    """Returns a table with its columns in the form that ``encode`` reads. An option of
+    ``load_dataset`` such as ``turns`` reaches it if it has a keyword argument of this name."""
     check: Callable[[Table, Sequence[str]], None] = lambda table, names: None
     """(prepared table, class names) -> None. Raises InputError for a row that cannot be used. It
     sees all rows, also those that ``train_examples`` leaves out."""

@@ -8,9 +8,17 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.data import templates
-from fedjax_peft.data.conversations import COLUMNS, Conversation, form_of, two_turns, with_messages
+from fedjax_peft.data.conversations import (
+    COLUMNS,
+    Conversation,
+    form_of,
+    messages_of,
+    two_turns,
+    with_messages,
+)
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn
+from fedjax_peft.data.roles import fitted
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import check_room, padded, padding_token, whole
@@ -53,6 +61,7 @@ def encode_conversations(
     check_tokenizer(tokenizer, max_length)
     template = templates.template_of(tokenizer, template)
     rows = [_cleaned(row) for row in table.columns["messages"]]
+    rows, notes = fitted(tokenizer, template, rows)
     texts = [
         templates.render(tokenizer, template, row, where=table.place(number))
         for number, row in table.numbered(rows)
@@ -70,7 +79,7 @@ def encode_conversations(
     else:
         last = (row[-1] for row in rows)
         answers = tuple(x["content"] if x["role"] == "assistant" else "" for x in last)
-    return Dataset(columns, name=name, meta=meta, references=answers)
+    return Dataset(columns, name=name, meta=meta, references=answers, notes=notes)
 
 
 def encode_prompts(
@@ -95,9 +104,8 @@ def encode_prompts(
       InputError: the template cannot be used, or a prompt does not fit it.
     """
     template = templates.template_of(tokenizer, template)
-    rows = [
-        _cleaned([{"role": "user", "content": x}] if isinstance(x, str) else x) for x in prompts
-    ]
+    rows = [_cleaned(row) for row in conversations_of(prompts)]
+    rows, _ = fitted(tokenizer, template, rows)
     texts = [
         templates.prompt_text(tokenizer, template, row, f"Prompt {number}")
         for number, row in enumerate(rows, 1)
@@ -106,6 +114,14 @@ def encode_prompts(
     ends = np.array(templates.end_tokens(tokenizer, template), np.int32)
     columns = left_padded(ids, padding_token(tokenizer), max_length)
     return {**columns, "end_ids": np.tile(ends, (len(ids), 1))}
+
+
+def conversations_of(prompts: Sequence[str | Conversation]) -> list[Conversation]:
+    """Returns prompts as conversations; a text is a message of the user."""
+    return [
+        [{"role": "user", "content": x}] if isinstance(x, str) else messages_of(f"Prompt {n}", x)
+        for n, x in enumerate(prompts, 1)
+    ]
 
 
 def left_padded(
