@@ -7,10 +7,17 @@ from pathlib import Path
 
 from fedjax_peft.support.errors import InputError
 
+_CONTAINER = Path("/sys/fs/cgroup")
+"""Where Linux says how much memory a container may use (cgroup 2)."""
+
 
 def available() -> int | None:
     """Returns the bytes of main memory that this process can still allocate; None if unknown."""
     found = []
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit ("max")
+        limit, used = (int((_CONTAINER / f"memory.{x}").read_text()) for x in ("max", "current"))
+        cached = re.search(r"^inactive_file (\d+)", (_CONTAINER / "memory.stat").read_text(), re.M)
+        found.append(max(0, limit - used + int(cached[1] if cached else 0)))
     with contextlib.suppress(OSError, ValueError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         if match := re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE):
