@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_peft.asynchronous import queue as events
 from fedjax_peft.asynchronous.queue import Queue, Settings
 from fedjax_peft.contracts import Availability
 from fedjax_peft.support.errors import InputError
@@ -131,6 +132,12 @@ def test_clients_are_drawn_uniformly():
     made = queue([1.0] * 5, concurrency=2)
     counts = np.bincount([job.client for i in range(1, 2001) for job in made(i).jobs])
     assert np.all(np.abs(counts - 400) < 80)
+
+
+def test_an_arrival_ends_a_row_of_lost_jobs(monkeypatch):
+    monkeypatch.setattr(events, "_MOST_LOST", 20)
+    made = queue([1.0, 1.0], failure=0.3)
+    assert sum(len(made(number).lost) for number in range(1, 201)) > 20
 
 
 def test_a_run_that_cannot_go_on_says_so():

@@ -105,7 +105,20 @@ def test_failures_are_independent_of_who_else_is_drawn():
         assert len(one.lengths(number)) == len(one.present(number))
         assert 2 not in failed, "it has no examples, so it has nothing to drop out of"
     assert count / (400 * 3 * 7 / 8) == roughly(0.3, abs=0.05)
+    times = Counter(client for number in range(1, 401) for client in other.failed(number))
+    assert all(times[c] / 400 == roughly(0.3, abs=0.1) for c, n in enumerate(SIZES) if n)
     assert schedule().failed(1) == []
+
+
+def test_where_all_send_late_clients_are_members_without_work():
+    """A given weight of 0 is one too: the client works, and its update does not count."""
+    weights = np.array([2.0, 2, 2, 2, 2, 0, 2, 2])
+    one = schedule("all", 8, all_send=True, given_weights=weights)
+    cohort = one.cohort(1, without=[0], limits={4: 1})
+    steps = [-(-n // 4) for n in SIZES]
+    assert cohort.client == list(range(8))
+    assert [len(rows) for rows in cohort.batches] == [0, *steps[1:4], 1, *steps[5:]]
+    assert cohort.weight == [0, 2, 0, 2, 2, 0, 2, 2], "client 2 has no examples"
 
 
 @pytest.mark.parametrize("options", [{"sampling": "poisson"}, {"failure_rate": 0.4}])

@@ -105,6 +105,14 @@ def test_runs_equal_those_of_the_device_and_resume(place, tmp_path):
         run(out, rounds=9, resume=True)
 
 
+def test_the_record_of_the_start_stays_after_a_resume(tmp_path):
+    """All clients have trained, so that no version refers to it; slot 0 means an untrained one."""
+    options = {"clients": FEDERATION, "client_state": "disk", "out": tmp_path / "run"}
+    running.run(PRIVATE, rounds=1, **options)
+    resumed = running.run(PRIVATE, rounds=2, resume=True, **options)
+    assert resumed.client_state.index["slot"].min() > 0
+
+
 KILLS = [
     *(("disk", "in a write", 2), ("host", "after the index", 1), ("disk", "before the index", 3)),
     *(("host", "in a write", 8), ("disk", "before a write", 11), ("disk", "after the index", 2)),

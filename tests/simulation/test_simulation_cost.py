@@ -129,6 +129,16 @@ def test_an_svd_start_is_fetched_once_it_is_not_the_broadcast_any_more():
     assert moved(local(SGD), model) == all_of(0), "nobody asks a server"
 
 
+def test_the_first_job_at_an_asynchronous_server_takes_the_svd_start_too():
+    algorithm = fedavg(SGD, head="private")
+    time = TimeModel(2.0, 8e3, 16e3, 0.25)
+    costs = Costs(ledger(algorithm, toy.model(method=SVD)), time, np.ones(4), None)
+    plain = 2 * 3 + 0.5 + TOY_ADAPTER * (8 / 8e3 + 8 / 16e3)
+    start = TOY_ADAPTER * 8 / 16e3
+    for first, version, more in ((True, 0, 0), (True, 1, start), (False, 1, 0)):
+        assert costs.job_seconds(0, 3, first=first, version=version) == approx(plain + more)
+
+
 def test_an_svd_start_of_leaves_that_are_never_sent():
     own_b = fedavg(SGD)._replace(roles=Roles(shared=("lora_a$",), private=("lora_b$", "^head:")))
     model = toy.model(method=SVD)
@@ -221,6 +231,10 @@ def test_a_client_fetches_the_svd_start_at_its_first_round_but_the_runs_first():
         seen |= new
         up = TOY_ADAPTER * len(row["clients"])
         expected.append((up, up + TOY_ADAPTER * len(new)))
+        seconds = {c: 2.0 * -(-SIZES[c] // 4) + TOY_ADAPTER * 8 / 16e3 * (c in new) for c in seen}
+        slowest = max(seconds[c] for c in row["clients"])
+        each = 0.5 + TOY_ADAPTER * (8 / 8e3 + 8 / 16e3)
+        assert row["simulated_seconds"] == approx(slowest + each)
     assert byte_rows(result) == expected
     extra = [down > up for up, down in expected]
     assert extra[:2] == [False, False]

@@ -7,9 +7,11 @@ import running
 import toy
 from closeness import approx
 
+import fedjax_peft as fp
 from fedjax_peft import InputError, early_stop, tasks
 from fedjax_peft.algorithms import fedavg, fedmcp, local
-from fedjax_peft.simulation.evaluation import is_lower_better, worst
+from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.simulation.evaluation import evaluations, is_lower_better, worst
 from fedjax_peft.simulation.rows import headline_is_lower_better, seen_clients
 from fedjax_peft.tasks import Task
 
@@ -131,7 +133,24 @@ def test_personal_models_on_the_test_set_have_separate_scores_too(personal):
     both = counts[1] * last["test_accuracy_seen"] + counts[2] * last["test_accuracy_unseen"]
     assert last["test_accuracy"] == approx(both / 4, abs=1e-6)
     assert last["test_examples"] == len(TEST)
-    assert 0 < last["test_accuracy_std"] < 0.5
+    model, columns = running.model(), TEST.columns
+    each = []
+    for client in host_rng(0, "test clients").permutation(5)[:4]:
+        leaves = {**model.trainable, **personal.client_params(client)}
+        logits = model.apply(model.frozen, leaves, columns, None, False).logits
+        each.append(np.mean(np.argmax(logits, axis=1) == columns["labels"]))
+    assert last["test_accuracy"] == approx(np.mean(each), abs=1e-6)
+    assert last["test_accuracy_std"] == approx(np.std(each), abs=1e-6)
+    assert np.std(each) > 1e-3
+
+
+def test_the_clients_of_a_common_test_set_are_drawn_by_the_seed():
+    session = fp.session(running.model(), PERSONAL, TRAIN)
+    how = fp.Evaluation(test_clients=2)
+    for seed in range(8):
+        found = evaluations(session, TEST, None, how, triggered=None, seed=seed)["test"]
+        drawn = host_rng(seed, "test clients").permutation(5)[:2]
+        assert sorted(drawn) == found.evaluator.plan.client.tolist()
 
 
 def test_a_client_whose_upload_was_dropped_has_not_trained():

@@ -131,7 +131,7 @@ STALE = having(
 PRIVATE = having(transforms=None, privacy=dp())
 X, A = FEDERATION.data.columns["x"], MODEL.trainable["layer.lora_a"]
 REFUSED = [
-    was("step_size was -0.1, is -1.0", algorithm=prox(rate=1.0)),
+    was("step_size was -0.1, is -0.101", algorithm=prox(rate=0.101)),
     was("scale_by_adam", algorithm=algorithms.fedprox(optax.adam(0.1), mu=0.5)),
     was("transition_steps was 5.0, is 9.0", having(algorithm=decay(5)), algorithm=decay(9)),
     was("algorithm.client.mu was 0.5, is 0.1", algorithm=prox(mu=0.1)),

@@ -194,12 +194,13 @@ def row(index, **values):
 
 
 def test_the_median_rule_stops_a_run_that_is_worse_than_the_median_of_the_others():
-    finished = [[row(1, a=x), row(2, a=x + 0.2)] for x in (0.2, 0.4, 0.6)]
+    # Row 0, before training, does not count.
+    finished = [[row(0, a=-9.0), row(1, a=x), row(2, a=x + 0.2)] for x in (0.2, 0.4, 0.6)]
     rule = median_rule(finished, "a")  # means up to round 2: 0.3, 0.5, 0.7
     assert rule([row(1, a=0.41), row(2, a=0.51)]) is None
     assert "worse than 0.5, the median of 3" in rule([row(1, a=0.45), row(2, a=0.49)])
     assert rule([row(1, a=0.41)]) is None  # the median after round 1 is 0.4
-    assert rule([row(1, a=0.39)])
+    assert rule([row(0, a=9.0), row(1, a=0.39)])
     assert median_rule(finished[:2], "a")([row(1, a=0.0)]) is None
     losses = median_rule(finished, "validation_loss")
     assert losses([row(1, validation_loss=9.0)]) is None  # the others did not record it
