@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 # The tests run with the versions that they were last seen green with.
 CONSTRAINTS ?= tests/constraints.txt
 
-.PHONY: demo test quick exhaustive portable docs dist fuzz lint mutants coverage clean
+.PHONY: demo test quick exhaustive portable proof docs dist fuzz lint mutants coverage clean
 
 # A .venv stays if its Python is new enough, and the one that `make PYTHON=...` asks for, if any.
 version = $(shell $(1) -c 'import sys; v = sys.version_info; \
@@ -50,6 +50,11 @@ exhaustive: $(VENV)/.test
 # tests/portable.txt has the result of the last time.
 portable: $(VENV)/.test
 	$(BIN)/python tests/portable.py
+
+# Whole runs drawn at random, and what must be equal about them: an hour, or PROOF_SECONDS=20000. The
+# file tests/proof/proof.txt has the result of the last time. Others: PROOF="--seed 2 --devices".
+proof: $(VENV)/.test
+	nice $(BIN)/python tests/proof/machine.py --seconds $${PROOF_SECONDS:-3600} $(PROOF)
 
 # The documentation site; a warning, such as a broken link, is an error, in `make test` too.
 docs: $(VENV)/.docs

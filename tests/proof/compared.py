@@ -42,7 +42,7 @@ def difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> tuple[floa
             return np.inf, f"{name}: {x.shape} and {y.shape}"
         # Accuracies are step functions of the logits.
         if x.size and "accuracy" not in name and "backdoor" not in name:
-            worst = max(worst, (_distance(x, y), name))
+            worst = max(worst, (_distance(x, y), name), key=lambda pair: pair[0])
     return worst
 
 

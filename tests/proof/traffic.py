@@ -3,6 +3,7 @@
 import re
 
 from built import RANKS, Built
+from draws import Draw
 
 import fedjax_peft as fp
 
@@ -17,14 +18,13 @@ PLAIN = (
 OTHERWISE = ("fra", "flexlora", "ilora", "flora_na", "lora_fair", "hetlora")
 """Aggregators that may send something else."""
 PRIVATE = {
-    "fedper": "^head:",
-    "fedrep": "^head:",
-    "fedbabu": "^head:",
     "local": "",
     "ffa": r"lora_?a$|\.a$|lora_A",
     "fedsa": r"lora_?b$|\.b$|lora_B",
 }
-"""Algorithm -> what does not travel."""
+"""Algorithm -> the names of leaves that do not travel."""
+OWN_HEADS = ("fedbabu", "fedper", "fedrep", "fedsa")
+"""Algorithms whose heads are not shared unless it is asked for."""
 
 
 def counted(built: Built, run: fp.Run) -> list[tuple[int, int]] | None:
@@ -67,10 +67,9 @@ def _bytes(built: Built, client: int) -> int:
     return total
 
 
-def _travels(draw, leaf: str, kind: str) -> bool:
-    if kind == "head" and draw["head"] not in (None, "shared"):
+def _travels(draw: Draw, leaf: str, kind: str) -> bool:
+    usual = "private" if draw["algorithm"] in OWN_HEADS else "shared"
+    if kind == "head" and (draw["head"] or usual) != "shared":
         return False
     private = PRIVATE.get(draw["algorithm"])
-    if private is None:
-        return True
-    return not (kind == "head" if private == "^head:" else re.search(private, leaf))
+    return private is None or not re.search(private, leaf)
