@@ -11,6 +11,7 @@ import optax
 from fedjax_peft import algorithms, tasks
 from fedjax_peft.config import config as configs
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Params, Privacy, PyTree
+from fedjax_peft.data.classes import class_numbers, has_names
 from fedjax_peft.data.vocabulary import read_vocabulary, word_tokenizer
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
@@ -192,7 +193,7 @@ def _recorded(directory: Path, model: Model | None = None) -> tuple[dict[str, An
     """
     config = record.read_config(directory)
     learned, labels = record.read_params(directory)
-    model = base_model(directory, config, labels) if model is None else model
+    model = base_model(directory, config, labels) if model is None else _named(model, labels)
     expected = {name: x.shape for name, x in {**model.frozen, **model.trainable}.items()}
     recorded = {name: x.shape for name, x in learned.items()}
     wrong = sorted(n for n in recorded if expected.get(n) != recorded[n])
@@ -205,6 +206,14 @@ def _recorded(directory: Path, model: Model | None = None) -> tuple[dict[str, An
             f" {expected.get(name, 'missing')} in the model."
         )
     return config, model, learned
+
+
+def _named(model: Model, labels: tuple[str, ...]) -> Model:
+    """Returns the user's model with the recorded names: the learned leaves have their order."""
+    if not (model.labels and has_names(labels)):
+        return model
+    class_numbers(labels, model.labels, "The model", "the run", remedy="Give the run's model.")
+    return model.replace(labels=labels)
 
 
 class TrainedModels(NamedTuple):

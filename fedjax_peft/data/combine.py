@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_peft.data.classes import in_classes, numbered
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.data.spelling import whole_number
 from fedjax_peft.support.errors import InputError
 
 _TOKENS = ("input_ids", "attention_mask", "token_type_ids", "loss_mask")
@@ -16,6 +18,9 @@ _PROMPTS = ("prompt_ids", "prompt_mask")
 
 def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
     """Returns a federation with one client for each data set, such as FedMCP's of six GLUE tasks.
+
+    If one data set has the names of all classes, all get its numbers. Otherwise they have classes
+    of their own, and share numbers only.
 
     A column ``classes`` holds, for each example, the number of classes of its data set. The data
     sets can then share a head that has as many classes as the largest of them:
@@ -29,10 +34,11 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
         missing.
 
     Raises:
-      InputError: no data sets, or columns that do not fit together.
+      InputError: no data sets, or columns or names of classes that do not fit together.
     """
     if not datasets:
         raise InputError("There are no data sets to combine.")
+    datasets, labels = _in_common_classes(datasets)
     typed = any("token_type_ids" in data.columns for data in datasets.values())
     parts = {name: _completed(name, data, typed) for name, data in datasets.items()}
     _check(parts)
@@ -44,13 +50,9 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
         columns["classes"] = np.repeat(np.array(classes, np.int32), sizes)
     rows = np.split(np.arange(sum(sizes), dtype=np.int32), np.cumsum(sizes)[:-1])
     meta = {"task": np.repeat(np.array(list(datasets)), sizes)}
-    labels: tuple[str, ...] = ()
     references: tuple[Any, ...] = ()
-    if "labels" in columns:
-        known = {data.label_names for data in datasets.values()}
-        numbered = tuple(f"LABEL_{i}" for i in range(max(classes)))
-        labels = known.pop() if len(known) == 1 else numbered
-    else:
+    if "labels" not in columns:
+        labels = ()
         meta = _joined_meta(datasets) | meta
         references = tuple(one for data in datasets.values() for one in data.references)
     meta["source"] = meta["task"]
@@ -61,6 +63,37 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
     kept = {"tokenizer": first.tokenizer, "notes": notes}
     data = Dataset(columns, labels, name, task, meta, references, **kept)
     return Clients(data, tuple(rows), tuple(datasets))
+
+
+def _in_common_classes(
+    datasets: Mapping[str, Dataset],
+) -> tuple[Mapping[str, Dataset], tuple[str, ...]]:
+    """Returns data sets in which one number is one class, and the names of the numbers.
+
+    Where the largest list of names has all others, names decide. Otherwise the data sets have
+    classes of their own, and share their numbers only.
+
+    Raises:
+      InputError: data sets with classes of their own have a name in common, at unlike numbers.
+    """
+    names = {name: data.label_names for name, data in datasets.items()}
+    largest = max(names, key=lambda name: len(names[name]))
+    known = names[largest]
+    if all({*own} <= {*known} for own in names.values()):
+        made = {n: in_classes(x, known, "data", repr(largest)) for n, x in datasets.items()}
+        return made, known
+    places: dict[str, tuple[str, int]] = {}
+    for name, own in names.items():
+        for i, one in enumerate(own):
+            other, place = places.setdefault(one, (name, i))
+            if place != i and not whole_number(one):
+                raise InputError(
+                    f"The class {one!r} is number {place} in {other!r} and {i} in {name!r}, and"
+                    " neither of the two has all classes. If they have one list of classes, read"
+                    " both with it: label_names=[...]. If not, rename one of the two classes:"
+                    " dataclasses.replace(data, label_names=...)."
+                )
+    return datasets, numbered(max(map(len, names.values())))
 
 
 def _completed(name: str, data: Dataset, typed: bool) -> dict[str, np.ndarray]:

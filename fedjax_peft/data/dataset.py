@@ -20,7 +20,8 @@ class Dataset:
     """Examples as columns. Made by :func:`fedjax_peft.load_dataset` or by hand.
 
     Raises:
-      InputError: no columns, columns of unequal length, or a label without a name.
+      InputError: no columns, columns of unequal length, a label without a name, or two classes of
+        one name.
     """
 
     columns: dict[str, np.ndarray]
@@ -79,6 +80,9 @@ class Dataset:
                 f" {labels[tuple(wrong[0])]} in row {wrong[0][0]}, but labels go from 0 to"
                 f" {len(self.label_names) - 1}, the last of label_names."
             )
+        if len({*self.label_names}) < len(self.label_names):
+            twin = next(x for i, x in enumerate(self.label_names) if x in self.label_names[:i])
+            raise InputError(f"Two classes of the data set {self.name!r} have the name {twin!r}.")
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))

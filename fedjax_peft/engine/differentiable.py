@@ -291,7 +291,7 @@ def loss(
     Raises:
       InputError: the task has no such metric.
     """
-    personal = rows is not None or session.personal
+    data, personal = session.read(data), rows is not None or session.personal
     everything = np.arange(len(data), dtype=np.int32)
     if rows is not None:
         members = [(client, np.asarray(own, np.int32)) for client, own in rows.items()]

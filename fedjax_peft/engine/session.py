@@ -66,6 +66,7 @@ class Session:
         *,
         values: Values | None = None,
         salt: Callable[[Values], np.ndarray] | None = None,
+        read: Callable[[Any], Any] = lambda data: data,
     ):
         """Prepares the rounds; the program is compiled when the first round runs.
 
@@ -77,6 +78,7 @@ class Session:
           computation: how the rounds are computed.
           values: the run-time values of the states that :meth:`init` returns.
           salt: run-time values -> ``State.salt``; None: there is no noise to tell apart.
+          read: examples -> the same with the numbers of classes that the model has.
 
         Raises:
           InputError: an unknown engine or place, lanes that do not fit the devices, or leaves that
@@ -98,7 +100,8 @@ class Session:
         self._lanes: int | None = None
         self._planner = Planner(schedule, self._rounds, setup.layout, self.lanes)
         self._programs: dict[Any, Any] = {}
-        self._evaluators: dict[tuple, tuple[Examples, Evaluator]] = {}
+        self.read = read
+        self._evaluators: dict[tuple, tuple[Examples, Examples, Evaluator]] = {}
         self._train_with: Callable[..., Any]
         self._train_with = self._make if on_device else streaming(self._make)
         check_shapes(self.setup, leaves[0])
@@ -244,11 +247,13 @@ class Session:
             members = members_of(len(data), clients, range(self.setup.clients))
         key = (id(data), batch_size, personal, tuple(client for client, _ in members))
         if key not in self._evaluators:
-            evaluator = self.evaluator(data.columns, members, batch_size, personal=personal)
+            known = self.read(data)
+            evaluator = self.evaluator(known.columns, members, batch_size, personal=personal)
             last = list(self._evaluators.items())[1 - _EVALUATORS :]
-            self._evaluators = {**dict(last), key: (data, evaluator)}
-        made = self._evaluators[key][1](state)
-        return mean_figures(made if personal else joined(made), self.setup.task, data)
+            self._evaluators = {**dict(last), key: (data, known, evaluator)}
+        _, known, evaluator = self._evaluators[key]
+        made = evaluator(state)
+        return mean_figures(made if personal else joined(made), self.setup.task, known)
 
     def evaluator(
         self,

@@ -279,19 +279,6 @@ def class_names(fields: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def check_order(where: str, stored: Sequence[str], model: Sequence[str], remedy: str = "") -> None:
-    """Raises InputError for names of classes that are those of a stored head in another order.
-
-    A head is loaded by position, so the labels would be swapped. Other names are new names.
-    """
-    if list(stored) != list(model) and sorted(stored) == sorted(model):
-        raise InputError(
-            f"The head in {where} has the classes {', '.join(stored)}, and the model has them in"
-            f" another order: {', '.join(model)}. Pass the names in the order of the stored"
-            f" head{remedy}."
-        )
-
-
 def match(
     name: str,
     family: Family,

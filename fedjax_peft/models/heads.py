@@ -8,6 +8,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Outputs
+from fedjax_peft.data.classes import numbered
 from fedjax_peft.models.layers import Dropout, linear
 from fedjax_peft.models.readout import capped, readout, tied_readout
 from fedjax_peft.support.errors import InputError, check_known
@@ -116,9 +117,7 @@ def _labels(classes: int | Sequence[str]) -> tuple[str, ...]:
         raise InputError(
             f"The classes are one text, {classes!r}: pass their number, or a list of names."
         )
-    labels = (
-        tuple(f"LABEL_{i}" for i in range(classes)) if isinstance(classes, int) else tuple(classes)
-    )
+    labels = numbered(classes) if isinstance(classes, int) else tuple(classes)
     if len(labels) < 2:
         raise InputError(f"A classification head needs at least 2 classes, not {len(labels)}.")
     if repeated := [label for i, label in enumerate(labels) if label in labels[:i]]:

@@ -13,7 +13,8 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.blocks import Remat, set_options
 from fedjax_peft.models.checkpoint import Safetensors, Tensors, read_json, weight_files
 from fedjax_peft.models.gguf import Gguf
-from fedjax_peft.models.heads import Head
+from fedjax_peft.models.head_classes import named_by, reordered, stored_numbers
+from fedjax_peft.models.heads import WITHOUT_CLASSES, Head
 from fedjax_peft.models.modules import is_inside
 from fedjax_peft.models.onnx import Onnx
 from fedjax_peft.models.quantized import Quantization
@@ -80,16 +81,20 @@ def load_model(
     set_options(abstract, remat, scan_layers, attention)
     shapes = registry.leaf_shapes(abstract)
     plan = checkpoint.match(str(name), family, kind, shapes, names, tensors, head)
-    if any(is_inside(leaf, kind.head[-1:]) for leaf in plan):
-        named = checkpoint.class_names(config)
-        checkpoint.check_order(repr(str(name)), named, head.labels, ", or fresh=True")
     hold = registry.holder(abstract, kind.head, dtype, quantize)
     values = {leaf: hold(leaf, tensors.read(*source)) for leaf, source in plan.items()}
+    if any(is_inside(leaf, kind.head[-1:]) for leaf in plan):
+        there = () if head.kind in WITHOUT_CLASSES else tuple(checkpoint.class_names(config))
+        head = head._replace(labels=named_by(head.labels, there))
+        numbers = stored_numbers(repr(str(name)), there, head.labels, rename=True)
+        if numbers is not None:
+            values = reordered(repr(str(name)), values, kind.head, numbers)
     checkpoint.check_tied(
         str(name), abstract, names, values, lambda leaf, key: hold(leaf, tensors.read(key, False))
     )
     missing = {leaf: shape for leaf, shape in shapes.items() if leaf not in values}
     values |= registry.initialise(missing, parsed.initializer_range, seed, hold)
+    fresh = {"fresh": True} if head.fresh else {}
     return registry.bind_values(
         values,
         abstract,
@@ -101,7 +106,7 @@ def load_model(
         splits=family.splits,
         dtype=jnp.dtype(dtype),
         original=lambda leaf: tensors.read(*plan[leaf]),
-        recipe={**recipe, "head": head.kind, "dtype": str(dtype)},
+        recipe={**recipe, "head": head.kind, "dtype": str(dtype)} | fresh,
     )
 
 

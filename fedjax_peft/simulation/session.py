@@ -28,6 +28,7 @@ from fedjax_peft.numerics.measures.diagnosis import diagnosis, probe
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.simulation import asynchrony, checks
+from fedjax_peft.simulation.classes import in_models_classes, reader
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.description import describe, digest
 from fedjax_peft.simulation.ledger import Ledger
@@ -93,7 +94,8 @@ def session(
     Raises:
       InputError: arguments contradict each other or the data.
     """
-    given = SimpleNamespace(**locals())
+    given = in_models_classes(SimpleNamespace(**locals()))
+    model, clients = given.model, given.clients
     plain, _ = parametrised(algorithm, values)
     uploads, _ = parametrised(transforms, values)
     _check(given, plain)
@@ -151,6 +153,7 @@ def session(
         Computation(placement.lanes, rounds, *place),
         values=values,
         salt=None if privacy is None else _salter(given, federation, schedule, setup.task),
+        read=reader(model, clients),
     )
 
 
@@ -271,7 +274,7 @@ def _facts_of(model: Model) -> tuple:
     digits, so that rounding, which depends on the processor, does not change them. A resumed run is
     given the model of its start, and has the same sums.
     """
-    computing = ("attention", "remat", "scan_layers")  # these change no result
+    computing = ("attention", "remat", "scan_layers", "fresh")  # these change no result
     recipe = {name: x for name, x in model.recipe.items() if name not in computing}
     start = {**model.trainable, **tree.select(model.frozen, sorted(model.wide))}
     sums = {name: f"{np.asarray(x).sum(dtype=np.float64):.3e}" for name, x in start.items()}

@@ -20,6 +20,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.hyperparameters import Values, parametrised
 from fedjax_peft.simulation.asynchrony import check_asynchronous
 from fedjax_peft.simulation.checks import check_counts, check_test_data, check_test_objects
+from fedjax_peft.simulation.classes import in_models_classes
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.estimate import estimate
 from fedjax_peft.simulation.evaluation import Evaluated, evaluations
@@ -154,9 +155,11 @@ def simulate(
       InputError: settings contradict each other or the data; ``out`` holds a run, without
         ``resume``, or another run; or an upload is not finite, with ``System(nonfinite="raise")``.
     """
-    given = SimpleNamespace(**locals())
+    raw = SimpleNamespace(**locals())
     use_compilation_cache()
-    _check(given)
+    _check(raw)
+    given = in_models_classes(raw)
+    model, clients, evaluation = given.model, given.clients, given.evaluation
     of_session = {name: x for name, x in vars(given).items() if name in _OF_SESSION}
     session = make_session(**of_session, diagnostics=evaluation.diagnostics)
     algorithm = session.setup.algorithm
@@ -170,7 +173,7 @@ def simulate(
     complete = records.config is not None and "point" not in records.config
     metadata = _settings(given, session, schedule, private)
     metadata = {**({} if complete else metadata), **(records.config or {})}
-    found = fingerprint(vars(given)) if out is not None or processes() > 1 else {}
+    found = fingerprint(vars(raw)) if out is not None or processes() > 1 else {}
     trained_on = _trained_on(given)
     check_same_run({**metadata, **_of_this_process(given), **found})
     shown = records.progress if is_writer() else False

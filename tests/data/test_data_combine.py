@@ -36,7 +36,7 @@ def test_every_data_set_is_a_client():
     assert columns["classes"].tolist() == [2, 2, 3, 3, 3]
     assert federation.data.meta["task"].tolist() == ["short"] * 2 + ["long"] * 3
     assert columns["labels"].tolist() == [0, 1, 0, 1, 2]
-    assert federation.data.label_names == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert federation.data.label_names == ("a", "b", "c")
     assert federation.data.name == "short+long"
     for name, column in columns.items():
         part = long.columns.get(name)
@@ -76,3 +76,35 @@ def test_common_names_columns_and_tasks_stay():
     images = {name: replace(data, task=image_classification()) for name, data in pair.items()}
     assert combine(images).data.task.name == "image_classification"
     assert combine({**images, "b": pair["b"]}).data.task is None
+
+
+def test_names_decide_where_one_data_set_has_all_classes():
+    """A number is one class, and a class that a client lacks is one of its head too."""
+    rows = texts([2, 3, 1], 3, classes=3)
+    parts = {
+        "some": replace(texts([2, 3], 3), label_names=("b", "c")),
+        "all": rows,
+        "turned": replace(rows, label_names=("c", "b", "a")),
+        "first": texts([2, 3], 3),
+    }
+    data = combine(parts).data
+    assert data.label_names == ("a", "b", "c")
+    assert data.labels.tolist() == [1, 2, 0, 1, 2, 2, 1, 0, 0, 1]
+    # Who has the first classes keeps their number, as before.
+    assert data.columns["classes"].tolist() == [3] * 8 + [2] * 2
+
+
+def test_data_sets_of_several_tasks_share_numbers():
+    """Names of several tasks may agree, but not at unlike numbers."""
+    names = [("entailment", "neutral", "contradiction"), ("entailment", "other"), ("0", "1")]
+    sizes = {f"task {i}": len(own) for i, own in enumerate(names)}
+    parts = {
+        task: replace(texts([2] * n, 3, classes=n), label_names=own)
+        for (task, n), own in zip(sizes.items(), names, strict=True)
+    }
+    data = combine(parts).data
+    assert data.label_names == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert data.columns["classes"].tolist() == [3, 3, 3, 2, 2, 2, 2]
+    parts["task 1"] = replace(parts["task 1"], label_names=("other", "entailment"))
+    with pytest.raises(InputError, match="'entailment' is number 0 in 'task 0' and 1 in 'task 1'"):
+        combine(parts)

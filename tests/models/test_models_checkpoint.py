@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch_reference import saved, tiny_model
 
 from fedjax_peft.models import registry
+from fedjax_peft.models.head_classes import reordered
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
 from fedjax_peft.support.errors import InputError
@@ -211,15 +212,31 @@ def test_labels_come_from_the_config(checkpoint):
     # In numerical order, whatever the order in the file.
     edit_config(checkpoint, id2label={"2": "good", "0": "bad", "1": "so-so"})
     assert load_model(checkpoint).labels == ("bad", "so-so", "good")
-    assert load_model(checkpoint, head=classification(["x", "y", "z"])).labels == ("x", "y", "z")
+    # A head by number gets its names.
+    assert load_model(checkpoint, head=classification(3)).labels == ("bad", "so-so", "good")
+    assert load_model(checkpoint, head=classification(3, fresh=True)).labels[0] == "LABEL_0"
+    with pytest.warns(UserWarning, match="has the classes bad, so-so, good, which get the names x"):
+        renamed = load_model(checkpoint, head=classification(["x", "y", "z"]))
+    assert renamed.labels == ("x", "y", "z")
+    message = refusal(checkpoint, head=classification(["bad", "so-so", "best"]))
+    assert "has the class 'best', and the head in" in message
+    assert "fresh=True" in message
+    load_model(checkpoint, head=classification(["bad", "so-so", "best"], fresh=True))
 
 
-def test_names_in_another_order_are_refused(checkpoint):
+def test_names_in_another_order_move_the_classes_of_the_head(checkpoint):
     edit_config(checkpoint, id2label={"0": "bad", "1": "so-so", "2": "good"})
-    message = refusal(checkpoint, head=classification(["good", "bad", "so-so"]))
-    assert "the classes bad, so-so, good, and the model has" in message
-    assert "another order: good, bad, so-so." in message
-    load_model(checkpoint, head=classification(["good", "bad", "so-so"], fresh=True))
+    stored = load_model(checkpoint)
+    model = load_model(checkpoint, head=classification(["good", "bad", "so-so"]))
+    assert model.labels == ("good", "bad", "so-so")
+    for leaf, value in stored.trainable.items():
+        own = value[..., np.array([2, 0, 1])] if "classifier" in leaf else value
+        np.testing.assert_array_equal(model.trainable[leaf], own, err_msg=leaf)
+    order = np.array([1, 0, 2])
+    moved = reordered("x", {"classifier.kernel": np.eye(3)[:2]}, ["classifier"], order)
+    assert moved["classifier.kernel"].tolist() == [[0, 1, 0], [1, 0, 0]]
+    with pytest.raises(InputError, match=r"layers of the width 3.*in the order of the stored head"):
+        reordered("x", {"classifier.dense.kernel": np.eye(3)}, ["classifier"], order)
 
 
 def test_fresh_head_follows_from_the_seed(checkpoint):

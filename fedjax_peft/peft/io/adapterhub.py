@@ -4,6 +4,7 @@ A directory holds ``adapter_config.json`` and ``adapter.safetensors``, and for t
 ``head_config.json`` and ``model_head.safetensors``. Pickle is never read.
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from flax import nnx
 from fedjax_peft.contracts import Key, Params
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import read_json
+from fedjax_peft.models.head_classes import in_order_of
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.layers import Residual
 from fedjax_peft.models.modules import submodules
@@ -37,7 +39,6 @@ from fedjax_peft.peft.io.files import (
     check_fits,
     fit_head,
     head_tensors,
-    in_order_of,
     read_tensors,
     to_torch,
     write_json,
@@ -266,7 +267,8 @@ def load_adapterhub(directory: str | Path) -> Method:
             variable.set_value(jnp.asarray(value, variable.dtype))
         return module
 
-    return Method(inner.name, inner.options, attach, complete=in_order_of(directory, names))
+    complete = functools.partial(in_order_of, where=str(directory), stored=names)
+    return Method(inner.name, inner.options, attach, complete=complete)
 
 
 def _method(directory: Path, metadata: Mapping[str, Any]) -> Method:

@@ -1,7 +1,7 @@
 """The files of an adapter, safetensors and JSON, and their fit to a model. Pickle is never read."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,7 +11,7 @@ from safetensors.numpy import save
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.checkpoint import Safetensors, check_order, only_pickle, source_name
+from fedjax_peft.models.checkpoint import Safetensors, only_pickle, source_name
 from fedjax_peft.models.modules import is_inside, leaves, submodules
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.support.errors import InputError
@@ -69,16 +69,6 @@ def read_tensors(path: Path, pickles: str, convert: str) -> Tensors:
 
 
 # -------------------------------------------------------------------------------------------- fit
-
-
-def in_order_of(directory: Path, names: Sequence[str]) -> Callable[[Model], Model]:
-    """Returns ``Method.complete`` of a method that loads a head with classes of these names."""
-
-    def complete(model: Model) -> Model:
-        check_order(str(directory), names, model.labels)
-        return model
-
-    return complete
 
 
 Values = list[tuple[nnx.Variable, np.ndarray]]

@@ -5,6 +5,7 @@ understood. A config field that changes the maths and is not implemented is refu
 is never read.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from flax import nnx
 
 from fedjax_peft.contracts import Key
 from fedjax_peft.models.checkpoint import class_names, read_json
+from fedjax_peft.models.head_classes import in_order_of
 from fedjax_peft.models.modules import is_inside, submodule, submodules
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import Defaults, Method
@@ -26,7 +28,6 @@ from fedjax_peft.peft.io.files import (
     Tensors,
     check_fits,
     fit_head,
-    in_order_of,
     read_tensors,
     resolved,
 )
@@ -49,7 +50,8 @@ def pretrained(adapter: str | Path) -> Method:
     Raises:
       InputError: files are missing, damaged or pickle, or a method or an option is not implemented.
         When it is attached: the adapter is for another model or head (mismatches are counted, and
-        the first one is named), or its head has the same classes in another order.
+        the first one is named), or its head has other classes. The same classes in another order
+        are brought into that of the model.
     """
     directory = Path(adapter)
     config = _read_config(directory)
@@ -85,7 +87,8 @@ def pretrained(adapter: str | Path) -> Method:
 
     named = directory / LABELS
     names = class_names(read_json(named)) if contents.whole and named.is_file() else []
-    return Method(method.name, method.options, attach, complete=in_order_of(directory, names))
+    complete = functools.partial(in_order_of, where=str(directory), stored=names)
+    return Method(method.name, method.options, attach, complete=complete)
 
 
 # ------------------------------------------------------------------------------------------ files

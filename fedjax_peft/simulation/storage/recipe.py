@@ -105,7 +105,8 @@ def make_model(directory: Path) -> Model:
         options = dict(metadata["model"])
         made_by, kind = options.pop("made_by"), options.pop("head")
         make: Any = {"load_model": hub.load_model, "random_model": registry.random_model}[made_by]
-        head = heads.make(tasks.head_kind(kind), tuple(metadata["labels"]))
+        fresh = options.pop("fresh", False)  # runs before version 0.2 have none
+        head = heads.make(tasks.head_kind(kind), tuple(metadata["labels"]))._replace(fresh=fresh)
         model: Model = make(**options, head=head)
         if metadata["method"] is not None:
             method = _method(metadata["method"])

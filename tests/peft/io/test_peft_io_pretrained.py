@@ -63,16 +63,34 @@ def test_round_trip_is_exact(model, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lora", "houlsby"])
-def test_a_head_with_the_classes_in_another_order_is_refused(name, tmp_path):
-    """The head is loaded by position, so their labels would be swapped."""
+def test_a_head_is_brought_into_the_classes_of_the_model(name, tmp_path):
+    """The stored order of the classes is not that of the model, or is the only one with names."""
+
+    def named(classes):
+        return random_model(TINY_BERT, head=heads.classification(classes))
+
     format = "adapterhub" if name == "houlsby" else "peft"
-    orders = (("no", "yes"), ("yes", "no"))
-    one, other = (random_model(TINY_BERT, head=heads.classification(x)) for x in orders)
-    adapted = attach(one, KEPT[name])
-    adapter = peft.pretrained(export(adapted, adapted.trainable, tmp_path / "a", format=format))
-    attach(one, adapter)
-    with pytest.raises(InputError, match=r"the classes no, yes, and .* another order: yes, no"):
-        attach(other, adapter)
+    adapted = attach(named(["no", "yes", "perhaps"]), KEPT[name])
+    params = trained(adapted)
+    stored = export(adapted, params, tmp_path / "a", format=format)
+    adapter = peft.pretrained(stored)
+    turned = attach(named(["perhaps", "no", "yes"]), adapter)
+    assert turned.labels == ("perhaps", "no", "yes")
+    for leaf, value in params.items():
+        own = value[..., np.array([2, 0, 1])] if leaf.startswith("classifier.") else value
+        np.testing.assert_array_equal(turned.trainable[leaf], own, err_msg=leaf)
+    assert attach(named(3), adapter).labels == ("no", "yes", "perhaps")
+    with pytest.raises(InputError, match=r"'never', and the head in .* the classes 'no', 'yes', '"):
+        attach(named(["no", "yes", "never"]), adapter)
+    again = peft.pretrained(export(turned, turned.trainable, tmp_path / "b", format=format))
+    back = attach(named(["no", "yes", "perhaps"]), again)
+    for leaf, value in params.items():
+        np.testing.assert_array_equal(back.trainable[leaf], value, err_msg=leaf)
+    if name == "lora":
+        merged = export(adapted, params, tmp_path / "m", format="merged")
+        whole = load_model(merged, head=heads.classification(["perhaps", "no", "yes"]))
+        first = load_model(merged).trainable["classifier.bias"]
+        np.testing.assert_array_equal(whole.trainable["classifier.bias"], np.roll(first, 1))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""The classes of a head that a file holds, in the order of a model's classes."""
+
+import warnings
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_peft.contracts import Params
+from fedjax_peft.data.classes import class_numbers, has_names
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.modules import is_inside
+from fedjax_peft.support.errors import InputError, users_level
+
+
+def stored_numbers(
+    where: str, stored: Sequence[str], labels: Sequence[str], *, rename: bool = False
+) -> np.ndarray | None:
+    """Returns the number of each of a model's classes in a stored head; None: numbers agree.
+
+    Args:
+      where: the file or directory of the head, for messages.
+      stored: the names of its classes; empty: it does not have any.
+      labels: those of the model.
+      rename: allow names of which the head has none: they are new names, with a warning.
+
+    Raises:
+      InputError: a class of the model is not one of the head.
+    """
+    if not stored or len(stored) != len(labels):
+        return None  # other checks compare the shapes
+    try:
+        return class_numbers(stored, labels, "The model", f"the head in {where}", remedy=_REMEDY)
+    except InputError:
+        if not rename or {*stored} & {*labels}:
+            raise
+    warnings.warn(
+        f"The head in {where} has the classes {', '.join(stored)}, which get the names"
+        f" {', '.join(labels)} in this order. If these are other classes, start a new head:"
+        " fresh=True.",
+        stacklevel=users_level(),
+    )
+    return None
+
+
+_REMEDY = (
+    "Pass the names of the stored head; to train other classes, start from a head of their own"
+    " (load_model(..., head=heads.classification(names, fresh=True)))."
+)
+
+
+def named_by(labels: Sequence[str], stored: Sequence[str]) -> tuple[str, ...]:
+    """Returns the labels of a model, which are those of its stored head if it has numbers only."""
+    numbers_only = len(stored) == len(labels) and not has_names(labels)
+    return tuple(stored if numbers_only else labels)
+
+
+def reordered(where: str, leaves: Params, head: Sequence[str], numbers: np.ndarray) -> Params:
+    """Returns leaves whose classes are in another order: class i was the class ``numbers[i]``.
+
+    Args:
+      head: module paths of the head. Classes are the last axis of its output layer.
+
+    Raises:
+      InputError: another layer of the head is as wide as there are classes.
+    """
+    own = {name: x for name, x in leaves.items() if is_inside(name, head)}
+    n = len(numbers)
+    if any(x.ndim > 1 and x.shape[0] == n == x.shape[-1] for x in own.values()):
+        raise InputError(
+            f"The head in {where} has its {n} classes in another order than the model, and layers"
+            f" of the width {n}, so its output layer cannot be told from them. Pass the names in"
+            " the order of the stored head."
+        )
+    moved = {k: jnp.take(x, numbers, axis=-1) for k, x in own.items() if x.shape[-1] == n}
+    return {**leaves, **moved}
+
+
+def in_order_of(model: Model, where: str, stored: Sequence[str]) -> Model:
+    """Returns a model whose head was just filled from a file, with its own order of classes.
+
+    A model that knows numbers only gets the names of the stored head.
+
+    Raises:
+      InputError: a class of the model is not one of the head.
+    """
+    labels = named_by(model.labels, stored)
+    numbers = stored_numbers(where, stored, labels)
+    if numbers is not None:
+        own = reordered(where, model.trainable, model.head, numbers)
+        model = model.replace(trainable=own)
+    return model if labels == model.labels else model.replace(labels=labels)

@@ -1,0 +1,68 @@
+"""The arguments of ``session`` and ``simulate`` with one meaning for the number of a class."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from fedjax_peft.data.classes import has_names, in_classes, known_names, with_all_names
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.models.base import Model
+
+
+def in_models_classes(given: SimpleNamespace) -> SimpleNamespace:
+    """Returns the arguments with all data in the classes of the model, which has names then.
+
+    A model that knows numbers only gets the names of the training data. Data whose numbers mean
+    these classes already are not copied. Arguments of another type stay: a check refuses them.
+
+    Raises:
+      InputError: data have a class that the model does not have.
+    """
+    model, clients = given.model, given.clients
+    if not (isinstance(model, Model) and isinstance(clients, Clients)):
+        return given
+    if not isinstance(clients.data, Dataset) or "labels" not in clients.data.columns:
+        return given
+    known, whose = _known(model, clients)
+    data = in_classes(clients.data, known, "training", whose)
+    changed: dict[str, Any] = {}
+    if data is not clients.data:
+        changed["clients"] = replace(clients, data=data)
+    if model.labels and model.labels != known:
+        changed["model"] = model.replace(labels=known)
+    read = reader(model, clients)
+    changed |= {name: _read(vars(given).get(name), name, read) for name in ("test", "validation")}
+    if (how := vars(given).get("evaluation")) is not None:
+        own = ("client_test", "client_validation")
+        changed["evaluation"] = replace(how, **{n: _read(getattr(how, n), n, read) for n in own})
+    return SimpleNamespace(**{**vars(given), **changed})
+
+
+def reader(model: Model, clients: Clients) -> Callable[..., Any]:
+    """Returns the function (examples, role) -> the same in the classes of a model.
+
+    Examples that are no :class:`Dataset` stay as they are.
+    """
+    known, whose = _known(model, clients)
+
+    def read(data: Any, what: str = "test") -> Any:
+        if not isinstance(data, Dataset):
+            return data
+        return with_all_names(in_classes(data, known, what, whose), known)
+
+    return read
+
+
+def _read(value: Any, what: str, read: Callable[..., Any]) -> Any:
+    """Returns a data set, or the clients of one, after ``read``; anything else as it is."""
+    if not isinstance(value, Clients):
+        return read(value, what)
+    data = read(value.data, what)
+    return value if data is value.data else replace(value, data=data)
+
+
+def _known(model: Model, clients: Clients) -> tuple[tuple[str, ...], str]:
+    """Returns the names of the classes, and what they are the names of."""
+    whose = "the model" if has_names(model.labels) else "the training data"
+    return known_names(model.labels, clients.data.label_names), whose
