@@ -91,6 +91,7 @@ def banner(title: str, description: str, phase: Phase) -> str:
         f" {details['train_examples']:,} training examples",
         "parameters": f"{sum(trained.values()):,} trained{several if len(trained) > 1 else ''},"
         f" {details['parameters'].get('frozen', 0):,} frozen",
+        **({"new values": ", ".join(details["fresh"])} if details.get("fresh") else {}),
         "first round": f"{costs.steps:,} local steps of {costs.clients:,} clients,"
         f" {decimal(costs.bytes_up)} up, {decimal(costs.bytes_down)} down",
         **({"batch": f"{most:,} examples at most: no client has more"} if large else {}),

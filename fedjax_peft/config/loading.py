@@ -1,5 +1,6 @@
 """Loading runs and trained models from run directories."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from fedjax_peft.contracts import Algorithm, Attack, Federation, Params, Privacy
 from fedjax_peft.data.classes import class_numbers, has_names
 from fedjax_peft.data.vocabulary import read_vocabulary, word_tokenizer
 from fedjax_peft.models.base import Model
+from fedjax_peft.models.stored_head import HeadWarning
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.client_models import (
@@ -94,10 +96,12 @@ def base_model(directory: Path, config: dict[str, Any], labels: tuple[str, ...])
       InputError: the run was made in Python, and its model cannot be rebuilt.
     """
     words = read_vocabulary(directory)
-    if "model" in config:
-        resolved = {**configs.resolve_recorded(config), "seed": base_seed(directory, config)}
-        return with_origin(configs.build_model(resolved, labels, words), directory)
-    model = with_origin(recipe.make_model(directory), directory)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeadWarning)  # the run has trained the head
+        if "model" in config:
+            resolved = {**configs.resolve_recorded(config), "seed": base_seed(directory, config)}
+            return with_origin(configs.build_model(resolved, labels, words), directory)
+        model = with_origin(recipe.make_model(directory), directory)
     return model.replace(tokenizer=word_tokenizer(words)) if words else model
 
 

@@ -62,6 +62,9 @@ class Model:
     alone."""
     head: tuple[str, ...] = ()
     """Module paths of the head."""
+    fresh: tuple[str, ...] = ()
+    """Those of the head that ``load_model`` gave new values: the checkpoint does not hold them, or
+    new ones were asked for."""
     name: str = ""
     """The ``name`` argument of ``load_model``."""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -169,7 +172,8 @@ class Model:
     def __repr__(self) -> str:
         counts = ", ".join(f"{n:,} {kind}" for kind, n in self.counts().items())
         made_of = "functions" if self.graph is None else self.graph.name
-        return f"Model({self.name or made_of!r}: {counts})"
+        new = f"; new values: {', '.join(self.fresh)}" if self.fresh else ""
+        return f"Model({self.name or made_of!r}: {counts}{new})"
 
 
 @dataclasses.dataclass(frozen=True)

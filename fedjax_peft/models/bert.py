@@ -224,6 +224,7 @@ FAMILY = Family(
     weights=WEIGHTS,
     # A bare encoder's checkpoint lacks the prefix.
     renamed=(*LEGACY, (r"^(embeddings|encoder|pooler)\.", r"bert.\1.")),
+    tied=("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
     ignored=(r"bert\.embeddings\.position_ids",),
     targets=TARGETS,
     splits=SPLITS,

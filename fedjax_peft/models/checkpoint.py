@@ -23,6 +23,13 @@ from fedjax_peft.models.family import Family, Kind
 from fedjax_peft.models.heads import Head, LanguageModel
 from fedjax_peft.models.images import processor
 from fedjax_peft.models.modules import is_inside
+from fedjax_peft.models.names import (
+    first_of,
+    leaf_of,
+    source_name,
+    substituted,
+    usual_start,
+)
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.numerics.linalg import is_finite
 from fedjax_peft.support.errors import InputError, nearest
@@ -33,9 +40,6 @@ _OTHER_HEADS = (
     r"|lm_predictions|mask_predictions|vocab_\w+|\w+\.pooler)\..+"
 )
 """Heads that a checkpoint may hold in addition to the requested head, or instead of it."""
-
-_WEIGHTS = ("kernel", "scale", "offset", "embedding")
-"""The names of leaves that torch calls ``weight``."""
 
 _AXES = {2: (1, 0), 4: (2, 3, 1, 0)}
 """Axis orders from torch's linear and convolution weights to flax's kernels, by rank."""
@@ -195,35 +199,6 @@ def broken(file: Path, reason: object, what: str = "safetensors file") -> InputE
     )
 
 
-# --------------------------------------------------------------------- names of tensors and leaves
-
-
-def normal_names(tensors: Tensors, family: Family) -> dict[str, str]:
-    """Returns for every tensor: the family's usual name -> its name in this checkpoint."""
-    return {_substituted(name, family.renamed): name for name in tensors.shapes}
-
-
-def source_name(leaf: str, family: Family) -> tuple[str, bool]:
-    """Returns a leaf's checkpoint name and whether it is stored transposed."""
-    stem, _, kind = leaf.rpartition(".")
-    name = f"{stem}.weight" if kind in _WEIGHTS else leaf
-    return name, _leaf(name, family)[1]
-
-
-def _substituted(name: str, substitutions: Sequence[tuple[str, str]]) -> str:
-    for pattern, replacement in substitutions:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
-def _leaf(normal: str, family: Family) -> tuple[str, bool]:
-    """Returns the leaf that a tensor fills, and whether the tensor is stored transposed."""
-    for pattern, template, transposed in family.weights:
-        if found := re.fullmatch(pattern, normal):
-            return found.expand(template), transposed
-    return normal, False
-
-
 def _torch_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape[i] for i in _TORCH_AXES[len(shape)])
 
@@ -238,7 +213,7 @@ def held_head(
 
     Args:
       config: the fields of its ``config.json``.
-      names: the checkpoint's tensors, from :func:`normal_names`.
+      names: the checkpoint's tensors, from :func:`fedjax_peft.models.names.normal_names`.
     """
     declared = [str(a) for a in config.get("architectures") or ()]
     for kind, k in family.kinds.items():
@@ -293,20 +268,19 @@ def match(
     Leaves of a head that the checkpoint does not hold are left out.
 
     Args:
-      names: the checkpoint's tensors, from :func:`normal_names`.
+      names: the checkpoint's tensors, from :func:`fedjax_peft.models.names.normal_names`.
     """
     plan: dict[str, tuple[str, bool]] = {}
     problems = []
     stored_shapes = tensors.shapes
     for usual, key in names.items():
-        normal = _substituted(usual, kind.renamed)
+        normal = substituted(usual, kind.renamed)
         is_head = is_inside(normal, kind.head[-1:])
         if head.fresh and is_head:
             continue
-        leaf, transposed = _leaf(normal, family)
-        if leaf not in shapes and any(
-            re.fullmatch(p, normal) for p in (_OTHER_HEADS, *family.ignored)
-        ):
+        leaf, transposed = leaf_of(normal, family)
+        unused = any(re.fullmatch(p, normal) for p in (_OTHER_HEADS, *family.ignored))
+        if leaf not in shapes and unused and ".lora_" not in normal:
             continue
         stored = stored_shapes[key]
         wanted = shapes.get(leaf)
@@ -330,10 +304,30 @@ def match(
     ]
     if problems:
         raise InputError(
-            f"The weights of {name!r} do not fit its config"
-            f" ({len(problems)} mismatches): " + "; ".join(problems) + "."
+            f"The weights of {name!r} do not fit its config ({len(problems)} mismatches):"
+            f" {first_of(problems)}.{_cause(plan, shapes, names, family)}"
         )
     return plan
+
+
+def _cause(
+    plan: Mapping[str, Any],
+    shapes: Mapping[str, Any],
+    names: Mapping[str, str],
+    family: Family,
+) -> str:
+    """Returns a sentence with the reason why many tensors do not fit, if it is known."""
+    if any(".lora_" in name for name in names):
+        return (
+            " It holds the weights of a LoRA beside those of its base: save the merged model"
+            " (merge_and_unload in peft)."
+        )
+    if plan.keys() & shapes.keys():
+        return ""
+    ours = usual_start(source_name(leaf, family)[0] for leaf in shapes)
+    return (
+        f" Most of its names begin with {usual_start(names.values())!r}, the model's with {ours!r}."
+    )
 
 
 def check_tied(
@@ -349,14 +343,14 @@ def check_tied(
 
     Args:
       abstract: the module; only a language model has a tied head.
-      names: the checkpoint's tensors, from :func:`normal_names`.
+      names: the checkpoint's tensors, from :func:`fedjax_peft.models.names.normal_names`.
       values: the leaves of the model.
       read: (leaf, tensor name) -> the tensor as that leaf would hold it.
     """
     key = names.get("lm_head.weight")
-    if key is None or not isinstance(abstract, LanguageModel) or hasattr(abstract, "lm_head"):
+    if key is None or not isinstance(abstract, LanguageModel) or abstract.tied is None:
         return
-    table = f"{abstract.backbone_name}.{abstract.table}.embedding"
+    table = f"{abstract.tied}.embedding"
     if not jnp.array_equal(read(table, key), values[table]):
         raise InputError(
             f"The config of {name!r} has tie_word_embeddings = true, so that the head is the table"
@@ -396,7 +390,7 @@ def save_checkpoint(
         array = np.asarray(value, np.float32)
         if transposed:
             array = array.transpose(_TORCH_AXES[array.ndim])
-        tensors[_substituted(name, family.saved)] = np.ascontiguousarray(array)
+        tensors[substituted(name, family.saved)] = np.ascontiguousarray(array)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     # transformers casts the weights that it reads to the dtype in the config. The two other fields
     # describe the head that the original checkpoint had.

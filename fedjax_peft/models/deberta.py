@@ -360,6 +360,7 @@ FAMILY = Family(
     ),
     weights=bert.WEIGHTS,
     renamed=(*bert.LEGACY, (r"^(embeddings|encoder)\.", r"deberta.\1.")),
+    tied=("cls.predictions.decoder.weight", "deberta.embeddings.word_embeddings.weight"),
     # Absolute positions of the pretraining decoder: checkpoints hold them, but they are unused.
     ignored=(
         r"deberta\.embeddings\.position_ids",

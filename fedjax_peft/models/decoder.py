@@ -384,6 +384,7 @@ def family_of(
         ),
         # Checkpoints of the bare model lack the prefix; Llama's class for spans has another one.
         renamed=((r"^(embed_tokens|layers|norm)\.", r"model.\1."), (r"^transformer\.", "model.")),
+        tied=("lm_head.weight", "model.embed_tokens.weight"),
         ignored=(r".+\.rotary_emb\.inv_freq",),
         targets={
             "lora": ("q_proj", "v_proj"),

@@ -150,6 +150,7 @@ FAMILY = Family(
     ),
     # A bare encoder's checkpoint lacks the prefix.
     renamed=(*bert.LEGACY, (r"^(embeddings|transformer)\.", r"distilbert.\1.")),
+    tied=("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
     ignored=(r"distilbert\.embeddings\.position_ids",),
     other_names={
         "hidden_size": "dim",

@@ -85,6 +85,9 @@ class Family(NamedTuple):
     torch has ``[out, in]``, or ``[out, in, height, width]`` for a convolution."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Substitutions that turn the names in other checkpoint formats into the usual names."""
+    tied: tuple[str, str] = ("", "")
+    """Names of a language model's output layer and of the table of token embeddings. Both are one
+    tensor in a tied model."""
     ignored: tuple[str, ...] = ()
     """Names of tensors that are not used."""
     targets: Mapping[str, tuple[str, ...]] = {}

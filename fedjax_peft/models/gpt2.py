@@ -204,6 +204,7 @@ FAMILY = Family(
     ),
     # The hub's checkpoints lack the prefix.
     renamed=((r"^(wte|wpe|h|ln_f)\.", r"transformer.\1."),),
+    tied=("lm_head.weight", "transformer.wte.weight"),
     # The first are causal masks.
     ignored=(
         r"transformer\.h\.\d+\.attn\.(masked_)?bias",

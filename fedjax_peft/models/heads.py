@@ -187,6 +187,11 @@ class LanguageModel(nnx.Module):
             output.preferred_element_type = jnp.float32  # sums of narrow products, not rounded
             self.lm_head = output
 
+    @property
+    def tied(self) -> str | None:
+        """The path of the table that is the output layer too; None with a separate layer."""
+        return None if hasattr(self, "lm_head") else f"{self.backbone_name}.{self.table}"
+
     def __call__(self, batch: Batch) -> Outputs:
         backbone = getattr(self, self.backbone_name)
         x = backbone(batch)

@@ -16,8 +16,10 @@ from fedjax_peft.models.gguf import Gguf
 from fedjax_peft.models.head_classes import named_by, reordered, stored_numbers
 from fedjax_peft.models.heads import WITHOUT_CLASSES, Head
 from fedjax_peft.models.modules import is_inside
+from fedjax_peft.models.names import normal_names
 from fedjax_peft.models.onnx import Onnx
 from fedjax_peft.models.quantized import Quantization
+from fedjax_peft.models.stored_head import warn_of_head
 from fedjax_peft.support import assets
 from fedjax_peft.support.errors import InputError, first_line, nearest
 from fedjax_peft.support.libraries import printed_once, silence_transformers_advice
@@ -74,13 +76,15 @@ def load_model(
     stored = _open(name, source)
     config, tensors = stored.config(), stored.tensors()
     family, parsed = registry.parse_config(config, dropout)
-    names = checkpoint.normal_names(tensors, family)
+    tied = getattr(parsed, "tie_word_embeddings", config.get("tie_word_embeddings", True))
+    names = normal_names(tensors.shapes, family, str(stored.path), tied)
     head = head or checkpoint.held_head(str(name), config, family, names)
     kind = registry.find_kind(family, head, config)
     abstract = registry.abstract_module(config, head, dtype=dtype, dropout=dropout)
     set_options(abstract, remat, scan_layers, attention)
     shapes = registry.leaf_shapes(abstract)
     plan = checkpoint.match(str(name), family, kind, shapes, names, tensors, head)
+    warn_of_head(str(name), config, kind, head, plan, names)
     hold = registry.holder(abstract, kind.head, dtype, quantize)
     values = {leaf: hold(leaf, tensors.read(*source)) for leaf, source in plan.items()}
     if any(is_inside(leaf, kind.head[-1:]) for leaf in plan):
@@ -99,6 +103,7 @@ def load_model(
         values,
         abstract,
         head=kind.head,
+        fresh=tuple(m for m in kind.head if any(is_inside(leaf, (m,)) for leaf in missing)),
         name=str(name),
         config=config,
         tokenizer=stored.tokenizer(),

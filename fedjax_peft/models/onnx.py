@@ -18,8 +18,6 @@ from fedjax_peft.models.checkpoint import broken, leaf_value
 _WHAT = "ONNX file of a BERT model"
 _FLOAT = 1
 """``TensorProto.FLOAT``."""
-_PREFIX = "model.0.auto_model."
-"""Of the transformer in an export of sentence-transformers."""
 
 
 class Onnx:
@@ -41,7 +39,7 @@ class Onnx:
                 raise broken(path, f"{tensor.name} is not an array of float32 numbers", _WHAT)
             array = np.frombuffer(tensor.raw_data, "<f4").reshape(shape)
             name = names.get(tensor.name)
-            self._arrays[(name or tensor.name).removeprefix(_PREFIX)] = array.T if name else array
+            self._arrays[name or tensor.name] = array.T if name else array
         if not self._arrays:
             raise broken(path, "it holds no weights", _WHAT)
 

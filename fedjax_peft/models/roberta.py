@@ -54,6 +54,7 @@ FAMILY = Family(
     kinds=text_kinds("roberta", _backbone, RobertaForSequenceClassification, ("classifier",)),
     weights=bert.WEIGHTS,
     renamed=(*bert.LEGACY, (r"^(embeddings|encoder|pooler)\.", r"roberta.\1.")),
+    tied=("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
     ignored=(r"roberta\.pooler\..+", r"roberta\.embeddings\.position_ids"),
     targets=bert.TARGETS,
     splits=bert.SPLITS,

@@ -223,7 +223,7 @@ def _rebound(module: nnx.Module, model: Model, method: Method | None) -> Model:
     return bind(module, **kept)
 
 
-_KEPT = ("head", "forward", "name", "config", "tokenizer", "labels", "dtype", "splits")
+_KEPT = ("head", "fresh", "forward", "name", "config", "tokenizer", "labels", "dtype", "splits")
 """The fields of a model that do not depend on its PEFT method."""
 
 

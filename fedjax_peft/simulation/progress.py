@@ -45,9 +45,9 @@ class Phase(NamedTuple):
     compilation; None until the first round has ended."""
     details: Mapping[str, Any] = MappingProxyType({})
     """``starting``: ``algorithm``, ``clients``, ``clients_per_round``, ``parameters`` (by kind),
-    ``train_examples``, ``batch_size``, ``most_examples`` (of a client), ``test_examples``,
-    ``evaluations`` (name -> examples, each counted once
-    for every model), ``eval_every``, ``estimate``
+    ``fresh`` (the modules of the head that have new values), ``train_examples``, ``batch_size``,
+    ``most_examples`` (of a client), ``test_examples``, ``evaluations`` (name -> examples, each
+    counted once for every model), ``eval_every``, ``estimate``
     (an :class:`fedjax_peft.simulation.estimate.Estimate`), ``privacy`` (the guarantee after all
     rounds in words, or None), ``device``, ``out`` and ``resumed_from`` (a round, or None).
     ``compiling``: ``program``, "round" or the name of an evaluation ("test", "global_test",

@@ -401,6 +401,7 @@ def _details(
         "clients": len(given.clients),
         "clients_per_round": session.schedule(given.seed).per_round,
         "parameters": given.model.counts(),
+        "fresh": given.model.fresh,
         "train_examples": int(sizes.sum()),
         "batch_size": given.batch_size,
         "most_examples": int(sizes.max()),

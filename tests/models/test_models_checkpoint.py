@@ -7,14 +7,19 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import transformers
 from huggingface_hub.utils import filter_repo_objects
-from safetensors.torch import load_file, save_file
-from torch_reference import saved, tiny_model
+from parity import assert_same_leaves
+from safetensors.torch import load_file, save_file, save_model
+from torch_reference import FAMILIES, layers, saved, tiny_model
 
 from fedjax_peft.models import registry
 from fedjax_peft.models.head_classes import reordered
-from fedjax_peft.models.heads import classification
+from fedjax_peft.models.heads import causal_lm, classification, two_classifiers
 from fedjax_peft.models.hub import load_model
+from fedjax_peft.models.stored_head import HeadWarning
+from fedjax_peft.peft import bitfit
+from fedjax_peft.peft.base import attach
 from fedjax_peft.support.errors import InputError
 
 
@@ -131,6 +136,90 @@ def test_everything_that_does_not_fit_is_reported_at_once(checkpoint):
         assert part in message
 
 
+def test_a_long_list_of_mismatches_is_cut_and_has_its_cause(checkpoint):
+    tensors = load_file(checkpoint / "model.safetensors")
+    save_file({f"teacher.{n}": x for n, x in tensors.items()}, checkpoint / "model.safetensors")
+    load_model(checkpoint)
+    two = {f"{who}.{n}": x.clone() for n, x in tensors.items() for who in ("teacher", "pupil")}
+    for part, cause in (
+        (two, "begin with 'pupil.', the model's with 'bert.'"),
+        (
+            tensors | {"bert.encoder.layer.0.output.dense.lora_A.a.weight": torch.ones(1)},
+            "merge_and_unload",
+        ),
+    ):
+        save_file(part, checkpoint / "model.safetensors")
+        message = refusal(checkpoint, head=classification(3))
+        assert cause in message
+        assert len(message) < 1200
+
+
+FSDP = "_fsdp_wrapped_module"
+WRAPPED = {
+    "compiled": lambda name: f"_orig_mod.{name}",
+    "parallel and compiled": lambda name: f"module._orig_mod.{name}",
+    "compiled in parts": lambda name: name.replace("layer.1.", "layer.1._orig_mod."),
+    "fsdp": lambda name: f"{FSDP}.{name.replace('layer.', f'{FSDP}.layer.')}",
+    "merged adapter": lambda name: f"base_model.model.{name}",
+    "lightning": lambda name: f"model.{name}",
+    "twice": lambda name: f"model.model.{name}",
+}
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_names_of_wrappers_are_read(family, tmp_path):
+    kind = "causal_lm" if family == "llama" else "classification"
+    checkpoint = saved(tiny_model(family, kind=kind), tmp_path)
+    tensors, plain = load_file(checkpoint / "model.safetensors"), load_model(checkpoint)
+    for name, wrap in WRAPPED.items():
+        wrapped = {wrap(key): x for key, x in tensors.items()}
+        assert wrapped.keys() != tensors.keys() or (family, name) == ("llama", "compiled in parts")
+        save_file(wrapped, checkpoint / "model.safetensors")
+        model = load_model(checkpoint)
+        assert_same_leaves(model.frozen, plain.frozen)
+        assert_same_leaves(model.trainable, plain.trainable)
+
+
+def test_two_names_of_one_tensor(checkpoint):
+    def change(tensors):
+        tensors["_orig_mod.classifier.bias"] = torch.zeros(3)
+
+    edit_weights(checkpoint, change)
+    message = refusal(checkpoint)
+    assert "holds both classifier.bias and _orig_mod.classifier.bias" in message or (
+        "holds both _orig_mod.classifier.bias and classifier.bias" in message
+    )
+
+
+TIED = {
+    **dict.fromkeys(("bert", "roberta", "distilbert", "deberta-v2"), "ForMaskedLM"),
+    "gpt2": "LMHeadModel",
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"), "ForCausalLM"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::fedjax_peft.models.stored_head.HeadWarning")
+@pytest.mark.parametrize("family", TIED)
+def test_a_tied_table_under_the_name_of_the_output_layer(family, tmp_path):
+    """``safetensors.torch.save_model`` keeps one of the two names."""
+    of = FAMILIES[family]
+    torch_class = getattr(transformers, of.name + TIED[family])
+    tied = {**of.shape, "tie_word_embeddings": True, **layers(family, 1)}
+    reference = torch_class(of.config(**tied))
+    head = causal_lm() if "causal_lm" in of.kinds else classification(2)
+    plain = load_model(saved(reference, tmp_path), head=head)
+    save_model(reference, str(tmp_path / "model.safetensors"))
+    stored = load_file(tmp_path / "model.safetensors")
+    output, table = registry.FAMILIES[family].tied
+    if table in stored:
+        stored[output] = stored.pop(table)
+        save_file(stored, tmp_path / "model.safetensors")
+    assert_same_leaves(load_model(tmp_path, head=head).frozen, plain.frozen)
+    edit_config(tmp_path, tie_word_embeddings=False)
+    if family != "gpt2":
+        assert f"{table} " in refusal(tmp_path, head=head)
+
+
 # ---------------------------------------------------------------------------------------- shards
 
 
@@ -237,6 +326,69 @@ def test_names_in_another_order_move_the_classes_of_the_head(checkpoint):
     assert moved["classifier.kernel"].tolist() == [[0, 1, 0], [1, 0, 0]]
     with pytest.raises(InputError, match=r"layers of the width 3.*in the order of the stored head"):
         reordered("x", {"classifier.dense.kernel": np.eye(3)}, ["classifier"], order)
+
+
+def cut_tensors(directory, *without, **new):
+    def change(tensors):
+        for name in [n for n in tensors if n.startswith(without)]:
+            del tensors[name]
+        tensors.update({name.replace("_dot_", "."): x for name, x in new.items()})
+
+    edit_weights(directory, change)
+    return directory
+
+
+OTHER = {
+    "pooler": (("bert.pooler",), {}, r"does not hold bert\.pooler, which get"),
+    "both": (
+        ("bert.pooler", "classifier"),
+        {},
+        r"does not hold bert\.pooler and classifier, which",
+    ),
+    "decoder's": (
+        ("classifier",),
+        {"score_dot_weight": torch.zeros(3, 32)},
+        r"hold classifier, which get new random values\. Its own head \(score\.weight\) is not",
+    ),
+    "answers": (
+        ("classifier",),
+        {"qa_outputs_dot_weight": torch.zeros(2, 32)},
+        r"does not hold classifier, .* \(qa_outputs\.weight\) is not used",
+    ),
+    "of another form": (
+        ("classifier",),
+        {"classifier_dot_dense_dot_weight": torch.zeros(32, 32)},
+        r"does not hold classifier, .* \(classifier\.dense\.weight\) is not used",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_head_that_is_made_anew_is_named(checkpoint, name):
+    without, new, message = OTHER[name]
+    cut_tensors(checkpoint, *without, **new)
+    with pytest.warns(HeadWarning, match=message):
+        model = load_model(checkpoint, head=classification(3))
+    assert model.fresh == without
+    assert repr(model).endswith(f"; new values: {', '.join(without)})")
+    assert attach(model, bitfit()).fresh == model.fresh
+
+
+def test_a_head_that_was_asked_for_gives_no_warning(checkpoint):
+    assert load_model(checkpoint).fresh == ()
+    assert load_model(checkpoint, head=classification(7, fresh=True)).fresh == ("classifier",)
+    assert load_model(checkpoint, head=two_classifiers(3)).fresh == ("second_classifier",)
+    cut_tensors(checkpoint, "classifier")  # a bare encoder
+    assert load_model(checkpoint, head=classification(5)).fresh == ("classifier",)
+
+
+def test_a_head_of_another_task_is_named(tmp_path):
+    saved(tiny_model("bert", kind="token_classification"), tmp_path)
+    cut_tensors(tmp_path, **{"bert_dot_pooler_dot_dense_dot_weight": torch.zeros(32, 32)})
+    cut_tensors(tmp_path, **{"bert_dot_pooler_dot_dense_dot_bias": torch.zeros(32)})
+    with pytest.warns(HeadWarning, match="is a BertForTokenClassification: its classifier was"):
+        load_model(tmp_path, head=classification(3))
+    load_model(tmp_path, head=classification(3, fresh=True))
 
 
 def test_fresh_head_follows_from_the_seed(checkpoint):

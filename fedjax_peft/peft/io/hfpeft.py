@@ -16,9 +16,9 @@ import numpy as np
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
-from fedjax_peft.models.checkpoint import source_name
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.modules import submodule, submodules
+from fedjax_peft.models.names import source_name
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.cores import CoreLinear
 from fedjax_peft.peft.io.files import (

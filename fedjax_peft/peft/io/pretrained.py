@@ -5,9 +5,9 @@ understood. A config field that changes the maths and is not implemented is refu
 is never read.
 """
 
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +16,11 @@ import numpy as np
 from flax import nnx
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import class_names, read_json
 from fedjax_peft.models.head_classes import in_order_of
-from fedjax_peft.models.modules import is_inside, submodule, submodules
+from fedjax_peft.models.modules import is_inside, replace_module, submodule, submodules
+from fedjax_peft.models.names import substituted
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.dora import dora
@@ -26,6 +28,7 @@ from fedjax_peft.peft.ia3 import ia3
 from fedjax_peft.peft.io.files import (
     LABELS,
     Tensors,
+    Values,
     check_fits,
     fit_head,
     read_tensors,
@@ -33,6 +36,7 @@ from fedjax_peft.peft.io.files import (
 )
 from fedjax_peft.peft.lora import by_pattern, lora
 from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
+from fedjax_peft.peft.selective import head_only
 from fedjax_peft.support.errors import InputError
 
 
@@ -65,30 +69,59 @@ def pretrained(adapter: str | Path) -> Method:
             f" supported ({', '.join(_READERS)} are)."
         )
     file = directory / "adapter_model.safetensors"
-    contents = _split(read_tensors(file, "*.bin", "save_pretrained in peft does"))
-    method = _READERS[config["peft_type"]](_Config(directory, config), contents)
+    stored = read_tensors(file, "*.bin", "save_pretrained in peft does")
+    contents = _split(_of_one_adapter(stored, directory))
+    read = partial(_READERS[config["peft_type"]], _Config(directory, config))
+    method = read(contents)
     made_for = config.get("base_model_name_or_path")
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        sites, problems = _fit_sites(module, head, contents.sites)
+        sites, problems = _fit_sites(module, contents.sites)
         whole, wrong = fit_head(module, head, contents.whole)
         base = f" It was made for {made_for!r}." if made_for else ""
         check_fits(f"The adapter in {directory}", problems + wrong, base)
-        module = method.attach(module, defaults, key, head)
-        values = list(whole)
-        for path, tensors in sites.items():
+        _set(whole)
+        module = read(contents.at(sites)).attach(module, defaults, key, ())
+        for name, path in sites.items():
             site = submodule(module, path)
-            values += [(getattr(site, _LEAVES[kind]), x.T) for kind, x in tensors.items()]
+            tensors = contents.sites[name]
+            _set([(getattr(site, _LEAVES[kind]), x.T) for kind, x in tensors.items()])
+            if is_inside(path, head):  # which is trained whole: this is its start
+                replace_module(module, path, site.merged())
         if contents.prompt is not None:
-            values.append((_prompt_of(module, contents.prompt, directory), contents.prompt))
-        for variable, x in values:
-            variable.set_value(jnp.asarray(x.reshape(variable.shape), variable.dtype))
+            _set([(_prompt_of(module, contents.prompt, directory), contents.prompt)])
         return module
 
     named = directory / LABELS
     names = class_names(read_json(named)) if contents.whole and named.is_file() else []
-    complete = functools.partial(in_order_of, where=str(directory), stored=names)
+
+    def complete(model: Model) -> Model:
+        model = in_order_of(model, str(directory), names)
+        stems = {leaf.rpartition(".")[0]: kind for leaf, kind in model.kinds.items()}
+        paths = {name: resolved(name, stems) for name in contents.sites}
+        outside = {name: path for name, path in paths.items() if stems.get(path) != "head"}
+        held = [n.rpartition(".")[0].removesuffix(".base_layer") for n in contents.whole]
+        loaded = [resolved(name, stems) for name in held]
+        fresh = tuple(m for m in model.fresh if not any(is_inside(x, (m,)) for x in loaded))
+        for name, path in paths.items():
+            if is_inside(path, fresh):
+                raise InputError(
+                    f"The adapter in {directory} changes {name} by an update of low rank, and"
+                    f" {model.name!r} does not hold the weights of that layer: load the checkpoint"
+                    " that the adapter was made for."
+                )
+        model = model.replace(fresh=fresh)
+        if not contents.sites:
+            return model
+        return model.replace(method=read(contents.at(outside)) if outside else head_only())
+
     return Method(method.name, method.options, attach, complete=complete)
+
+
+def _set(values: Values) -> None:
+    """Sets variables, whose values may lack axes of size 1."""
+    for variable, x in values:
+        variable.set_value(jnp.asarray(x.reshape(variable.shape), variable.dtype))
 
 
 # ------------------------------------------------------------------------------------------ files
@@ -116,6 +149,12 @@ class _Contents(NamedTuple):
     old_names: dict[str, str]
     """Path of an adapted module -> its path in the file."""
 
+    def at(self, paths: Mapping[str, str]) -> "_Contents":
+        """Returns the contents with the sites that have a path in the model, under that path."""
+        sites = {path: self.sites[name] for name, path in paths.items()}
+        olds = {path: self.old_names[name] for name, path in paths.items()}
+        return self._replace(sites=sites, old_names=olds)
+
 
 _LEAVES = {
     "lora_A.weight": "lora_a",
@@ -138,6 +177,41 @@ def _split(tensors: Tensors) -> _Contents:
             contents.sites.setdefault(_renamed(path), {})[kind] = x
             contents.old_names[_renamed(path)] = path
     return contents
+
+
+_ADAPTER = re.compile(
+    r"\.(lora_[AB]|lora_magnitude_vector|ia3_l|modules_to_save|prompt_encoder)\.(?!weight$)([^.]+)"
+)
+"""A part of a name in the state dict of a peft model, and the adapter's name after it."""
+_AS_SAVED = (
+    (r"\.modules_to_save\.", "."),
+    (r"\.lora_magnitude_vector\.weight$", ".lora_magnitude_vector"),
+    (r"^\.prompt_encoder\.embedding\.weight$", ".prompt_embeddings"),
+)
+
+
+def _of_one_adapter(tensors: Tensors, where: Path) -> Tensors:
+    """Returns the tensors under the names that ``save_pretrained`` of peft gives them.
+
+    The state dict of a peft model has the adapter's name in them, and the modules that are not used
+    because others were trained in their place.
+
+    Raises:
+      InputError: the file holds several adapters.
+    """
+    found: Tensors = {}
+    adapters: dict[str, None] = {}
+    for name, x in tensors.items():
+        if ".original_module." not in name:
+            adapters |= dict.fromkeys(found[2] for found in _ADAPTER.finditer(f".{name}"))
+            plain = substituted(_ADAPTER.sub(r".\1", f".{name}"), _AS_SAVED)
+            found[plain[1:]] = x
+    if len(adapters) > 1:
+        raise InputError(
+            f"The file in {where} holds several adapters ({', '.join(adapters)}): save one of them"
+            " (save_pretrained of peft with selected_adapters)."
+        )
+    return found
 
 
 def _renamed(name: str) -> str:
@@ -305,20 +379,17 @@ def _sites_of(
 
 
 def _fit_sites(
-    module: nnx.Module, head: Sequence[str], sites: Mapping[str, Tensors]
-) -> tuple[dict[str, Tensors], list[str]]:
-    """Returns the tensors by the paths of the module's layers, and what does not fit."""
+    module: nnx.Module, sites: Mapping[str, Tensors]
+) -> tuple[dict[str, str], list[str]]:
+    """Returns the paths of the module's layers by the names of the sites, and what does not fit."""
     modules = dict(submodules(module))
-    found: dict[str, Tensors] = {}
+    found: dict[str, str] = {}
     problems = []
     for name, tensors in sites.items():
         path = resolved(name, modules)
         layer = modules.get(path)
         if not isinstance(layer, nnx.Linear):
             problems.append(f"there is no linear layer {name}")
-            continue
-        if is_inside(path, head):
-            problems.append(f"{name} is part of the head, which is trained whole")
             continue
         n_in, n_out = layer.kernel.shape
         rank = len(tensors.get("lora_A.weight", ()))
@@ -334,7 +405,7 @@ def _fit_sites(
             for kind, x in tensors.items()
             if x.shape != shapes[kind]
         ]
-        found[path] = tensors
+        found[name] = path
     return found, problems
 
 

@@ -264,6 +264,139 @@ def test_older_names_of_vit(tmp_path):
     assert_reads(base, tmp_path / "a", reference)
 
 
+# ---------------------------------------------------------------- layers of the head, and copies
+
+POOLER = {"task_type": "SEQ_CLS", "target_modules": ["value", "pooler.dense"]}
+IN_HEAD = {
+    "all linear": LoraConfig(
+        task_type="SEQ_CLS",
+        target_modules="all-linear",
+        lora_alpha=7,
+        use_rslora=True,
+        rank_pattern={"pooler.dense": 2},
+        alpha_pattern={"pooler.dense": 3},
+    ),
+    "dora": LoraConfig(**POOLER, use_dora=True, lora_alpha=5),
+    "ia3": IA3Config(**POOLER, feedforward_modules=[]),
+    "ia3 of inputs": IA3Config(**POOLER, feedforward_modules=["pooler.dense"]),
+    "alone": LoraConfig(task_type="SEQ_CLS", target_modules=["pooler.dense"], r=4),
+}
+
+
+@pytest.mark.parametrize("name", IN_HEAD)
+def test_an_adapter_inside_the_head_becomes_its_start(base, name, tmp_path):
+    """The head is trained whole here, so the sum is its start; the logits are peft's."""
+    reference = written(tmp_path, "bert", IN_HEAD[name])
+    model = assert_reads(base, tmp_path, reference)
+    kinds = {leaf: kind for leaf, kind in model.kinds.items() if "pooler" in leaf}
+    assert kinds == dict.fromkeys(("bert.pooler.dense.bias", "bert.pooler.dense.kernel"), "head")
+    assert model.method.name == ("head_only" if name == "alone" else name.split()[0]) or (
+        name == "all linear" and model.method.name == "lora"
+    )
+    format = "merged" if name == "alone" else "peft"
+    again = export(model, model.trainable, tmp_path / "again", format=format)
+    if format == "peft":  # whose method has no place in the head any more
+        for leaf, x in attach(load_model(base), peft.pretrained(again)).trainable.items():
+            np.testing.assert_array_equal(x, model.trainable[leaf])
+
+
+def test_the_pooler_of_deberta(tmp_path):
+    base = saved(tiny_model("deberta-v2"), tmp_path / "base")
+    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query_proj", "pooler.dense"])
+    assert_reads(base, tmp_path / "a", written(tmp_path / "a", "deberta-v2", config))
+
+
+def test_a_layer_of_the_head_whose_weights_are_not_there(base, tmp_path):
+    """A copy of them in the file stands for those of the checkpoint."""
+    reference = written(tmp_path, "bert", IN_HEAD["all linear"])
+    bare = load_model(base).replace(fresh=("bert.pooler", "classifier"))
+    with pytest.raises(InputError, match=r"changes bert.pooler.dense by an update of low rank"):
+        attach(bare, peft.pretrained(tmp_path))
+    file = tmp_path / "adapter_model.safetensors"
+    save_file(plain(reference.state_dict()), file)
+    assert attach(bare, peft.pretrained(tmp_path)).fresh == ()
+
+
+def plain(tensors):
+    """Returns tensors that do not share memory."""
+    return {name: x.detach().clone().contiguous() for name, x in tensors.items()}
+
+
+def prefixed(before):
+    return lambda reference, stored: {before + name: x for name, x in stored.items()}
+
+
+def with_base(dtype):
+    """Returns the edit that writes the whole state dict of peft, its base in another dtype."""
+
+    def change(reference, stored):
+        given = plain(reference.state_dict())
+        return {n: x if "lora" in n or "to_save" in n else x.to(dtype) for n, x in given.items()}
+
+    return change
+
+
+def test_other_names_in_the_file_are_read(base, tmp_path):
+    """Wrappers of torch, the state dict of a peft model, and copies of the base's tensors."""
+    reference = written(tmp_path, "bert", CONFIGS["defaults"])
+    model, file = load_model(base), tmp_path / "adapter_model.safetensors"
+    expected, stored = attach(model, peft.pretrained(tmp_path)).trainable, load_file(file)
+    edits = {
+        "compiled": prefixed("_orig_mod."),
+        "parallel": prefixed("module._orig_mod."),
+        "in parts": lambda _, s: {
+            n.replace(".layer.", "._orig_mod.layer."): x for n, x in s.items()
+        },
+        "nested": prefixed("base_model.model."),
+        "in a module": prefixed("model."),
+        "fsdp": prefixed("_fsdp_wrapped_module."),
+        "bare": lambda _, s: {n.removeprefix("base_model.model."): x for n, x in s.items()},
+        **{
+            str(dtype): with_base(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)
+        },
+    }
+    for name, change in edits.items():
+        save_file(change(reference, stored), file)
+        for loaded in (model, load_model(base, dtype="bfloat16", scan_layers=True)):
+            found = attach(loaded, peft.pretrained(tmp_path)).trainable
+            assert found.keys() == expected.keys(), name
+            for leaf, x in expected.items():
+                np.testing.assert_array_equal(found[leaf], x, f"{name}: {leaf}")
+
+
+def test_tensors_that_are_no_copies_are_named(base, model, tmp_path):
+    reference = written(tmp_path, "bert", CONFIGS["defaults"])
+    file, key = tmp_path / "adapter_model.safetensors", "bert.encoder.layer.1.output.dense.weight"
+    stored = plain(reference.state_dict())
+    for factor, size in ((1.001, 32), (1, 31)):
+        change = {f"base_model.model.{key}": factor * stored[f"base_model.model.{key}"][:size]}
+        save_file(plain({**stored, **change}), file)
+        problem = "was trained whole" if size == 32 else r"is \[31, 64\], and that of the model"
+        with pytest.raises(InputError, match=rf"\(1 mismatches\): {key} {problem}"):
+            attach(model, peft.pretrained(tmp_path))
+    two = {n.replace(".default.", ".other."): x for n, x in stored.items()}
+    save_file(plain({**two, **stored}), file)
+    with pytest.raises(InputError, match=r"several adapters \(default, other\)"):
+        peft.pretrained(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_an_output_layer_in_the_file(tmp_path):
+    """Of a tied model it is the table of tokens; peft writes one that it has adapted."""
+    for tied, targets in ((True, ["q_proj"]), (False, ["q_proj", "lm_head"])):
+        options = {"kind": "causal_lm", "tie_word_embeddings": tied}
+        base = saved(tiny_model("llama", **options), tmp_path / f"base {tied}")
+        config = LoraConfig(task_type="CAUSAL_LM", target_modules=targets)
+        reference = written(tmp_path / f"a {tied}", "llama", config, **options)
+        if tied:
+            file = tmp_path / "a True" / "adapter_model.safetensors"
+            copy = reference.state_dict()["base_model.model.lm_head.weight"]
+            save_file(plain({**load_file(file), "base_model.model.lm_head.weight": copy}), file)
+        else:
+            assert "base_layer" in str([*load_file(tmp_path / "a False/adapter_model.safetensors")])
+        assert_reads(base, tmp_path / f"a {tied}", reference)
+
+
 # -------------------------------------------------------------------------------------- refusals
 
 
@@ -408,14 +541,6 @@ def test_adapter_of_another_model(base, adapter, tmp_path):
     ):
         with pytest.raises(InputError, match=complaint):
             attach(load_model(base, head=head), peft.pretrained(adapter))
-
-
-def test_layers_of_the_head(base, model, tmp_path):
-    """They are trained fully here."""
-    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query", "pooler.dense"])
-    written(tmp_path, "bert", config)
-    with pytest.raises(InputError, match=r"bert.pooler.dense is part of the head"):
-        attach(model, peft.pretrained(tmp_path))
 
 
 def test_prompt_of_another_width(model, tmp_path):
