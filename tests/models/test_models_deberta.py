@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch_reference import DEBERTA, padded_batch, saved, tensors, tiny_model
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from fedjax_peft.models.checkpoint import source_name
 from fedjax_peft.models.deberta import log_buckets, skew
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_model
+from fedjax_peft.models.names import source_name
 from fedjax_peft.models.registry import FAMILIES, random_model
 from fedjax_peft.peft import lora
 from fedjax_peft.peft.base import attach
