@@ -74,18 +74,18 @@ def load_run(
     else:
         algorithm = _as_run(directory, algorithm, privacy, attack)
     if has_algorithm:
-        _, server, client_state = restore(directory, model, algorithm)
+        _, server, client_state, kept = restore(directory, model, algorithm)
         params = {**model.trainable, **algorithm.server.model(server)}
     else:
         model, params = _with_learned(model, learned)
         names = assign_roles(model.kinds, algorithm.roles)
-        server, client_state = tree.select(params, names["shared"]), {}
+        server, client_state, kept = tree.select(params, names["shared"]), {}, {}
     ranks = config.get("system", {}).get("client_ranks")
     task, length = inputs_of(directory, config)
     seen = read_rows(directory)
     return Run(
         *(model, algorithm, params, client_state, server, rows, directory),
-        *(ranks, length, task, seen),
+        *(ranks, length, task, seen, kept),
     )
 
 
@@ -166,8 +166,10 @@ def inputs_of(directory: Path, config: dict[str, Any]) -> tuple[Task, int | None
     return recipe.task_of(metadata), metadata["max_length"]
 
 
-def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, PyTree, PyTree]:
-    """Returns the newest checkpoint: its round, the server's state and the clients' state.
+def restore(
+    directory: Path, model: Model, algorithm: Algorithm
+) -> tuple[int, PyTree, PyTree, dict[str, PyTree]]:
+    """Returns the newest checkpoint: its round, and the states of server, clients and the others.
 
     Raises:
       InputError: no checkpoint can be restored.
@@ -177,8 +179,8 @@ def restore(directory: Path, model: Model, algorithm: Algorithm) -> tuple[int, P
     client_state = jax.eval_shape(algorithm.init_client_state, shared, private)
     template = jax.eval_shape(algorithm.server.init, shared)
     path = directory / "checkpoints"
-    round_index, (server, stacked) = read_checkpoint(path, template, client_state)
-    return round_index, server, stacked
+    round_index, states = read_checkpoint(path, template, client_state)
+    return round_index, *states
 
 
 def _with_learned(model: Model, learned: Params) -> tuple[Model, Params]:
@@ -264,7 +266,7 @@ def load_clients(directory: str | Path) -> Run:
     """Returns a run whose clients have private leaves, up to its newest checkpoint."""
     model, params, config = load_trained(directory)
     algorithm = algorithm_of(Path(directory), config, model)
-    round_index, server, stacked = restore(Path(directory), model, algorithm)
+    round_index, server, stacked, _ = restore(Path(directory), model, algorithm)
     check_clients([], stacked)
     rows = read_metrics(Path(directory) / "metrics.jsonl")
     done = [row for row in rows if row["round"] <= round_index]

@@ -141,6 +141,10 @@ def _no_state(template: PyTree) -> PyTree:
     return ()
 
 
+def _whole(state: PyTree, start: PyTree) -> PyTree:
+    return state
+
+
 class Aggregator(NamedTuple):
     """How uploads combine: lift each into a vector space, sum there by weight, come back.
 
@@ -199,6 +203,11 @@ class Aggregator(NamedTuple):
     at_state: Callable[[PyTree], "Aggregator"] | None = None
     """state -> the aggregator of this round, for one whose ``lift`` depends on its state. None: the
     aggregator is the same in every round."""
+
+    carry: Callable[[PyTree, PyTree], PyTree] = _whole
+    """(the state after an earlier run, the one of ``init``) -> the state with which a run begins
+    that starts from that run, by default the first. Noise that is correlated over rounds begins
+    anew: its guarantee is for the rounds of one run."""
 
     def bound(self, state: PyTree) -> "Aggregator":
         """Returns the aggregator of a round that begins with this state of the aggregator."""

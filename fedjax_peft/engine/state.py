@@ -12,6 +12,10 @@ from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.stores.client_store import StoredClients
 from fedjax_peft.support.errors import InputError
 
+KEPT = ("server", "client_state", "aggregator_state", "transform_state", "history")
+"""The fields of a :class:`State` that a run keeps: checkpoints hold them, and a run that starts
+from another one begins with them. The others are given when a run begins or goes on."""
+
 
 class State(NamedTuple):
     """Everything that one round passes to the next: a pytree that can be saved and restored.

@@ -143,7 +143,13 @@ def private(
         new = {"base": result.state, "noise": own} if keeps else result.state
         return Aggregated(result.update, result.metrics | measured, new)
 
-    return base._replace(lift=lift, finish=finish, init=init, refactor=None, every_round=True)
+    def carry(state: PyTree, start: PyTree) -> PyTree:
+        if noise is None or noise.init is None:
+            return base.carry(state, start)
+        return {"base": base.carry(state["base"], start["base"]), "noise": start["noise"]}
+
+    own = base._replace(lift=lift, finish=finish, init=init, carry=carry)
+    return own._replace(refactor=None, every_round=True)
 
 
 def clipped_to(change: PyTree, clip: Any) -> tuple[PyTree, Array]:

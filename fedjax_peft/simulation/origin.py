@@ -6,9 +6,9 @@ new run's first checkpoint.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,11 @@ import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.contracts import PyTree
+from fedjax_peft.engine.gathered import split_memory, with_rows
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.stores.client_records import ClientRow
-from fedjax_peft.engine.stores.client_store import StoredClients, client_count, client_rows
+from fedjax_peft.engine.stores.client_store import StoredClients
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
 from fedjax_peft.simulation.rows import Row, seen_clients
@@ -51,11 +52,15 @@ def check_start(model: Model, run: Run) -> None:
             )
 
 
-def origin_row(run: Run) -> Row:
-    """Returns the field ``origin`` of row 0 of a run that starts from another one."""
+def origin_row(run: Run, anew: Sequence[str]) -> Row:
+    """Returns the field ``origin`` of row 0 of a run that starts from another one.
+
+    Args:
+      anew: from :func:`carried`.
+    """
     done = run.metrics[-1]["round"] if run.metrics else 0
     seen = sorted(seen_clients(run.metrics))
-    return {"origin": {"run": origin_text(run), "round": done, "seen": seen}}
+    return {"origin": {"run": origin_text(run), "round": done, "seen": seen, "anew": [*anew]}}
 
 
 def not_counted(run: Run) -> str:
@@ -120,56 +125,125 @@ def base_seed(directory: Path, config: Mapping[str, Any]) -> int:
         raise InputError(f"{path} is damaged: {error}.") from None
 
 
-def carried(session: Session, state: State, run: Run) -> State:
-    """Returns the state before the first round, with what the clients and server of a run keep.
+def carried(session: Session, state: State, run: Run) -> tuple[State, list[str]]:
+    """Returns the state before the first round with what a run keeps, and what of it begins anew.
 
-    The clients' states, such as private leaves and control variates, are taken over whole. The
-    server's state, such as momentum and control variates, goes on if the new server keeps the same
-    and neither one adds to frozen leaves: ``run.trained`` has these sums already.
+    Each part of ``KEPT`` is taken over whole if the new run keeps the same. What clients keep
+    (private leaves, control variates, optimizers) must be the same. The server's state begins anew
+    if one of the two servers adds to frozen leaves: ``run.trained`` has these sums already. So does
+    the history of an asynchronous server, whose clients at work are lost.
 
     Args:
       session: of the new run, whose model is ``run.trained``.
       state: the state before its first round, with its clients in their place.
 
+    Returns:
+      The state, and the names of what begins anew: always ``rounds``, the count on which schedules
+      and random numbers depend.
+
     Raises:
       InputError: the clients of the run keep something else than those of the new one.
     """
-    rules = (run.algorithm.server.frozen_delta, session.setup.algorithm.server.frozen_delta)
-    if rules == (None, None) and _shapes(run.server) == _shapes(state.server):
-        state = state._replace(server=jax.tree.map(jnp.copy, run.server))
-        state = state._replace(history=session.history(state, int(state.seed)))
-    clients = session.setup.clients
-    if not client_count(run.client_state):
-        return session.placed(state)
-    theirs = (client_count(run.client_state), _shapes(client_rows(run.client_state, 0)))
-    mine = (clients, _shapes(client_rows(state.client_state, 0)))
-    if mine != theirs:
-        (n, new), (count, old) = mine, theirs
+    state, anew = _with_shared(session, session.trimmed(state), run)
+    theirs = _rows_of(run.client_state, run.kept.get("transform_state", ()))
+    mine = _rows_of(state.client_state, state.transform_state)
+    old, new = (_of_part(rows.shapes, "client_state") for rows in (theirs, mine))
+    if old and (theirs.clients, old) != (mine.clients, new):
+        keep, now = (", ".join(n.partition(".")[2] for n in x) or "nothing" for x in (old, new))
         raise InputError(
-            f"The {count} clients of {origin_text(run)} keep {', '.join(old) or 'nothing'}, and the"
-            f" {n} of this run {', '.join(new) or 'nothing'}. Take the algorithm, the roles and the"
+            f"The {theirs.clients} clients of {origin_text(run)} keep {keep}, and the"
+            f" {session.setup.clients} of this run {now}. Take the algorithm, the roles and the"
             " number of clients of that run, or start from its global model only, in Python with"
             " fp.simulate(run.trained, ...) without origin."
         )
-    kept = state.client_state
-    if not isinstance(kept, StoredClients):
-        rows = _rows(run.client_state, np.arange(clients))
-        return session.placed(session.trimmed(state)._replace(client_state=rows))
-    for ids in np.array_split(np.arange(clients), -(-clients // _TOGETHER)):
-        kept.put(ids, ClientRow(_rows(run.client_state, ids), kept.take(ids).memory))
-    return session.placed(state)
+    same = theirs == mine._replace(take=theirs.take)
+    if not same and _of_part(theirs.shapes, "memory"):
+        anew.append("transform_state.memory")
+    wanted = {*theirs.shapes} if same else {*old}
+    return session.placed(_with_clients(state, theirs, wanted)), anew
 
 
-def _rows(client_state: PyTree, clients: np.ndarray) -> PyTree:
-    """Returns copies of what some clients keep, as numpy arrays ``[n, ...]``."""
+def _with_shared(session: Session, state: State, run: Run) -> tuple[State, list[str]]:
+    """Returns the state with what server, aggregator and transforms of a run keep; see above."""
+    theirs = _named({"server": run.server, **run.kept})
+    mine, anew = _named(state), ["rounds"]
+    taken: dict[str, Any] = {}
+    algorithm = session.setup.algorithm
+    sums = (run.algorithm.server.frozen_delta, algorithm.server.frozen_delta)
+    for part in ("server", "aggregator_state", "transform_state.server", "history"):
+        old, new = (_of_part(named, part) for named in (theirs, mine))
+        begins = part == "history" or (part == "server" and sums != (None, None))
+        if not begins and _shapes(old) == _shapes(new):
+            taken |= old
+        elif old:
+            anew.append(part)
+    made = _replaced(state, {name: jnp.array(x) for name, x in taken.items()})
+    carry = algorithm.aggregator.carry(made.aggregator_state, state.aggregator_state)
+    before = _of_part(_named(made), "aggregator_state")
+    parts = [n for n, x in _named({"aggregator_state": carry}).items() if x is not before[n]]
+    anew += dict.fromkeys(".".join(name.split(".")[:2]) for name in parts)
+    return made._replace(aggregator_state=carry), anew
+
+
+class _Rows(NamedTuple):
+    """What the clients of a run keep."""
+
+    clients: int
+    shapes: dict[str, tuple[tuple[int, ...], str]]
+    """Name of a leaf of :class:`ClientRow` -> shape and dtype of one client's."""
+    take: Callable[[np.ndarray], dict[str, np.ndarray]]
+    """Clients -> the leaves of their rows, ``[n, ...]``."""
+
+
+def _rows_of(client_state: PyTree, transform_state: Any) -> _Rows:
+    """Returns what clients keep, from fields of ``State`` or of a checkpoint."""
     if isinstance(client_state, StoredClients):
-        return client_state.take(clients).client_state
-    return jax.tree.map(lambda x: np.array(x)[clients], client_state)
+        places = client_state.store.packing
+        facts = zip(places.names, places.shapes, map(str, places.dtypes), strict=True)
+        shapes = {name: (shape, dtype) for name, shape, dtype in facts}
+        return _Rows(len(client_state), shapes, client_state.named)
+    read = isinstance(transform_state, Mapping)
+    memory = transform_state.get("memory", ()) if read else getattr(transform_state, "memory", ())
+    arrays = _named(ClientRow(client_state, memory))
+    shapes = {name: (shape[1:], dtype) for name, (shape, dtype) in _shapes(arrays).items()}
+    clients = next((len(x) for x in arrays.values()), 0)
+    return _Rows(clients, shapes, lambda ids: {n: np.asarray(x)[ids] for n, x in arrays.items()})
 
 
-def _shapes(kept: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Returns path of a leaf -> shape and dtype."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): (np.shape(x), str(x.dtype))
-        for path, x in jax.tree.leaves_with_path(kept)
-    }
+def _with_clients(state: State, rows: _Rows, wanted: Collection[str]) -> State:
+    """Returns a state whose clients keep these leaves of the rows of another run."""
+    if not wanted:
+        return state
+    everyone, kept = np.arange(rows.clients), state.client_state
+
+    def replaced(own: ClientRow, clients: np.ndarray) -> ClientRow:
+        return _replaced(own, tree.select(rows.take(clients), wanted))
+
+    if not isinstance(kept, StoredClients):
+        _, memory = split_memory(state)
+        return with_rows(state, replaced(ClientRow(kept, memory), everyone))
+    for ids in np.array_split(everyone, -(-rows.clients // _TOGETHER)):
+        kept.put(ids, replaced(kept.take(ids), ids))
+    return state
+
+
+def _named(kept: PyTree) -> dict[str, Any]:
+    """Returns name of a leaf -> leaf."""
+    named = jax.tree.leaves_with_path(kept)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in named}
+
+
+def _replaced(kept: Any, leaves: Mapping[str, Any]) -> Any:
+    """Returns a tree with other leaves of these names."""
+    values = [leaves.get(name, x) for name, x in _named(kept).items()]
+    return jax.tree.unflatten(jax.tree.structure(kept), values)
+
+
+def _of_part(leaves: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """Returns the leaves of a part of a tree."""
+    return {n: x for n, x in leaves.items() if n == part or n.startswith(f"{part}.")}
+
+
+def _shapes(leaves: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Returns name of a leaf -> shape and dtype."""
+    return {name: (np.shape(x), str(x.dtype)) for name, x in leaves.items()}

@@ -237,9 +237,10 @@ class Records:
     """Recorded as the run's ``config.toml``. ``{"point": ...}``, the values of a sweep, is added to
     the settings that a run made in Python records."""
     origin: Run | None = None
-    """The run that this one starts from, with ``run.trained`` as the model: the clients begin with
-    what they keep after it (private leaves, control variates), and so does the server if it keeps
-    the same. Rounds count from 1. Recorded in row 0."""
+    """The run that this one starts from, with ``run.trained`` as the model: clients, server,
+    aggregator and upload transforms begin with what they keep after it (private leaves, control
+    variates, what error feedback has not sent yet) where they keep the same. Rounds count from 1.
+    Row 0 records the run as ``origin``, with what of it begins anew."""
     on_round: Callable[[Row], bool | None] | None = None
     """Called with every row of metrics as it is made (row 0 is before training). If it returns True
     the run ends after this round: its row gains the final evaluation and the field ``stopped``, and

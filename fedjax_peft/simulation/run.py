@@ -1,8 +1,8 @@
 """``Run``: the result of a simulation."""
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +50,9 @@ class Run:
     trained_on: np.ndarray | None = None
     """Digests of the training examples (:mod:`fedjax_peft.simulation.trained_rows`); None: a run of
     an earlier version did not keep them."""
+    kept: Mapping[str, PyTree] = field(default_factory=dict)
+    """What aggregator, upload transforms and asynchronous server keep, by the names of the fields
+    of ``State``."""
 
     @property
     def trained(self) -> Model:

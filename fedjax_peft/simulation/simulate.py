@@ -40,9 +40,11 @@ from fedjax_peft.simulation.origin import (
 from fedjax_peft.simulation.planning.memory_plan import check_step_memory
 from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.records import Evaluation, Placement, Records, System, moved
+from fedjax_peft.simulation.rows import Row
 from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
 from fedjax_peft.simulation.session import session as make_session
+from fedjax_peft.simulation.storage.checkpoint import saved_parts
 from fedjax_peft.simulation.storage.fingerprint import check_same, check_same_run, fingerprint
 from fedjax_peft.simulation.storage.recipe import save_recipe
 from fedjax_peft.simulation.storage.record import Record, device_name, read_resumable
@@ -189,7 +191,7 @@ def simulate(
             save_rows(record.out, trained_on)
         loop = Loop(**parts, record=record, phases=phases, request=request)
         state = _train(loop, state, given)
-    server, client_state = whole((state.server, session.trimmed(state).client_state))
+    server, client_state, *others = whole(saved_parts(session.trimmed(state)))
     return Run(
         model,
         algorithm,
@@ -202,6 +204,7 @@ def simulate(
         _text_length(clients.data),
         session.setup.task,
         trained_on,
+        others[0] if others else {},
     )
 
 
@@ -376,9 +379,10 @@ def _train(loop: Loop, state: State, given: SimpleNamespace) -> State:
     )
     if saved is None:
         state = loop.clients.begin(state)  # in the run directory, if they are in a store
+        begins: Row = {}
         if origin is not None:
-            state = carried(session, state, origin)
-        begins = {} if origin is None else origin_row(origin)
+            state, anew = carried(session, state, origin)
+            begins = origin_row(origin, anew)
         stopped = loop.start(state, start_seconds(given.system.time, given.model), begins)
     else:
         state, stopped = saved, loop.resume()

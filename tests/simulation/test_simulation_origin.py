@@ -3,6 +3,8 @@
 import functools
 import shutil
 
+import jax
+import jax.numpy as jnp
 import optax
 import pytest
 import running
@@ -56,9 +58,64 @@ def test_rounds_go_on_from_the_states_of_clients_and_server(place, straight, fir
         for name in one:
             assert_close(other[name], one[name], rtol=1e-5, atol=1e-6)
     begins = again.metrics[0]["origin"]
+    assert begins.pop("anew") == ["rounds"]
     assert begins == {"run": str(first.out.resolve()), "round": 2, "seen": [0, 1, 2, 3]}
     assert again.metrics[0]["test_accuracy"] == first.metrics[-1]["test_accuracy"]
     assert again.metrics[0]["test_count_seen"] == 4
+
+
+@functools.cache
+def clipping():
+    return fp.algorithms.fedavg(optax.sgd(0.1), aggregator=fp.aggregators.centred_clipping(0.05))
+
+
+@pytest.mark.parametrize(("place", "loaded"), [("device", False), ("disk", True)])
+def test_aggregator_and_transforms_go_on_too(place, loaded, tmp_path):
+    """Centred clipping keeps its last update, and error feedback what every client has not sent."""
+    options = {"algorithm": clipping(), "transforms": fp.transforms.sign()}
+    whole = run(2, **options)
+    first = run(1, **options, out=tmp_path / "a", client_state=place)
+    if loaded:
+        first = fp.load_run(tmp_path / "a", model=model(), algorithm=clipping())
+    place = "disk" if place == "device" else "device"  # what clients keep moves to another place
+    again = run(1, first, **options, client_state=place)
+    for name, leaf in whole.params.items():
+        assert_close(again.params[name], leaf, rtol=1e-5, atol=1e-6)
+    assert again.metrics[0]["origin"]["anew"] == ["rounds"]
+    other = run(1, first, fp.algorithms.fedavgm(optax.sgd(0.1)))
+    lost = ["rounds", "server", "aggregator_state", "transform_state.memory"]
+    assert other.metrics[0]["origin"]["anew"] == lost
+
+
+plain = functools.cache(lambda: fp.algorithms.fedavg(optax.sgd(0.1)))
+
+
+def test_an_adaptive_clip_norm_goes_on():
+    adaptive = fp.privacy.adaptive(0.5, noise_multiplier=0.1, delta=1e-3)
+    ended = run(1, None, plain(), privacy=adaptive)
+    again = run(1, ended, plain(), privacy=adaptive)
+    norm = float(ended.kept["aggregator_state"]["clip"])
+    assert again.metrics[1]["privacy_clip"] == norm != 0.5
+    assert again.metrics[0]["origin"]["anew"] == ["rounds"]
+
+
+def test_correlated_noise_begins_anew():
+    """What a guarantee says of it holds for the rounds of one run."""
+    noise = fp.privacy.correlated(1.0, 1.0, rounds=2, delta=1e-3)
+    options = {"privacy": noise, "clients_per_round": 2, "sampling": "round_robin"}
+    first = run(1, None, plain(), **options)
+    kept = first.kept["aggregator_state"]
+    zeros = jax.tree.map(jnp.zeros_like, kept)
+    assert first.algorithm.aggregator.carry(kept, zeros)["noise"] is zeros["noise"]
+    again = run(1, first, plain(), **options)
+    assert again.metrics[0]["origin"]["anew"] == ["rounds", "aggregator_state.noise"]
+
+
+def test_clients_at_work_for_an_asynchronous_server_are_named():
+    server = fp.asynchronous.fedbuff(buffer_size=1)
+    first = run(1, None, plain(), asynchronous=server, clients_per_round=3)
+    again = run(1, first, plain(), asynchronous=server, clients_per_round=3)
+    assert again.metrics[0]["origin"]["anew"] == ["rounds", "history"]
 
 
 def test_an_interrupted_start_resumes_to_the_same_numbers(first, tmp_path):

@@ -8,8 +8,8 @@ count as memory of the process.
 import itertools
 import os
 import weakref
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -29,22 +29,28 @@ class ClientRow(NamedTuple):
 class Packing:
     """The places of all leaves of a row in a record."""
 
-    def __init__(self, row: ClientRow, nbytes: int | None = None):
+    def __init__(self, row: ClientRow, stored: Sequence[Sequence[Any]] = ()):
         """Computes the places.
 
         Args:
-          nbytes: the bytes of a record, if it has further leaves that are not read.
+          stored: name, shape and type of all leaves of a record, if it has more than the row, which
+            are then its first.
         """
         paths, self._structure = jax.tree_util.tree_flatten_with_path(row)
         self.names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
         self.shapes = [tuple(np.shape(x)) for _, x in paths]
         self.dtypes = [np.dtype(x.dtype) for _, x in paths]
+        self._own = len(paths)
+        for name, shape, dtype in stored[self._own :]:
+            self.names.append(name)
+            self.shapes.append(tuple(shape))
+            self.dtypes.append(np.dtype(dtype))
         sizes = [
             int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         ]
         self._ends = np.cumsum([0, *sizes])
-        self.nbytes = int(self._ends[-1]) if nbytes is None else nbytes
+        self.nbytes = int(self._ends[-1])
 
     def pack(self, rows: ClientRow) -> np.ndarray:
         """Returns the records of stacked rows, uint8 ``[n, nbytes]``."""
@@ -57,16 +63,19 @@ class Packing:
 
     def unpack(self, records: np.ndarray) -> ClientRow:
         """Returns the stacked rows of records, as arrays that do not share their memory."""
-        leaves = [
-            np.ascontiguousarray(records[:, first:last])
+        leaves = [*self.named(records).values()]
+        return jax.tree.unflatten(self._structure, leaves[: self._own])
+
+    def named(self, records: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns name -> array ``[n, ...]`` of all leaves of records, also of those not read."""
+        places = zip(self.names, self._parts(), self.shapes, self.dtypes, strict=True)
+        return {
+            name: np.ascontiguousarray(records[:, first:last])
             .reshape(-1)
             .view(dtype)
             .reshape(len(records), *shape)
-            for (first, last), shape, dtype in zip(
-                self._parts(), self.shapes, self.dtypes, strict=True
-            )
-        ]
-        return jax.tree.unflatten(self._structure, leaves)
+            for name, (first, last), shape, dtype in places
+        }
 
     def zeros(self, n: int) -> ClientRow:
         """Returns rows of zeros, ``[n, ...]``."""

@@ -217,6 +217,11 @@ class StoredClients:
         self.settle()
         return self._read(np.asarray(clients, np.int64))
 
+    def named(self, clients: Any) -> dict[str, np.ndarray]:
+        """Returns everything that the records of some clients hold, by the names of the leaves."""
+        self.settle()
+        return self.store.packing.named(self._records(np.asarray(clients, np.int64)))
+
     def put(self, clients: Any, rows: ClientRow) -> None:
         """Replaces what some clients keep; every client occurs once.
 
@@ -330,9 +335,11 @@ class StoredClients:
         return np.where(_positions(self._pending.clients, clients) >= 0, -1, clients)
 
     def _read(self, clients: np.ndarray) -> ClientRow:
+        return self.store.packing.unpack(self._records(clients))
+
+    def _records(self, clients: np.ndarray) -> np.ndarray:
         of = np.maximum(clients, 0)
-        records = self.store.read(self._slot[of], self._checksum[of], clients)
-        return self.store.packing.unpack(records)
+        return self.store.read(self._slot[of], self._checksum[of], clients)
 
     def _replace(self, clients: np.ndarray, rows: ClientRow) -> None:
         new, checksums = self.store.replace(self._slot[clients], self.store.packing.pack(rows))

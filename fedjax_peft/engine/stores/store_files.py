@@ -60,7 +60,7 @@ def open_store(
         else:
             found = json.loads((directory / _FORMAT).read_text())
             _check_facts(path, found, facts)
-            packing = Packing(row, found["record_bytes"])
+            packing = Packing(row, found["leaves"])
             flags = os.O_RDONLY if mode == "read" else os.O_RDWR
             descriptor = os.open(path, flags | os.O_CLOEXEC)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 
 from fedjax_peft.contracts import PyTree
 from fedjax_peft.engine.devices.layout import on_one_device
-from fedjax_peft.engine.state import State
+from fedjax_peft.engine.state import KEPT, State
 from fedjax_peft.engine.stores.client_records import ClientRow
 from fedjax_peft.engine.stores.store_files import has_store, open_store, start_index
 from fedjax_peft.numerics import tree
@@ -34,19 +34,18 @@ _ONE_WRITE = threading.Lock()
 """Orbax never returned when several threads of a process saved at the same time, so they take
 turns."""
 
-_OPTIONAL = ("aggregator_state", "transform_state", "history")
-
 
 def saved_parts(state: State) -> tuple:
-    """Returns the parts of a state that a checkpoint stores.
+    """Returns the parts of a state that a checkpoint stores, which are those of ``KEPT``.
 
-    These are (server, client state), followed by a dict of the optional states if at least one of
-    them has leaves. Without optional states a checkpoint has the same format as before these
-    states existed.
+    These are (server, client state), followed by a dict of the other states if at least one of
+    them has leaves. Without other states a checkpoint has the same format as before these states
+    existed.
     """
-    others = {name: getattr(state, name) for name in _OPTIONAL}
+    server, client_state, *_ = (getattr(state, name) for name in KEPT)
+    others = {name: getattr(state, name) for name in KEPT[2:]}
     others = {name: value for name, value in others.items() if jax.tree.leaves(value)}
-    return (state.server, state.client_state, *([others] if others else []))
+    return (server, client_state, *([others] if others else []))
 
 
 def with_saved_parts(state: State, parts: tuple) -> State:
@@ -185,10 +184,12 @@ def _abstract(template: PyTree) -> PyTree:
 
 def read_checkpoint(
     directory: Path, server: PyTree, client_state: PyTree
-) -> tuple[int, tuple[PyTree, PyTree]]:
-    """Returns (round, (server's state, client state)), as ``State.client_state`` has it.
+) -> tuple[int, tuple[PyTree, PyTree, dict[str, PyTree]]]:
+    """Returns (round, (server's state, client state, other states by the name of their field)).
 
-    The number of clients is read from the checkpoint. Nothing on disk is changed.
+    The client state is as ``State.client_state`` has it; the other states are nested dicts and
+    lists, with the names of their leaves. The number of clients is read from the checkpoint.
+    Nothing on disk is changed.
 
     Args:
       server: shapes of the server's state.
@@ -203,20 +204,20 @@ def read_checkpoint(
         ) as manager,
     ):
 
-        def read(round_index: int) -> tuple[PyTree, PyTree]:
+        def read(round_index: int) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
             _, stored, *others = manager.item_metadata(round_index).tree
             clients = next((x.shape[0] for x in jax.tree.leaves(stored)), 0)
             stacked = jax.eval_shape(functools.partial(tree.broadcast, n=clients), client_state)
             in_store = clients and has_store(directory.parent / "clients")
             if in_store:
                 stacked = start_index(clients)
-            # The other states are not needed here, but orbax can only restore everything.
             template = on_one_device((server, stacked, *others))
-            found, kept, *_ = manager.restore(round_index, args=ocp.args.StandardRestore(template))
+            args = ocp.args.StandardRestore(template)
+            found, kept, *others = manager.restore(round_index, args=args)
             if in_store:
                 row = ClientRow(client_state)
                 kept = open_store(directory.parent / "clients", row, clients, "read").open(kept)
-            return found, kept
+            return found, kept, others[0] if others else {}
 
         round_index, found, reasons = _newest(manager, read)
         if reasons:
