@@ -11,7 +11,7 @@ from fedjax_peft.cli import console, resuming, sweeping
 from fedjax_peft.cli.process import join_processes
 from fedjax_peft.cli.results import print_table
 from fedjax_peft.config import config as configs
-from fedjax_peft.config import early, loading, origins, presets
+from fedjax_peft.config import early, labels, loading, origins, presets
 from fedjax_peft.engine.devices.distributed import is_writer
 from fedjax_peft.peft.io.export import formats
 from fedjax_peft.report.page import write_report
@@ -43,8 +43,11 @@ def resume(options: argparse.Namespace) -> None:
     stored = resuming.stored_configs(options.run)
     written = configs.methods({"methods": stored}, options.overrides)
     # `methods` fills in a missing name with that of the folder, which is not part of the config.
-    written = {name: {**one, "name": stored[name].get("name")} for name, one in written.items()}
+    for name in (name for name, one in stored.items() if "name" not in one):
+        written[name] = {**written[name], "name": None}
     resolved = {name: configs.resolve_recorded(one) for name, one in written.items()}
+    if options.overrides:
+        labels.check_apart(resolved, options.overrides)
     done = [resuming.is_finished(options.run / n, one["rounds"]) for n, one in resolved.items()]
     if all(done) and not options.overrides:  # whether these may change is the run's question
         rounds = max(one["rounds"] for one in resolved.values())
@@ -118,10 +121,12 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
             raise InputError(f"{origin} is the run to start from: choose another --out.")
         raw = {name: {**one, "origin": str(origin.resolve())} for name, one in raw.items()}
     resolved = {name: configs.resolve(one) for name, one in raw.items()}
+    labels.check_apart(resolved, options.overrides)
     if options.quiet <= options.verbose:
         for name, config in resolved.items():
             title = config["name"] or name or path.stem
             lines = [*presets.notices(raw[name], config), *origins.notices(config)]
+            lines += labels.notices(name, config)
             if options.resume and not options.dry_run and not resuming.has_begun(out / name):
                 lines.append(f"there is nothing to continue in {out / name}, so the run begins")
             for line in lines:

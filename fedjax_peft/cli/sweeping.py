@@ -12,7 +12,7 @@ from fedjax_peft.cli import resuming
 from fedjax_peft.cli.results import print_study
 from fedjax_peft.cli.sweep_display import SweepDisplay
 from fedjax_peft.config import config as configs
-from fedjax_peft.config import early, sweeps
+from fedjax_peft.config import early, labels, sweeps
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.report.records import find_runs, unstarted
 from fedjax_peft.report.study import SWEEP, read_study, read_sweep
@@ -30,6 +30,9 @@ def sweep(options: argparse.Namespace) -> None:
     planned = sweeps.plan(raw, options.overrides, options.only)
     out, title = options.out or Path("runs") / options.config.stem, options.config.stem
     early.check(point.config for point in planned.points)
+    for point in {one.method: one for one in planned.points}.values():
+        for line in () if options.quiet else labels.notices(point.method, point.config):
+            print(display.one_line(f"fedjax-peft: {line}"), file=sys.stderr)
     if options.dry_run:
         for point in planned.points:
             print(display.printable(point.folder))

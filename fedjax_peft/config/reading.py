@@ -183,7 +183,10 @@ def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
     written = result = _split(raw)
     for text in common:
         result = {name: override(one, text) for name, one in result.items()}
-    return {name: _renamed(written[name], one) for name, one in result.items()}
+    tables = _tables(raw) if raw.get("methods") is not None else {}
+    return {
+        name: _renamed(written[name], one, tables.get(name, {})) for name, one in result.items()
+    }
 
 
 def of_method(raw: Config, text: str) -> tuple[str | None, str]:
@@ -221,24 +224,31 @@ def only(methods: Mapping[str, Config], names: Sequence[str]) -> dict[str, Confi
     return {name: one for name, one in methods.items() if name in names or not names}
 
 
-def _renamed(before: Config, after: Config) -> Config:
+def _renamed(before: Config, after: Config, own: Config) -> Config:
     """Returns a config whose name shows which method the command line replaced.
 
     Without this, a run with ``--only fedlr algorithm=ditto`` would be "fedlr" in tables and plots.
+
+    Args:
+      own: the table of the method alone, whose other functions are a part of the method too.
     """
     if "name" not in before or after.get("name") != before["name"]:
         return after
 
     def name_of(config: Config, key: str) -> Any:
         value = expanded(config).get(key)
+        if key in CHAINED:
+            return "+".join(value or ()) or None
         return value.get("name") if isinstance(value, dict) else value
 
-    keys = ("preset", "algorithm", "peft", "aggregator")
-    changed = [key for key in keys if name_of(after, key) not in (None, name_of(before, key))]
-    if not changed:
-        return after
-    changes = ", ".join(f"{key}={name_of(after, key)}" for key in changed)
-    return {**after, "name": f"{before['name']} ({changes})"}
+    keys = dict.fromkeys([*_OF_A_METHOD, *(key for key in NAMESPACES if key in own)])
+    names = {key: (name_of(before, key), name_of(after, key)) for key in keys}
+    changed = [f"{key}={new or ''}" for key, (old, new) in names.items() if old != new]
+    return {**after, "name": f"{before['name']} ({', '.join(changed)})"} if changed else after
+
+
+_OF_A_METHOD = ("preset", "algorithm", "peft", "aggregator")
+"""Keys that say what a method is, also where all methods share them."""
 
 
 def _check_removals(raw: Config, overrides: Sequence[str]) -> None:

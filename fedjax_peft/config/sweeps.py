@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_peft.config import config as configs
+from fedjax_peft.config.labels import check_apart
 from fedjax_peft.support import toml
-from fedjax_peft.support.display import show
+from fedjax_peft.support.display import one_line, show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import folder_names
 from fedjax_peft.support.nested import flatten
@@ -95,6 +96,8 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
         constants = [_whole(config, str(key)) for key in tables[method].get("constants", [])]
         plain = {key: x for key, x in config.items() if key != "sweep"}
         points += _points(method, plain, grid, constants)
+    apart = {point.folder: point.config for point in points}
+    check_apart(apart, overrides, [point.method for point in points])
     if not keys:
         raise InputError(
             "Nothing is swept. Give a key several values, such as seed=0..4 or"
@@ -105,6 +108,8 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
     if baseline is not None and baseline not in methods:
         advice = nearest(baseline, methods)
         raise InputError(f"The baseline {show(baseline)} is not a method of the config. {advice}")
+    if baseline is not None:  # as tables call it
+        baseline = one_line(methods[baseline].get("name") or baseline)
     return Sweep(points, list(keys), settings.get("choose_by"), baseline)
 
 

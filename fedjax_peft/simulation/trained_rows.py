@@ -54,8 +54,11 @@ def _examples(data: Dataset, rows: np.ndarray) -> Iterator[bytes]:
         return
     texts, segments = ids.astype(np.int32), columns.get("segment_ids")
     for row, real in enumerate(mask.astype(bool)):
-        ends: Any = [] if segments is None else np.flatnonzero(np.diff(segments[row, real])) + 1
-        yield from (one.tobytes() for one in np.split(texts[row, real], ends))
+        if segments is None:
+            yield texts[row, real].tobytes()
+        else:
+            ends = np.flatnonzero(np.diff(segments[row, real])) + 1
+            yield from (one.tobytes() for one in np.split(texts[row, real], ends))
 
 
 def trained_rows(

@@ -108,10 +108,10 @@ def test_an_interrupt_before_a_run_has_begun_says_so(
 def test_methods_without_a_run_yet_are_resumed_too(several, tmp_path, runs, capsys):
     out = tmp_path / "runs"
     runs.interrupted.add("one")
-    assert cli.main(["run", several, "peft.rank=4", "--out", str(out)]) == 130
+    assert cli.main(["run", several, "local_steps=4", "--out", str(out)]) == 130
     assert not (out / "two").exists()
     assert cli.main(["resume", str(out)]) == 0
-    assert [(c["name"], c["peft"]["rank"], o.name) for c, o, _ in runs.calls] == [
+    assert [(c["name"], c["local_steps"], o.name) for c, o, _ in runs.calls] == [
         ("one", 4, "one"),
         ("one", 4, "one"),
         ("two", 4, "two"),

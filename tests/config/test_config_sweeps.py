@@ -188,7 +188,9 @@ def test_a_table_can_be_swept():
 
 
 def test_a_method_s_name_may_have_dots():
-    planned = sweeps.plan(raw(methods={"lr0": {}, "lr0.1": {}}), ["methods.lr0.1.seed=0..1"])
+    planned = sweeps.plan(
+        raw(methods={"lr0": {}, "lr0.1": {"rounds": 9}}), ["methods.lr0.1.seed=0..1"]
+    )
     assert folders(planned)[1:] == ["lr0.1/seed=0", "lr0.1/seed=1"]
     assert planned.keys == ["seed"]
 
