@@ -35,7 +35,7 @@ def export(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> TrainedModels:
     """Writes the export of one model, or of each client, and prints how to load it."""
     models = _models(options)
-    how = {"format": options.format, "overwrite": options.overwrite}
+    how = {"format": options.format, "overwrite": options.overwrite, "run": options.run}
     if options.clients is None:
         params = models.params(options.client)
         first = out = exporting.export(models.model, params, options.out, **how)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.config.keys import Config
+from fedjax_peft.peft.io.export import run_of
 from fedjax_peft.simulation.storage.record import has_begun, read_config
 from fedjax_peft.simulation.trained_rows import check_unseen, read_rows
 
@@ -23,14 +24,16 @@ OF_THE_DATA = {"data": "seed", "partition": "seed", "evaluation": "holdout_seed"
 def origin_of(config: Mapping[str, Any]) -> Path | None:
     """Returns the directory of the run that a config starts from.
 
-    It is the ``origin`` of ``--from``, or the run whose directory holds the adapter or the model.
+    It is the ``origin`` of ``--from``, or the run whose directory holds the adapter or the model,
+    or which exported it.
     """
     if config.get("origin") is not None:
         return Path(config["origin"])
     places = [config.get(table, {}).get(key) for table, key in (("peft", "adapter"), _MODEL)]
     for place in filter(None, places):
         path = Path(place).resolve()
-        if found := next((one for one in (path, *path.parents) if has_begun(one)), None):
+        near = (run_of(path), path, *path.parents)
+        if found := next((one for one in near if one is not None and has_begun(one)), None):
             return found
     return None
 

@@ -113,7 +113,8 @@ class Run:
         check_format(format, moved=self.algorithm.server.frozen_delta is not None)
         params = self._params_of(client)
         model = self.model.replace(frozen=self.trained.frozen)
-        return export(model, params, directory, format=format, overwrite=overwrite)
+        how: dict[str, Any] = {"format": format, "overwrite": overwrite, "run": self.out}
+        return export(model, params, directory, **how)
 
     def push_to_hub(
         self,

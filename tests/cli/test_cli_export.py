@@ -28,7 +28,7 @@ from fedjax_peft.cli import main as cli
 from fedjax_peft.config.loading import load_clients, load_run, load_trained
 from fedjax_peft.models.inference import predict
 from fedjax_peft.peft.io.describe import describe
-from fedjax_peft.peft.io.export import export
+from fedjax_peft.peft.io.export import export, run_of
 from fedjax_peft.simulation.rows import seen_clients
 from fedjax_peft.simulation.simulate import Run
 from fedjax_peft.support.errors import InputError
@@ -96,8 +96,9 @@ def test_peft(project, finished, tmp_path, capsys):
     assert cli.main(["export", str(finished), "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {
         *("README.md", "adapter_config.json", "adapter_model.safetensors"),
-        *("labels.json", "tokenizer.json", "tokenizer_config.json"),
+        *("labels.json", "tokenizer.json", "tokenizer_config.json", "trained_by.txt"),
     }
+    assert run_of(out) == finished.resolve()
     printed = capsys.readouterr()
     assert printed.err == ""
     assert printed.out.startswith(f"{out}\nLoRA of rank 2.\nLoad it in Python:\n")
@@ -135,6 +136,7 @@ def test_every_client(project, alone, tmp_path):
     trained = {c for row in rows(alone)[1:] for c in row["clients"]}
     assert 1 < len(trained) < 6
     for client in (min(trained), min({*range(6)} - trained)):
+        assert run_of(out / f"client_{client:04d}") == alone.resolve()
         expected = logits(run.model, run.client_params(client))
         got = peft_logits(project, out / f"client_{client:04d}")
         assert_close(got, expected, **EXACT)

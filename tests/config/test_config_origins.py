@@ -51,16 +51,20 @@ def test_a_run_in_python_and_a_partition_without_seed_have_none(run):
     assert config["data"]["seed"] == 5
 
 
+@pytest.mark.parametrize("place", ["run/exported/client_0001", "elsewhere"])
 @pytest.mark.parametrize("kind", ["adapter", "model"])
-def test_an_adapter_or_a_model_in_a_run_is_an_origin_also_in_a_sweep(kind, run):
-    place = run(small(seed=5)) / "exported" / "client_0001"
+def test_an_adapter_or_a_model_of_a_run_is_an_origin_also_in_a_sweep(kind, place, run, tmp_path):
+    first, place = run(small(seed=5)), tmp_path / place
     place.mkdir(parents=True)
+    if place.name == "elsewhere":
+        (place / "trained_by.txt").write_text("../run\n")
     tables = {"model": {"name": str(place)}}
     if kind == "adapter":
         tables = {"peft": {"name": "pretrained", "adapter": str(place)}}
     points = sweeps.plan(small(**tables), ["seed=0..2"]).points
     assert [point.config["seed"] for point in points] == [0, 1, 2]
     assert all(seeds(point.config)[0] == 5 for point in points)
+    assert origins.origin_of(points[0].config) == first
     (line,) = origins.notices(points[0].config)
     assert "data.seed = 5" in line
     assert "seed = 0 is the chance of training" in line

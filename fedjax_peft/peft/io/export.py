@@ -47,6 +47,7 @@ def export(
     format: Format = "peft",
     base_model: str | None = None,
     overwrite: bool = False,
+    run: Path | None = None,
     finish: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
     """Writes the trained leaves, the head included; returns the directory.
@@ -57,6 +58,8 @@ def export(
       base_model: recorded as an adapter's base model; by default where the model came from.
       overwrite: also replace an export of other content in the directory, if it has the same file
         names.
+      run: the directory of the run that trained the leaves, which a run that starts from the export
+        then knows (:func:`run_of`).
       finish: called with the complete folder before it appears, to add files to it.
 
     Raises:
@@ -65,6 +68,7 @@ def export(
     """
     with _staged(directory, format, overwrite) as scratch:
         _writer(model, format, base_model)(params, scratch)
+        _note(scratch, Path(directory), run)
         finish(scratch)
     return Path(directory)
 
@@ -77,6 +81,7 @@ def export_clients(
     format: Format = "peft",
     base_model: str | None = None,
     overwrite: bool = False,
+    run: Path | None = None,
 ) -> Path:
     """Writes an export for each client, ``client_0000`` and so on; returns the directory.
 
@@ -91,7 +96,26 @@ def export_clients(
             own = client_directory(scratch, client)
             own.mkdir()
             write(params, own)
+            _note(own, client_directory(Path(directory), client), run)
     return Path(directory)
+
+
+def run_of(directory: Path) -> Path | None:
+    """Returns the directory of the run whose leaves a directory holds, if an export says it."""
+    path = directory / _RUN
+    if not path.is_file():
+        return None
+    return (directory / path.read_text(encoding="utf-8").strip()).resolve()
+
+
+_RUN = "trained_by.txt"
+
+
+def _note(written: Path, directory: Path, run: Path | None) -> None:
+    """Writes where the run is, relative to where the export will be."""
+    if run is not None:
+        place = os.path.relpath(run.resolve(), directory.resolve())
+        replace_file(written / _RUN, f"{place}\n".encode())
 
 
 def client_directory(directory: Path, client: int) -> Path:
