@@ -103,8 +103,7 @@ def init(options: argparse.Namespace) -> None:
     """
     directory, data = options.directory, options.data
     config, sample = directory / "config.toml", directory / "sample.csv"
-    sep = {"\\t": "\t", "tab": "\t"}.get(options.sep, options.sep)
-    given = {"sep": sep, "encoding": options.encoding, "header": options.header}
+    given = {key: getattr(options, key) for key in Csv._fields}
     given = {key: value for key, value in given.items() if value is not None}
     if config.exists():
         raise InputError(f"{config} exists already. Choose another directory, or edit this file.")
@@ -186,7 +185,9 @@ def _columns(data: Path, text: str | None, label: str | None, form: Csv) -> _Col
             f" {', '.join(tabular.ENDINGS)}."
         )
     if kind != "csv" and form != PLAIN:
-        raise InputError(f"--sep, --encoding and --no-header are for csv files, not for {data}.")
+        raise InputError(
+            f"Options such as --sep and --no-header are for csv files, not for {data}."
+        )
     columns = tabular.read_file(data, alone=True, form=form).columns
     for name in (text, label):
         if name is not None and name not in columns:

@@ -274,7 +274,9 @@ def _add_init(command: Callable[..., Any]) -> None:
         ("--data", "FILE", "your table; by default a small sample is made", _PATH),
         ("--text", "COLUMN", "column of the texts; default: guessed"),
         ("--label", "COLUMN", "column of the labels; default: guessed"),
-        ("--sep", "';'", "between the fields of a csv file; default: ,"),
+        ("--sep", "';'", "between the fields of a csv file; default: a comma, a tab in .tsv"),
+        ("--quote", "'\"'", "around fields that hold separators; none: there is no such character"),
+        ("--escape", "'\\'", "before a quotation mark that belongs to a text; default: none"),
         ("--encoding", "cp1252", "of a csv file; default: utf-8"),
     )
     init.add_argument("--no-header", dest="header", action="store_const", const=False, help=header)

@@ -49,6 +49,8 @@ class Dataset:
     does."""
     notes: tuple[str, ...] = ()
     """Sentences on what was done to the rows, such as those left out; row 0 of a run has them."""
+    no_keys: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Columns of the rows that cannot be keys to partition by, and why."""
 
     def __post_init__(self) -> None:
         lengths = {key: len(column) for key, column in (self.columns | dict(self.meta)).items()}

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import Encoder
-from fedjax_peft.data.table import Table, require
+from fedjax_peft.data.table import Table, brief, require
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task
 
@@ -72,25 +72,31 @@ def encode(
         raise InputError(f"The data set {name!r} is of texts, which need a tokenizer.")
     data = encoder.encode(table, names, tokenizer, max_length=max_length, name=name, **options)
     unit = data.meta.get("unit", np.arange(len(data)))
-    keys = {
-        key: x[unit] for key, x in _keys(table, encoder.columns).items() if key not in data.meta
-    }
+    found, faults = _keys(table, encoder.columns)
+    keys = {key: x[unit] for key, x in found.items() if key not in data.meta}
     notes = (*table.notes, *data.notes)
-    return replace(data, task=task, meta={**data.meta, **keys}, notes=notes)
+    return replace(data, task=task, meta={**data.meta, **keys}, notes=notes, no_keys=faults)
 
 
-def _keys(table: Table, columns: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns each further column whose values are all whole numbers, or all short texts."""
-    keys = {}
+def _keys(table: Table, columns: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Returns the further columns of whole numbers or short texts, and why others are no keys."""
+    keys, faults = {}, {name: table.lacks(name) for name in table.unread}
     for name, values in table.columns.items():
         if name in columns:
             continue
         if name in _KEYS:
             values = [str(x) for x in require(table, name, (int, str), "a name or a number")]
-        if _are_all(values, int) or (_are_all(values, str) and max(map(len, values)) <= _LONG):
-            keys[name] = np.array(values)
-    return keys
+        odd = next(((row, x) for row, x in table.numbered(values) if not _is_key(x)), None)
+        if odd is None:
+            plain = np.array(values)
+            # Names beside numbers are names; so are numbers that no integer of NumPy can hold.
+            same = plain.dtype.kind in "iu" or all(type(value) is str for value in values)
+            keys[name] = plain if same else np.array([str(value) for value in values])
+        else:
+            what = "a whole number or a short text"
+            faults[name] = f"{table.place(odd[0])} has {brief(odd[1])} there in place of {what}."
+    return keys, faults
 
 
-def _are_all(values: Sequence[Any], kind: type) -> bool:
-    return len(values) > 0 and all(type(value) is kind for value in values)
+def _is_key(value: Any) -> bool:
+    return type(value) is int or (type(value) is str and len(value) <= _LONG)

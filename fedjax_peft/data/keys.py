@@ -53,6 +53,11 @@ def _values(data: Dataset | np.ndarray, by: str | None) -> np.ndarray:
         advice = " " + nearest(by or "", [key for key, x in keys.items() if x.ndim == 1])
         if by is None:
             advice = " Name another key with by." + advice
+        if name in data.no_keys and name not in keys:
+            raise InputError(
+                f"The data set {data.name!r} cannot be partitioned by {name!r}."
+                f" {data.no_keys[name]}{advice}"
+            )
         if name not in keys:
             raise InputError(f"The data set {data.name!r} has no {name!r} to partition by.{advice}")
         values = keys[name]

@@ -31,7 +31,8 @@ def rename_columns(table: Table, entry: Source, chosen: Mapping[str, str] | None
         for name, values in table.columns.items()
         if name in new or name not in ours
     }
-    names = entry.label_names or table.label_names
+    orders = (table.orders.get(ours.get(name, name)) for name in ("label", "tags"))
+    names = entry.label_names or table.label_names or next(filter(None, orders), None)
     return replace(table, columns=columns, label_names=names)
 
 
@@ -45,7 +46,8 @@ def _chosen(table: Table, chosen: Mapping[str, str]) -> Table:
     taken = {*chosen, *chosen.values()}
     first = {ours: table.columns[name] for ours, name in chosen.items()}
     others = {name: values for name, values in table.columns.items() if name not in taken}
-    return replace(table, columns=first | others)
+    orders = {ours: table.orders.get(name, ()) for ours, name in chosen.items()}
+    return replace(table, columns=first | others, orders={**table.orders, **orders})
 
 
 def prepare(table: Table, entry: Source, **options: Any) -> Table:

@@ -75,8 +75,8 @@ def load_dataset(
 
     Args:
       name: a key of :data:`DATASETS`, or your own file or directory. A file (``.jsonl``, ``.json``,
-        ``.csv``, also with ``.gz``, or ``.parquet``) is split at random into ``train`` and
-        ``test``. A directory has one such file per split: ``train``, ``test`` and perhaps
+        ``.csv``, ``.tsv``, also with ``.gz``, or ``.parquet``) is split at random into ``train``
+        and ``test``. A directory has one such file per split: ``train``, ``test`` and perhaps
         ``validation`` (which is the test split if there is no ``test``), or ``all`` (or, with
         ``test_share``, ``train`` alone), which is split like a single file. Or it has images
         (:func:`fedjax_peft.data.formats.images.read_images`) or examples by user
@@ -112,7 +112,10 @@ def load_dataset(
         "stars"}``. Columns that are not listed keep their names.
       csv: how your csv files are written, if not with commas, in UTF-8 and with a header, such as
         ``{"sep": ";", "encoding": "latin-1", "header": False}``. Without a header the columns are
-        ``column_1``, ``column_2``, ...
+        ``column_1``, ``column_2``, ... ``quote`` is the character around fields that hold
+        separators or line ends, "" where there is none; ``escape`` is the one before a quotation
+        mark that belongs to a text, such as a backslash. A file that can be read with quotation
+        marks around fields and without them is refused until ``quote`` says which.
       test_share: share of the rows, strictly between 0 and 1, that is held out for ``test`` where
         there is no test split. It is drawn at random by ``seed``; where rows have a ``client``, it
         is the end of each client's rows. None: a fifth, for a single file and for ``all``.

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,10 @@ class Table:
     """The row numbers in the origin, for messages; None: 1, 2, ..."""
     notes: tuple[str, ...] = ()
     """Sentences on what was done to the rows; row 0 of a run has them."""
+    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names of the classes of each column for which the source lists them, in order."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """The columns that could not be read, and why."""
 
     @classmethod
     def of_rows(cls, origin: Any, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> "Table":
@@ -50,7 +54,7 @@ class Table:
         }
         numbers = [number for table in tables for number in table.row_numbers]
         notes = tuple(dict.fromkeys(note for table in tables for note in table.notes))
-        return cls(origin, columns, first.label_names, numbers, notes)
+        return replace(first, origin=origin, columns=columns, numbers=numbers, notes=notes)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -81,6 +85,8 @@ class Table:
 
     def lacks(self, name: str) -> str:
         """Returns a sentence for messages: there is no such column, only others."""
+        if name in self.unread:
+            return f"The column {name!r} of {self.origin} could not be read: {self.unread[name]}."
         return f"{self.origin} has no column {name!r}, only: {', '.join(self.columns)}."
 
 

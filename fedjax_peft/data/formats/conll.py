@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedjax_peft.data.formats import tabular
-from fedjax_peft.data.formats.files import lines, read_splits
+from fedjax_peft.data.formats.files import lines, read_splits, unpacked
 from fedjax_peft.data.iob import TAG, iob2, sentences
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
@@ -80,7 +80,7 @@ def read_ploner(folder: Path) -> dict[str, Table] | None:
         name = path.name.lower()
         if name.startswith((".", "readme", "licen")):
             continue
-        if path.parent == folder and tabular.kind(path):
+        if path.parent == folder and _is_table(path):
             return None
         table = _sentences(path)
         source = _source(path.relative_to(folder))
@@ -93,8 +93,13 @@ def read_ploner(folder: Path) -> dict[str, Table] | None:
     return {"all": Table.of_rows(folder, ("tokens", "tags", "source"), rows)} if rows else None
 
 
+def _is_table(path: Path) -> bool:
+    """Returns whether a file has a row for each sentence; ``.tsv`` has one for each word."""
+    return tabular.kind(path) is not None and unpacked(path).suffix != ".tsv"
+
+
 def _sentences(path: Path) -> Table:
-    if not tabular.kind(path):
+    if not _is_table(path):
         return read_conll_file(path)
     table = tabular.read_file(path, alone=True)
     words, tags = sentences(table)

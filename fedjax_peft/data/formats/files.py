@@ -22,10 +22,9 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
       InputError: a file that cannot be read, is cut short, or is not in UTF-8.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
-        with opener(path, "rb") as file:
+        with opener(path)(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 # Line by line, to name the line that is not UTF-8. A BOM is allowed.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -44,9 +43,8 @@ def read_bytes(path: Path, size: int = -1) -> bytes:
     Raises:
       InputError: a file that is missing, cut short or damaged.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rb") as file:
+        with opener(path)(path, "rb") as file:
             return file.read(size)
     except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or error
@@ -64,6 +62,16 @@ def read_json(path: Path) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # also a wrong encoding; too deep nesting
         raise InputError(f"{path} is not a JSON file: {error}.") from error
+
+
+def unpacked(path: Path) -> Path:
+    """Returns a path without the ending ``.gz``."""
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
+
+
+def opener(path: Path) -> Callable[..., Any]:
+    """Returns the function that opens a file, packed or not."""
+    return gzip.open if unpacked(path) != path else open
 
 
 def stem(path: Path) -> str:

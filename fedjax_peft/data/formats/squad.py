@@ -1,12 +1,11 @@
 """Questions on texts: SQuAD's JSON, MRQA's JSON lines, and tables with either structure."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft.data.formats.files import lines, read_json, read_splits
+from fedjax_peft.data.formats.files import read_json, read_splits
+from fedjax_peft.data.formats.json_rows import json_lines
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
@@ -41,7 +40,7 @@ def read_mrqa(folder: Path) -> dict[str, Table] | None:
     folder = folder / "train" if (folder / "train").is_dir() else folder
     found: list[tuple[Any, ...]] = []
     for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
-        rows = _json_lines(path)
+        rows = json_lines(path)
         number, header = next(rows, (0, {}))
         if not isinstance(header, dict) or "header" not in header:
             return None
@@ -54,16 +53,6 @@ def read_mrqa(folder: Path) -> dict[str, Table] | None:
         except (KeyError, TypeError) as error:
             raise InputError(_misses(f"Line {number} of {path}", error)) from error
     return {"all": Table.of_rows(folder, (*_COLUMNS, "source"), found)} if found else None
-
-
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in lines(path):
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:  # too deep nesting
-            raise InputError(f"Line {number} of {path} is not JSON: {error}.") from error
 
 
 def _misses(place: str, error: Exception) -> str:
