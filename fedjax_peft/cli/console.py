@@ -22,7 +22,9 @@ from fedjax_peft.simulation.rows import Row, is_personal, read_metrics
 from fedjax_peft.support.display import one_line
 
 SECONDS = 5.0
-"""Longest time without a line, if the output is not a terminal."""
+"""The first time without a line after which the phase is printed, if the output is no terminal."""
+LONGEST = 300.0
+"""The longest such time. It doubles with each of these lines, so that they do not fill a log."""
 
 
 class Screen(NamedTuple):
@@ -78,7 +80,9 @@ def banner(title: str, description: str, phase: Phase) -> str:
     details = phase.details
     costs: Estimate = details["estimate"]
     trained = {k: n for k, n in details["parameters"].items() if k != "frozen" and n}
-    several = f" ({' + '.join(f'{n:,} {kind}' for kind, n in trained.items())})"
+    full = not details["parameters"].get("frozen")  # then what adapters would be is all weights
+    words = {kind: "backbone" if full and kind == "adapter" else kind for kind in trained}
+    several = f" ({' + '.join(f'{n:,} {words[kind]}' for kind, n in trained.items())})"
     evaluated = [f"{n:,} examples ({name})" for name, n in details["evaluations"].items()]
     every, most = details["eval_every"], details["most_examples"]
     large = details["batch_size"] > most
@@ -100,7 +104,7 @@ def banner(title: str, description: str, phase: Phase) -> str:
         if evaluated
         else "none",
         "memory": f"{', '.join(f'{decimal(n)} {k}' for k, n in memory.items())};"
-        " local steps need more",
+        " a training step needs more, which `fedjax-peft plan` counts",
         **({"client state": stored[0]} if stored else {}),
         **({"privacy": details["privacy"]} if details.get("privacy") else {}),
         "device": details["device"],
@@ -145,23 +149,33 @@ class _Describe:
 
 
 class _Watch:
-    """Prints lines, and repeats the current phase if nothing was printed for some seconds."""
+    """Prints lines, and repeats the current phase if nothing was printed for some time."""
 
     def __init__(self, title: str, file: TextIO):
         self._title, self._file = title, file
         self._lock = threading.Lock()
         self._printed = self._started = time.monotonic()
-        self._phase = ""
+        self._phase, self._pause = "", SECONDS
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
         self._thread.start()
 
-    def start(self, phase: str, *, silence: float = 0.0) -> None:
-        """Sets the current phase, and prints it if nothing was printed for ``silence`` seconds."""
+    def start(self, phase: str, *, silence: float | None = 0.0) -> None:
+        """Sets the current phase, and prints it if nothing was printed for ``silence`` seconds.
+
+        Without ``silence``, the time is the one after which a phase is repeated.
+        """
         now = time.monotonic()
         self._phase, self._started = phase, now
-        if now - self._printed >= silence:
+        if silence is None and now - self._printed >= self._pause:
+            self._fill(phase)
+        elif silence is not None and now - self._printed >= silence:
             self.print(f"{self._title}  {phase}")
+
+    def _fill(self, text: str) -> None:
+        """Prints a line that only says that the run goes on; the next one waits twice as long."""
+        self._pause = min(2 * self._pause, LONGEST)
+        self.print(f"{self._title}  {text}")
 
     def print(self, text: str) -> None:
         with self._lock:
@@ -175,9 +189,9 @@ class _Watch:
     def _repeat(self) -> None:
         while not self._closed.wait(SECONDS / 10):
             now = time.monotonic()
-            if self._phase and now - self._printed >= SECONDS:
+            if self._phase and now - self._printed >= self._pause:
                 try:
-                    self.print(f"{self._title}  {self._phase}, {now - self._started:.0f} s")
+                    self._fill(f"{self._phase}, {now - self._started:.0f} s")
                 except (OSError, ValueError):  # the main thread will raise and report it too
                     return
 
@@ -194,7 +208,7 @@ class _Lines:
 
     def __init__(self, run: _Shown, verbose: bool):
         self._run = run
-        self._silence = 1.0 if verbose else SECONDS
+        self._silence = 1.0 if verbose else None
         self._describe = _Describe()
         self._watch = _Watch(run.title, sys.stdout)
 

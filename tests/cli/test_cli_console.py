@@ -49,6 +49,9 @@ def test_the_banner_estimates_the_first_round(tmp_path, capsys):
     assert "no client has more" not in text
     larger = seen[0]._replace(details={**seen[0].details, "batch_size": 13})
     assert "12 examples at most: no client has more" in console.banner("mine", "", larger)
+    whole = {**seen[0].details, "parameters": {"adapter": 5, "head": 2}}
+    text = console.banner("mine", "", seen[0]._replace(details=whole))
+    assert "7 trained (5 backbone + 2 head), 0 frozen" in text
 
 
 def test_the_banner_says_where_the_clients_state_is():
@@ -111,6 +114,11 @@ def test_the_bar_shows_the_elapsed_time_at_any_width(tmp_path, width):
     assert len(text) <= width
 
 
+def display_pause(screen):
+    """Returns the seconds without a line after which the next one is printed."""
+    return screen.on_phase.__self__._watch._pause
+
+
 def test_a_long_phase_is_printed_repeatedly(tmp_path, capsys, monkeypatch):
     """The repetition ends with the run."""
     monkeypatch.setattr(console, "SECONDS", 0.1)
@@ -122,6 +130,7 @@ def test_a_long_phase_is_printed_repeatedly(tmp_path, capsys, monkeypatch):
             time.sleep(0.05)
             lines = capsys.readouterr().out.splitlines()
             repeats += [line for line in lines if line.endswith(" s")]
+        assert display_pause(screen) >= 0.4  # it was doubled twice
     assert len(repeats) >= 2
     capsys.readouterr()
     assert repeats[0].startswith("mine  compiling (round), then training round 1 of 3, ")
