@@ -21,7 +21,7 @@ _NAME = "clients"
 
 
 def load_clients(
-    datasets: Mapping[str, Any],
+    datasets: Mapping[str, Any] | Sequence[Any],
     *,
     tokenizer: Any = None,
     max_length: int = 128,
@@ -37,7 +37,8 @@ def load_clients(
 
     Args:
       datasets: client name -> its ``datasets.Dataset``, such as one split of
-        ``datasets.load_dataset``.
+        ``datasets.load_dataset``; or a list of them, whose clients are "0", "1", ... A stream
+        (``IterableDataset``) is read to its end, and the rows of a transform are those it makes.
       tokenizer: as for :func:`fedjax_peft.load_dataset`, like the next two.
       max_length: tokens per example.
       columns: our column name -> the name in the data sets, such as ``{"text": "review"}``.
@@ -68,9 +69,17 @@ def load_clients(
 
 
 def _tables(
-    datasets: Mapping[str, Any], columns: Mapping[str, str] | None
+    datasets: Mapping[str, Any] | Sequence[Any], columns: Mapping[str, str] | None
 ) -> Iterator[tuple[str, Table]]:
     """Yields the rows of each client, under our column names and with the key ``client``."""
+    if isinstance(datasets, list | tuple):
+        datasets = {str(client): rows for client, rows in enumerate(datasets)}
+    if not isinstance(datasets, Mapping):
+        raise InputError(
+            "The clients must be a dict, client name -> data set, or a list of data sets, not a"
+            f" {type(datasets).__name__}. Of one data set, fp.load_dataset and a partition, or"
+            " fp.partition.from_flwr, make clients."
+        )
     if {*datasets} <= {"train", "validation", "test"} and datasets:
         raise InputError(
             f"The keys {', '.join(datasets)} are splits, not clients: give the data sets of the"
@@ -78,15 +87,16 @@ def _tables(
         )
     for client, rows in datasets.items():
         origin = f"the data set of client {client!r}"
-        if not hasattr(rows, "features") or not hasattr(rows, "select_columns"):
+        if not hasattr(rows, "features") or not hasattr(rows, "with_format"):
             raise InputError(
                 f"The client {client!r} needs a datasets.Dataset, not a {type(rows).__name__}. Of"
                 " fp.Dataset, fp.combine makes clients."
             )
-        if not len(rows):
+        table = tabular.from_datasets(rows, origin)
+        if not table.columns or not len(table):
             raise InputError(f"The data set of client {client!r} has no rows.")
-        table = rename_columns(tabular.from_datasets(rows, origin), OWN, columns)
-        own = {"client": [str(client)] * len(rows)}
+        table = rename_columns(table, OWN, columns)
+        own = {"client": [str(client)] * len(table)}
         yield str(client), replace(table, columns={**table.columns, **own})
 
 

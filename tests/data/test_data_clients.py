@@ -49,9 +49,61 @@ def test_classes_are_those_of_all_clients():
     assert both.data.label_names == ("low", "high")
 
 
+def upper(rows):
+    """A transform over two columns, as in Flower's recipes."""
+    return {"review": [text.upper() for text in rows["review"]], "stars": rows["stars"]}
+
+
+def same(rows):
+    return rows
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda data: data.to_iterable_dataset(),
+        lambda data: data.to_iterable_dataset().with_format("numpy"),
+        lambda data: data.to_iterable_dataset(num_shards=2).map(same, features=data.features),
+        lambda data: data.with_transform(same),
+        lambda data: data.with_transform(lambda rows: {k: np.array(x) for k, x in rows.items()}),
+        lambda data: data.with_transform(same, columns=["stars"], output_all_columns=True),
+        lambda data: data.with_format("numpy"),
+        lambda data: data.with_format("torch", columns=["stars"]),
+    ],
+)
+def test_data_sets_in_any_form_have_the_rows_of_plain_ones(form):
+    plain = reviews(4).cast_column("stars", CLASSES)
+    expected, found = load({"a": plain, "b": plain}), load({"a": form(plain), "b": plain})
+    assert found.data.label_names == expected.data.label_names == ("low", "high")
+    for name, column in expected.data.columns.items():
+        np.testing.assert_array_equal(found.data.columns[name], column)
+
+
+def test_a_transform_is_used_and_a_list_has_numbered_clients():
+    transformed = reviews(2).with_transform(upper)
+    found = load([transformed, reviews(2)])
+    assert found.names == ("0", "1")
+    expected = load({"0": reviews(2).map(upper, batched=True), "1": reviews(2)})
+    for name, column in expected.data.columns.items():
+        np.testing.assert_array_equal(found.data.columns[name], column)
+
+
+def short(rows):
+    return {"review": rows["review"], "stars": rows["stars"][:1]}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (reviews(2), "must be a dict, client name -> data set, or a list .*, not a Dataset"),
+        ([reviews(2), 3], "'1' needs a datasets.Dataset.*not a int"),
+        (
+            {"a": reviews(2).with_transform(lambda rows: 1 / 0)},
+            "client 'a' .*ZeroDivisionError.*map",
+        ),
+        ({"a": reviews(2).with_transform(lambda rows: None)}, "client 'a' could not be made"),
+        ({"a": reviews(2).with_transform(short)}, "client 'a' .* differ in length"),
+        ({"a": reviews(2).to_iterable_dataset().take(0)}, "client 'a' has no rows"),
         ({}, "no data sets"),
         ({"train": reviews(2), "test": reviews(2)}, "splits, not clients"),
         ({"a": {"review": ["x"]}}, "'a' needs a datasets.Dataset.*not a dict"),

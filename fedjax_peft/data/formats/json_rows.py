@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,16 @@ def read_json_rows(path: Path) -> dict[str, list[Any]]:
         rows = rows[0]
     elif len(rows) == 1 and isinstance(rows[0], dict) and unpacked(path).suffix.lower() == ".json":
         rows = _rows_of(rows[0])
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise InputError(f"Row {number} of {path} is {brief(row)}, and not an object.")
+    return columns_of(rows)
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns the columns of rows; what a row lacks is None."""
     columns: dict[str, list[Any]] = {}
     for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise InputError(f"Row {number + 1} of {path} is {brief(row)}, and not an object.")
         columns |= {name: [None] * number for name in row if name not in columns}
         for name, column in columns.items():
             column.append(row.get(name))

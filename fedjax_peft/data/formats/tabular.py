@@ -11,7 +11,7 @@ from typing import Any
 
 from fedjax_peft.data.formats.delimited import PLAIN, Csv, csv_columns, csv_form, read_csv
 from fedjax_peft.data.formats.files import lines, only, read_bytes, refuse_twins, stem, unpacked
-from fedjax_peft.data.formats.json_rows import read_json_rows
+from fedjax_peft.data.formats.json_rows import columns_of, read_json_rows
 from fedjax_peft.data.table import Table, named
 from fedjax_peft.support.assets import cache_dir
 from fedjax_peft.support.errors import InputError
@@ -146,21 +146,53 @@ def load(*args: Any, **options: Any) -> Any:
 
 
 def from_datasets(rows: Any, origin: str) -> Table:
-    """Returns a table of ``datasets`` as a ``Table``; numbers of a ClassLabel become names.
+    """Returns a data set of ``datasets`` as a ``Table``; numbers of a ClassLabel become names.
 
-    Columns are read when they are used, because some on the hub are larger than the memory.
+    Columns are read when they are used, because some on the hub are larger than the memory. Those
+    of a stream, and of a data set with a transform, are read at once, as the transform makes them.
+
+    Raises:
+      InputError: a transform fails, or makes no columns.
     """
-    columns: dict[str, Sequence[Any]] = {}
+    features = rows.features or {}
+    columns = _made_columns(rows, origin)
+    if columns is None:
+        plain = rows.with_format(None)
+        columns = {name: plain.select_columns([name])[name] for name in features}
     orders = {}
-    for name, feature in rows.features.items():
+    for name in columns.keys() & features.keys():
+        feature = features[name]
         names = getattr(getattr(feature, "feature", feature), "names", None)
-        columns[name] = rows.select_columns([name])[name]
         if names is not None:
             orders[name] = tuple(names)
             columns[name] = [named(value, names) for value in columns[name][:]]
         if str(getattr(feature, "dtype", "")).startswith(("date", "timestamp")):
             columns[name] = _dates_as_texts(columns[name][:])
     return Table(origin, columns, orders=orders)
+
+
+def _made_columns(rows: Any, origin: str) -> dict[str, Sequence[Any]] | None:
+    """Returns the columns of a stream or a transform; None for a plain table."""
+    stream = not hasattr(rows, "select")
+    if not stream and rows.format["type"] != "custom":
+        return None
+    try:
+        made = columns_of([*rows.with_format(None)]) if stream else rows[:]
+        columns: dict[str, Sequence[Any]]
+        columns = {str(name): [*map(_plain, values)] for name, values in made.items()}
+        if len({*map(len, columns.values())}) > 1:
+            raise ValueError("the columns of its transform differ in length")
+    except Exception as error:  # whatever the user's functions raise
+        raise InputError(
+            f"The rows of {origin} could not be made: {cause(error)}. Keep what its transform makes"
+            " with .map(...), or leave the transform out with .with_format(None)."
+        ) from error
+    return columns
+
+
+def _plain(value: Any) -> Any:
+    """Returns a Python number in place of one of NumPy, torch or JAX."""
+    return value.item() if hasattr(value, "item") and not getattr(value, "shape", (0,)) else value
 
 
 def _dates_as_texts(values: Sequence[date | None]) -> list[str | None]:
