@@ -41,6 +41,12 @@ def resume(options: argparse.Namespace) -> None:
         sweeping.resume(options)
         return
     stored = resuming.stored_configs(options.run)
+    for text in options.overrides:
+        if configs.of_method({"methods": stored}, text)[1].partition("=")[0].strip() == "preset":
+            raise InputError(
+                f"{text} changes no setting of {options.run}: what is resumed has a complete"
+                " config. Start a new run with it, in another directory."
+            )
     written = configs.methods({"methods": stored}, options.overrides)
     # `methods` fills in a missing name with that of the folder, which is not part of the config.
     for name in (name for name, one in stored.items() if "name" not in one):

@@ -170,7 +170,7 @@ def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
         no method of its name.
     """
     _check_removals(raw, overrides)
-    common = []
+    given, common = _split(raw), []
     for text in overrides:
         name, own = of_method(raw, text)
         if name is not None:
@@ -184,9 +184,9 @@ def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
     for text in common:
         result = {name: override(one, text) for name, one in result.items()}
     tables = _tables(raw) if raw.get("methods") is not None else {}
-    return {
-        name: _renamed(written[name], one, tables.get(name, {})) for name, one in result.items()
-    }
+    # A preset that is given to one method is what this method is, such as fedlr of another table.
+    before = {n: given.get(n, one) | {"preset": one.get("preset")} for n, one in written.items()}
+    return {n: _renamed(before[n], one, tables.get(n, {})) for n, one in result.items()}
 
 
 def of_method(raw: Config, text: str) -> tuple[str | None, str]:

@@ -64,6 +64,7 @@ def read_study(*paths: str | os.PathLike[str], unfinished: bool = False) -> Stud
     """
     runs: list[RunRecord] = []
     sweeps: dict[Path, dict[str, Any]] = {}
+    tables: dict[Path, str] = {}  # the method of a run, which may have another name by now
     notes: list[str] = []
     for path in map(Path, paths):
         for run in find_runs(path) or [path]:
@@ -71,6 +72,8 @@ def read_study(*paths: str | os.PathLike[str], unfinished: bool = False) -> Stud
             if home is not None and home not in sweeps:
                 sweeps[home] = read_sweep(home / SWEEP)
             one = load_run(run)
+            if home is not None:
+                tables[one.path] = one_line(run.resolve().relative_to(home).parts[0])
             if home is not None and not one.config.get("name"):
                 one = one._replace(name=one_line(home.name))
             runs.append(one)
@@ -78,7 +81,9 @@ def read_study(*paths: str | os.PathLike[str], unfinished: bool = False) -> Stud
             notes.append(f"{_named(missing)} started no round and {are(missing)} left out.")
 
     order = [name for sweep in sweeps.values() for name in _methods(sweep)]
-    runs.sort(key=lambda run: order.index(run.name) if run.name in order else len(order))
+    names = [tables.get(run.path, run.name) for run in runs]
+    places = [order.index(name) if name in order else len(order) for name in names]
+    runs = [runs[i] for i in sorted(range(len(runs)), key=places.__getitem__)]
 
     def first(key: str) -> Any:
         return next((sweep[key] for sweep in sweeps.values() if key in sweep), None)

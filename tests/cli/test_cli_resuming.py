@@ -178,3 +178,17 @@ def test_the_config_of_a_run_without_rows_continues_it(single, tmp_path, runs, m
     (tmp_path / "here" / "metrics.jsonl").unlink()
     assert cli.main(["run", "here/config.toml", "--resume"]) == 0
     assert runs.calls[-1][1] == Path("here")
+
+
+def test_overrides_of_a_resume_leave_no_wrong_name(several, tmp_path, runs, capsys):
+    """A method without a run yet could take another algorithm, or the label of another preset."""
+    out = tmp_path / "runs"
+    runs.interrupted.add("one")
+    assert cli.main(["run", several, "--out", str(out)]) == 130
+    for preset in ("preset=federa", "methods.two.preset=federa"):
+        assert cli.main(["resume", str(out), preset]) == 2
+        assert f"{preset} changes no setting of" in capsys.readouterr().err
+    assert cli.main(["resume", str(out), "peft.rank=3"]) == 2
+    assert "'one', 'two' would be the same run" in capsys.readouterr().err
+    assert cli.main(["resume", str(out), "methods.two.algorithm=ffa"]) == 0
+    assert [c["name"] for c, _, _ in runs.calls[-2:]] == ["one", "two (algorithm=ffa)"]

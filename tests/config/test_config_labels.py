@@ -71,6 +71,10 @@ def test_a_method_that_an_override_replaces_has_another_name():
     coded = names("transforms=['int8', 'ternary']", only=["signs"])
     assert coded == ["signs (transforms=int8+ternary)"]
     assert names("partition=iid", only=["fedlr"]) == ["fedlr"]  # of the study, not of a method
+    assert names("methods.fedlr.peft=ia3", only=["fedlr"]) == ["fedlr (peft=ia3)"]
+    own = names("methods.fedlr.preset=federa/deberta/fedlr", only=["fedlr"])
+    assert own == ["fedlr"]  # its user says what this method is
+    assert names("methods.fedlr.name=mine", only=["fedlr"]) == ["mine"]
     planned = sweeps.plan(RAW, ["peft=ia3", "seed=0,1"], ["fedlr", "prox"])
     assert planned.baseline == "fedlr (peft=ia3)"
     assert {point.config["name"] for point in planned.points} == {

@@ -66,6 +66,15 @@ def test_methods_stand_in_the_order_of_the_config_and_the_first_is_the_baseline(
     assert cells(shown, "Difference").keys() == {"Difference to fedprox (points)"}
 
 
+def test_methods_that_overrides_gave_other_names_stay_in_that_order(tmp_path):
+    study(tmp_path / "s", "fedprox", "fedavg", "ditto")
+    for path in (tmp_path / "s").rglob("*/config.toml"):
+        text = path.read_text()
+        path.write_text(text.replace('name = "fedprox"', 'name = "fedprox (peft=ia3)"'))
+    shown = compare(read_study(tmp_path / "s"))
+    assert shown.names == ["fedprox (peft=ia3)", "fedavg", "ditto"]
+
+
 def test_a_comparison_of_unlike_models_is_warned_of(tmp_path):
     shown = compare(study(tmp_path / "s", "fedavg", "local"))
     assert cells(shown, "Final") == {
