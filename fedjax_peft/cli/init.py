@@ -110,7 +110,7 @@ def init(options: argparse.Namespace) -> None:
     if data is None and (options.text or options.label or given):
         raise InputError("Options such as --text and --sep need a file of yours: --data FILE.")
     if data is None and sample.exists():
-        raise InputError(f"{sample} exists already. If it is yours, add --data {sample}.")
+        raise InputError(f"{sample} exists already. If it is yours, add --data {argument(sample)}.")
     form = tabular.csv_form(given)
     if data is None:
         found = _Columns("review", "mood", (), _sample().count("\n") - 1, form)

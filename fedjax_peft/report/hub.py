@@ -20,7 +20,7 @@ from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.storage.record import as_asked, config_text, environment
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words, summary
 from fedjax_peft.support import assets
-from fedjax_peft.support.display import one_line
+from fedjax_peft.support.display import argument, one_line
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
@@ -117,7 +117,7 @@ def upload(folder: Path, repository: str, *, private: bool = False) -> str:
 
 def upload_command(folder: Path, repository: str | None = None) -> str:
     """Returns the command line that uploads a folder."""
-    return f"hf upload {repository or 'USER/NAME'} {folder} ."
+    return f"hf upload {repository or 'USER/NAME'} {argument(folder)} ."
 
 
 def check_repository(name: str) -> None:

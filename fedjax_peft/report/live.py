@@ -41,7 +41,9 @@ def server(
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             # Another site's page, whose name is made to point here, has its own name as the host.
-            known = self.headers.get("Host", "").rpartition(":")[0] in (HOST, "localhost")
+            # A browser leaves out the port 80.
+            host = self.headers.get("Host", "").lower().partition(":")[0]
+            known = host in (HOST, "localhost")
             if self.path == "/" and known:
                 self._answer(page.text().encode(errors="replace"), "text/html; charset=utf-8")
             elif self.path == "/version" and known:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import huggingface_hub
 import numpy as np
@@ -176,6 +177,8 @@ def test_without_a_connection_the_folder_stays_and_the_command_is_printed(
     assert f"hf upload me/adapter {out} ." in error
     assert cli.main([*again]) == 0
     assert f"Upload it: hf upload USER/NAME {out} ." in capsys.readouterr().out
+    assert hub.upload_command(Path("my run")) == "hf upload USER/NAME 'my run' ."
+    assert hub.upload_command(Path("-v"), "me/x") == "hf upload me/x ./-v ."
 
 
 def test_runs_without_a_directory_have_a_card_too(loaded, tmp_path):

@@ -26,9 +26,9 @@ def served(tmp_path, monkeypatch):
     with live.server([tmp_path], render) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
-        def get(path, host="localhost"):
+        def get(path, host="localhost:{}"):
             connection = http.client.HTTPConnection(live.HOST, server.server_port)
-            connection.request("GET", path, headers={"Host": f"{host}:{server.server_port}"})
+            connection.request("GET", path, headers={"Host": host.format(server.server_port)})
             answer = connection.getresponse()
             text = answer.read().decode()
             connection.close()
@@ -48,7 +48,19 @@ def test_the_page_follows_the_files_of_the_runs(served, tmp_path):
     assert served("/")[1].startswith("page 3")
 
 
-@pytest.mark.parametrize(("path", "host"), [("/etc/passwd", "127.0.0.1"), ("/", "example.org")])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:80", "127.0.0.1:{}"])
+def test_a_browser_may_leave_the_port_80_out(served, host):
+    served("/")
+    assert served("/", host)[0] == served("/version", host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "host"),
+    [
+        ("/etc/passwd", "127.0.0.1:{}"),
+        *(("/", host) for host in ("example.org", "example.org:{}", "127.0.0.1.org", "", ":80")),
+    ],
+)
 def test_other_paths_and_hosts_are_refused(served, path, host):
     assert served(path, host)[0] == 404
 

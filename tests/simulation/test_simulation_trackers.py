@@ -1,7 +1,11 @@
 """Trackers: what they get, that none stops or slows a run, and what a resume or ``sync`` sends."""
 
+import copy
 import csv
+import itertools
 import json
+import math
+import sys
 import threading
 import time
 import types
@@ -272,6 +276,209 @@ def test_a_tracker_that_fails_warns_once_and_its_rows_are_sent_later(tmp_path, c
     assert tracking.sync(out, {"rounds": 2}, [service]) == {"service": 0}
     assert [index for _, index in taken] == [0, 1, 2]
     assert len({identity for identity, _ in taken}) == 1
+
+
+@pytest.mark.parametrize("ending", [SystemExit(3), SystemExit(), KeyboardInterrupt()])
+@pytest.mark.parametrize("place", ["a row", "the end"])
+def test_a_tracker_that_exits_is_said_like_one_that_fails(tmp_path, ending, place):
+    """Python ends a thread that calls exit() without a word."""
+
+    def stop(*_):
+        raise ending
+
+    def service(row, run):
+        if row["round"] == 1 and place == "a row":
+            stop()
+        run.opened(dict, stop if place == "the end" else (lambda made: None))
+
+    out, others = tmp_path / "run", []
+    said = rf"The tracker service takes no more rows: {type(ending).__name__}"
+    with pytest.warns(UserWarning, match=said):
+        record(out, service, lambda row, run: others.append(row))
+    assert others == ROWS
+    taken = json.loads((out / tracking.NAME).read_text())["taken"]
+    assert taken["service"] == (0 if place == "a row" else 2)
+
+
+def test_sync_says_that_a_tracker_exits(tmp_path):
+    record(tmp_path / "run")
+
+    def service(row, run):
+        raise SystemExit(3)
+
+    with pytest.raises(InputError, match=r"The tracker service does not take the .*SystemExit: 3"):
+        tracking.sync(tmp_path / "run", {"rounds": 2}, [service])
+
+
+def test_trackers_of_one_name_are_told_apart(tmp_path):
+    """The second fails: it alone misses rows, and gets them later."""
+    out, taken, down = tmp_path / "run", {0: [], 1: []}, [True]
+
+    def make(index):
+        def service(row, run):
+            if index and down[0] and row["round"]:
+                raise ConnectionError
+            taken[index].append(row["round"])
+
+        return service
+
+    both = [make(0), make(1)]
+    with pytest.warns(UserWarning, match=r"The tracker service \(2\) takes no more rows"):
+        record(out, *both)
+    assert json.loads((out / tracking.NAME).read_text())["taken"] == {
+        "service": 2,
+        "service (2)": 0,
+    }
+    down[0] = False
+    sent = tracking.sync(out, {"rounds": 2}, both)
+    assert sent == {"service": 0, "service (2)": 2}
+    assert taken == {0: [0, 1, 2], 1: [0, 1, 2]}
+
+
+def test_a_tracker_has_rows_and_settings_of_its_own(tmp_path):
+    out, seen = tmp_path / "run", []
+
+    def spoils(row, run):
+        row.get("time", {})["train_s"] = -5
+        row.get("clients", []).append(99)
+        row.clear()
+        run.config["nested"]["x"] = 2
+        run.config.clear()
+
+    def looks(row, run):
+        seen.append((row, run.config["nested"]["x"]))
+
+    rows, config = copy.deepcopy(ROWS), {"nested": {"x": 1}}
+    with pytest.warns(UserWarning, match="tracker spoils"):  # the keys that it has removed
+        record(out, spoils, looks, rows=rows, config=config)
+    assert seen == [(row, 1) for row in ROWS]
+    assert rows == read_metrics(out / "metrics.jsonl") == ROWS
+    assert config == {"nested": {"x": 1}}
+    with pytest.raises(InputError, match="tracker spoils"):
+        tracking.sync(out, {"rounds": 2, **config}, [looks, spoils])
+    assert config == {"nested": {"x": 1}}
+
+
+def test_the_import_of_a_slow_library_is_no_silence(tmp_path, monkeypatch):
+    (tmp_path / "slow_library.py").write_text("import time\ntime.sleep(0.8)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tracking, "PATIENCE", 0.3)
+    taken = []
+
+    def service(row, run):
+        import slow_library
+
+        taken.append((slow_library.__name__, row["round"]))
+
+    record(tmp_path / "run", service)
+    assert [index for _, index in taken] == [0, 1, 2]
+
+
+def test_an_import_that_does_not_end_holds_up_no_run(tmp_path, monkeypatch):
+    (tmp_path / "endless_library.py").write_text("import time\ntime.sleep(30)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tracking, "PATIENCE", 0.05)
+
+    def service(row, run):
+        import endless_library  # noqa: F401
+
+    began = time.perf_counter()
+    with pytest.warns(UserWarning, match=r"has not answered for 0\.05 s"):
+        record(tmp_path / "run", service)
+    assert time.perf_counter() - began < 10
+
+
+ENDED = [ROWS[0], ROWS[1] | {"test_accuracy": 0.5, "stopped": "the stop rule was met"}]
+"""The rows of a run that ended after round 1, and whose next test is after round 2."""
+
+
+def resume_after_the_end(out, tracker):
+    """Records a run that ended, and goes on: its last row has lost its scores."""
+    record(out, tracker, rows=ENDED)
+    with Record.open(
+        out, True, {"rounds": 2, "algorithm": "fedavg"}, {}, trackers=[tracker]
+    ) as opened:
+        opened.rewind(1)
+        opened.replace(ROWS[:2])
+        opened.add({**ROWS[2]})
+
+
+def test_scores_that_a_resumed_run_takes_back_are_none(tmp_path):
+    seen = []
+    resume_after_the_end(tmp_path / "own", lambda row, run: seen.append(row))
+    lost = {**ROWS[1], "stopped": None, "test_accuracy": None}
+    assert seen == [*ENDED, lost, ROWS[2]]
+    assert read_metrics(tmp_path / "own" / "metrics.jsonl") == ROWS
+    resume_after_the_end(tmp_path / "csv", fp.trackers.csv())
+    assert read_csv(tmp_path / "csv")["test_accuracy", 1] == ""
+    assert read_csv(tmp_path / "csv")["train_loss", 1] == "0.5"
+
+
+def test_tensorboard_hides_scores_that_are_taken_back(tmp_path):
+    pytest.importorskip("tensorboardX", reason="the extra tensorboard is not installed")
+    resume_after_the_end(tmp_path / "run", fp.trackers.tensorboard())
+    assert read_events(tmp_path / "run")[0] == TAGS
+
+
+class MadeUpMlflow:
+    """The calls of MLflow's client that the tracker makes, with a store in memory."""
+
+    def __init__(self):
+        self.points, self.clock = [], itertools.count()
+
+    def MlflowClient(self, uri):
+        return self
+
+    def get_experiment_by_name(self, name):
+        return types.SimpleNamespace(experiment_id="0")
+
+    def search_runs(self, *_, **__):
+        return [types.SimpleNamespace(info=types.SimpleNamespace(run_id="r"))]
+
+    def get_run(self, _):
+        names = {metric.key: 0 for metric in self.points}
+        return types.SimpleNamespace(data=types.SimpleNamespace(metrics=names))
+
+    def get_metric_history(self, _, name):
+        return [metric for metric in self.points if metric.key == name]
+
+    def Metric(self, name, value, _, step):
+        return types.SimpleNamespace(key=name, value=value, step=step, timestamp=next(self.clock))
+
+    def log_batch(self, _, metrics=()):
+        self.points += metrics
+
+    def update_run(self, *_, **__):
+        pass
+
+    set_terminated = update_run
+
+    def shown(self):
+        """Returns the last value of each point, without those that are not numbers."""
+        found = {(metric.key, metric.step): metric.value for metric in self.points}
+        return {key: value for key, value in found.items() if not math.isnan(value)}
+
+
+def test_mlflow_loses_scores_that_are_taken_back_and_takes_others_anew(tmp_path, monkeypatch):
+    store = MadeUpMlflow()
+    for name in ("mlflow", "mlflow.entities"):
+        monkeypatch.setitem(sys.modules, name, store)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: store)
+    out, tracker = tmp_path / "run", fp.trackers.mlflow()
+    resume_after_the_end(out, tracker)
+    assert store.shown() == TAGS
+    sent = len(store.points)
+    record(out, tracker, rows=ROWS[1:], resume=True, drop=0)  # again, with the same numbers
+    assert len(store.points) == sent
+    other = {**ROWS[2], "test_accuracy": 1.0, "time": {"train_s": 9.0}}
+    record(out, tracker, rows=[other], resume=True, drop=1)  # on another device
+    expected = TAGS | {("test/accuracy", 2): 1.0, ("time/train_s", 2): 9.0}
+    assert store.shown() == expected
+    again = {**other, "time": {"train_s": 8.0}}
+    record(out, tracker, rows=[again], resume=True, drop=1)
+    assert store.shown() == expected  # the time of a repeated round is not sent
+    record(out, tracker, rows=ENDED[1:], resume=True, drop=0)  # a score that was taken back
+    assert store.shown() == expected | {("test/accuracy", 1): 0.5}
 
 
 def test_a_resumed_run_sends_what_a_tracker_has_missed(tmp_path):

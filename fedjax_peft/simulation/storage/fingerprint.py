@@ -29,7 +29,7 @@ from fedjax_peft.engine.devices.distributed import agree, process, processes
 from fedjax_peft.numerics.hyperparameters import parametrised
 from fedjax_peft.simulation.checks import clients_a_round
 from fedjax_peft.simulation.description import CODE, Plain, describe, flat
-from fedjax_peft.support.display import show
+from fedjax_peft.support.display import argument, show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.nested import flatten
@@ -173,7 +173,7 @@ def check_same(
         f"{directory} was run with another config: {was}{more}. Only more rounds, another stop"
         " rule, another placement, and other rounds of evaluations and checkpoints can be asked of"
         " a resumed run. Start a new one in another directory, with out= or --out; from the model"
-        f" of this one with --from {directory} (in Python fp.simulate(run.trained, ...,"
+        f" of this one with --from {argument(directory)} (in Python fp.simulate(run.trained, ...,"
         f" records=fp.Records(origin=run))).{hint}"
     )
 

@@ -158,10 +158,18 @@ class Record:
         return None if self._on_round is None else self._on_round(row)
 
     def replace(self, rows: list[Row]) -> None:
-        """Replaces all rows; ``on_round`` is not called again."""
+        """Replaces all rows; ``on_round`` is not called again.
+
+        Trackers get the rows that have lost fields, with None in their place.
+        """
+        before = {row["round"]: row for row in self.rows}
         self.rows = rows
         if self.out is not None:
             write_metrics(self.out / "metrics.jsonl", rows)
+        for row in rows:
+            lost = before.get(row["round"], row).keys() - row.keys()
+            if lost:
+                self._tracking.add({**row, **dict.fromkeys(sorted(lost))})
 
     def amend(self, row: Row) -> None:
         """Replaces the last row, which has new fields; ``on_round`` is not called again."""

@@ -4,15 +4,18 @@ What a tracker has taken is noted in ``tracking.json`` in the run directory, wit
 that a resumed run and ``fedjax-peft sync`` go on from there.
 """
 
+import copy
 import json
 import queue
 import secrets
+import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_peft.simulation.rows import Row, has_ended, read_metrics
 from fedjax_peft.simulation.storage.lock import RunLock
@@ -26,6 +29,11 @@ PATIENCE = 30.0
 """Seconds that a tracker may take for a row before the end of a run no longer waits for it. Time
 that has passed during the run counts, so a service that hangs does not hold up a longer run."""
 
+_IMPORTS = 10
+"""Times the patience that the import of a library, which needs no network, may take at the end."""
+_LOOK = 0.1
+"""Seconds between two looks at a tracker that is waited for."""
+
 
 class Tracking:
     """Sends the rows of one run to its trackers."""
@@ -36,7 +44,9 @@ class Tracking:
         self._out, self._id, self._taken = out, secrets.token_hex(8), dict[str, int]()
         if trackers and out is not None and (out / NAME).exists():
             self._id, self._taken = _read(out / NAME)
-        self._workers = [_Worker(one, _tracked(out, config, self._id)) for one in trackers]
+        self._workers = [
+            _Worker(named, _tracked(out, config, self._id)) for named in _told_apart(trackers)
+        ]
         self._note()  # a run that is killed keeps its id
 
     def catch_up(self, rows: Sequence[Row]) -> None:
@@ -91,8 +101,8 @@ class Tracking:
 class _Worker:
     """A tracker and its thread."""
 
-    def __init__(self, tracker: Tracker, run: TrackedRun):
-        self.name, self.key = _name(tracker), _key(tracker)
+    def __init__(self, named: "_Named", run: TrackedRun):
+        tracker, self.name, self.key = named
         self.taken = -1
         """The last round whose row the tracker has taken."""
         self.problem: str | None = None
@@ -107,7 +117,8 @@ class _Worker:
             # A thread that waits for a network must not keep the program from ending.
             self._thread = threading.Thread(target=self._work, daemon=True, name=self.name)
             self._thread.start()
-        self._rows.put({**row})
+        self._excuse_imports()
+        self._rows.put(copy.deepcopy(row))  # one tracker's changes are nobody else's
 
     def end(self, ended: bool) -> None:
         self._run.ended = ended
@@ -115,13 +126,25 @@ class _Worker:
 
     def wait(self) -> None:
         """Returns when the thread has ended, or has been at one row for ``PATIENCE`` seconds."""
+        end = time.monotonic() + _IMPORTS * PATIENCE
         while self._thread is not None and self._thread.is_alive():
+            if time.monotonic() < end:
+                self._excuse_imports()
             since = self._busy_since
             left = PATIENCE - (0 if since is None else time.monotonic() - since)
             if left <= 0:
                 self.problem = self.problem or f"It has not answered for {PATIENCE:g} s."
                 return
-            self._thread.join(min(left, 1.0))
+            self._thread.join(min(left, _LOOK))
+
+    def _excuse_imports(self) -> None:
+        """Starts the time of the present row anew if the thread imports a library."""
+        frame = sys._current_frames().get(getattr(self._thread, "ident", None) or 0)
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                self._busy_since = time.monotonic()
+                return
+            frame = frame.f_back
 
     def _next(self) -> Row | None:
         """Returns the next row, None after the last one."""
@@ -135,11 +158,11 @@ class _Worker:
             while (row := self._next()) is not None:
                 self._tracker(row, self._run)
                 self.taken = row["round"]
-        except Exception as error:
+        except BaseException as error:  # also exit(), which would end the thread without a word
             self.problem = _sentence(error)
         try:
             self._run.close()
-        except Exception as error:
+        except BaseException as error:
             self.problem = self.problem or _sentence(error)
 
 
@@ -158,23 +181,22 @@ def sync(directory: Path, config: Mapping[str, Any], trackers: Sequence[Tracker]
         rows = read_metrics(directory / "metrics.jsonl")
         known = (directory / NAME).exists()
         identity, taken = _read(directory / NAME) if known else (secrets.token_hex(8), {})
-        for tracker in trackers:
-            run, key = _tracked(directory, config, identity), _key(tracker)
+        for tracker, name, key in _told_apart(trackers):
+            run = _tracked(directory, config, identity)
             run.ended = has_ended(rows, config.get("rounds", 0))
             missing = [row for row in rows if row["round"] > taken.get(key, -1)]
             try:
                 for row in missing:
-                    tracker(row, run)
+                    tracker(copy.deepcopy(row), run)
                     taken[key] = row["round"]
                 run.close()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise InputError(
-                    f"The tracker {_name(tracker)} does not take the rows of {directory}:"
-                    f" {_sentence(error)}"
+                    f"The tracker {name} does not take the rows of {directory}: {_sentence(error)}"
                 ) from error
             finally:
                 _write(directory, identity, taken)
-            sent[_name(tracker)] = len(missing)
+            sent[name] = len(missing)
     return sent
 
 
@@ -185,6 +207,7 @@ def recorded(trackers: Sequence[Tracker]) -> dict[str, dict[str, Any]]:
 
 def _tracked(out: Path | None, config: Mapping[str, Any], identity: str) -> TrackedRun:
     """Returns what trackers know of a run."""
+    config = copy.deepcopy(dict(config))
     name, algorithm = config.get("name"), config.get("algorithm")
     if out is None:
         usual = next((x for x in (name, algorithm) if isinstance(x, str)), "run")
@@ -213,7 +236,31 @@ def _key(tracker: Tracker) -> str:
     return f"{_name(tracker)} {json.dumps(options, sort_keys=True)}" if options else _name(tracker)
 
 
-def _sentence(error: Exception) -> str:
+class _Named(NamedTuple):
+    """A tracker with the name in messages, and the key of what it has taken."""
+
+    tracker: Tracker
+    name: str
+    key: str
+
+
+def _told_apart(trackers: Sequence[Tracker]) -> list[_Named]:
+    """Returns trackers with their names; the second one of a name or a key has a number."""
+    found: list[_Named] = []
+    names, keys = Counter[str](), Counter[str]()
+    for tracker in trackers:
+        name, key = _name(tracker), _key(tracker)
+        names[name] += 1
+        keys[key] += 1
+        found.append(_Named(tracker, _numbered(name, names[name]), _numbered(key, keys[key])))
+    return found
+
+
+def _numbered(text: str, count: int) -> str:
+    return text if count == 1 else f"{text} ({count})"
+
+
+def _sentence(error: BaseException) -> str:
     text = one_line(f"{type(error).__name__}: {error}").rstrip(". ")
     return f"{text[:_LONGEST]}."
 

@@ -77,7 +77,11 @@ class Tracker(Protocol):
     """
 
     def __call__(self, row: Row, run: TrackedRun, /) -> None:
-        """Takes a row; a row that has gained fields comes again, with these fields only."""
+        """Takes a row. A row that has gained fields comes again, with these fields only.
+
+        A resumed run can take back scores, which its former last row had because the run ended
+        there. This row comes again, with None in their place.
+        """
 
 
 class Built(NamedTuple):
@@ -138,6 +142,11 @@ def scalars(row: Row) -> dict[str, float]:
     times = {f"time/{name}": value for name, value in row.get("time", {}).items()}
     found = {tag(name): value for name, value in row.items() if name != "round"} | times
     return {name: x for name in found if (x := number(found, name)) is not None}
+
+
+def taken_back(row: Row) -> list[str]:
+    """Returns the fields of a row that are None: the number is not finite, or is taken back."""
+    return [name for name, value in row.items() if value is None]
 
 
 def tag(field: str) -> str:

@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 from fedjax_peft.simulation.rows import Row, fields, number
-from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, built
+from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, built, taken_back
 from fedjax_peft.support.files import naming, replace_file
 
 
@@ -22,7 +22,8 @@ def csv(*, path: str = "metrics.csv") -> Tracker:
 
     def take(row: Row, run: TrackedRun, /) -> None:
         table = run.opened(lambda: _Table(run.path(path)), lambda table: None)
-        table.add({name: number(row, name) for name in fields(row)})
+        numbers = {name: number(row, name) for name in fields(row)}
+        table.add(numbers | dict.fromkeys(table.columns.intersection(taken_back(row))))
 
     return take
 
@@ -39,6 +40,11 @@ class _Table:
                 for row in tables.DictReader(file):
                     self._rows[int(row["round"])] = dict(row)
                     self._columns = list(row)
+
+    @property
+    def columns(self) -> set[str]:
+        """The names of the columns."""
+        return {*self._columns}
 
     def add(self, numbers: dict[str, float | None]) -> None:
         """Adds a row. A new column, or a row that is there already, writes the file anew."""

@@ -1,5 +1,6 @@
 """MLflow."""
 
+import math
 import re
 import threading
 import time
@@ -7,7 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_peft.simulation.rows import Row
-from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, built, scalars
+from fedjax_peft.simulation.trackers.base import (
+    TrackedRun,
+    Tracker,
+    built,
+    scalars,
+    tag,
+    taken_back,
+)
 from fedjax_peft.support.nested import flatten
 
 _ID, _GROUP = "fedjax_peft.id", "fedjax_peft.group"
@@ -38,7 +46,8 @@ def mlflow(*, experiment: str = "fedjax_peft", tracking_uri: str | None = None) 
 
     def take(row: Row, run: TrackedRun, /) -> None:
         remote = run.opened(lambda: _Remote(run, experiment, tracking_uri), _Remote.close)
-        remote.add(scalars(row), row["round"])
+        lost = dict.fromkeys(map(tag, taken_back(row)), math.nan)
+        remote.add(scalars(row) | lost, row["round"])
 
     return take
 
@@ -50,7 +59,7 @@ class _Remote:
         from mlflow import MlflowClient
 
         self._run, self._client = run, MlflowClient(tracking_uri)
-        self._known: set[tuple[str, int]] = set()
+        self._known: dict[tuple[str, int], float] = {}
         with _making:
             self._experiment = self._experiment_of(experiment)
             self._id, new = self._run_of({_ID: run.id}, run.name, parent=self._parent())
@@ -60,7 +69,8 @@ class _Remote:
             self._client.update_run(self._id, status="RUNNING")
             for name in self._client.get_run(self._id).data.metrics:
                 history = self._client.get_metric_history(self._id, name)
-                self._known |= {(name, metric.step) for metric in history}
+                history = sorted(history, key=lambda metric: metric.timestamp)  # the last counts
+                self._known |= {(name, metric.step): metric.value for metric in history}
 
     def _experiment_of(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -98,14 +108,25 @@ class _Remote:
             self._client.log_batch(self._id, params=some)
 
     def add(self, numbers: dict[str, float], step: int) -> None:
-        """Logs the numbers of a round, without those that MLflow has."""
+        """Logs the numbers of a round, without those that MLflow has.
+
+        A number that is taken back is NaN: MLflow removes no value.
+        """
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
         named = {_REFUSED.sub("_", name): x for name, x in numbers.items()}
-        new = {name: x for name, x in named.items() if (name, step) not in self._known}
+        new = {name: x for name, x in named.items() if self._is_new(name, step, x)}
+        self._known |= {(name, step): x for name, x in new.items()}
         for some in _batches([Metric(name, x, now, step) for name, x in new.items()]):
             self._client.log_batch(self._id, metrics=some)
+
+    def _is_new(self, name: str, step: int, value: float) -> bool:
+        """Returns whether MLflow lacks a number; a repeated round has other times, not sent."""
+        known = self._known.get((name, step), math.nan)
+        if math.isnan(value) or name.startswith("time/"):
+            return math.isnan(known) != math.isnan(value)
+        return known != value
 
     def close(self) -> None:
         """Marks the run as finished, or as killed."""
