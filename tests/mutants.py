@@ -36,7 +36,11 @@ from typing import NamedTuple
 from fedjax_peft.report.separation import wilson
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("algorithms", "aggregators", "engine", "numerics/measures", "privacy", "transforms")
+SHELL = ("asynchronous", "availability", "data", "simulation")
+FOLDERS = (
+    *("algorithms", "aggregators", "engine", "numerics/measures", "privacy", "transforms"),
+    *SHELL,
+)
 STATISTICS = ("report/intervals", "report/separation", "report/study", "report/targets")
 
 PERSONAL = "tests/algorithms/test_algorithms_personal.py"
@@ -135,6 +139,96 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "numerics/measures/spectrum": (["tests/engine/test_engine_diagnosis.py"], ""),
 }
 """File -> its test files, and pytest's ``-k``; a file that is missing has the tests of its room."""
+_SOURCES = "data_sources data_formats"
+_TESTS_OF_SHELL = {
+    "asynchronous/queue": "asynchronous_queue",
+    "asynchronous/": "asynchronous_simulate -k staleness or weight or hand or fed or semi",
+    "availability/": "availability",
+    "data/arrays": "data_dataset data_sources data_clients",
+    "data/catalog": "data_catalog data_standin",
+    "data/clients": "data_clients",
+    "data/cluster": "data_cluster",
+    "data/combine": "data_combine",
+    "data/conversations": "data_conversations",
+    "data/dataset": "data_dataset data_packing data_validation",
+    "data/encode": "data_sources tasks_own",
+    "data/encoders/base": "data_validation data_sources",
+    "data/encoders/choices": "tasks_multiple_choice",
+    "data/encoders/conversations": "data_templates data_instructions",
+    "data/encoders/language": "data_language",
+    "data/encoders/pixels": "data_images",
+    "data/encoders/spans": "data_spans",
+    "data/encoders/tags": "data_tagging",
+    "data/encoders/text": "data_validation data_sources",
+    "data/formats/": _SOURCES,
+    "data/formats/client_lists": "data_conversations",
+    "data/formats/conll": "data_tagging",
+    "data/formats/glue": "data_catalog",
+    "data/formats/h5": "data_h5",
+    "data/formats/images": "data_images",
+    "data/formats/leaf": "data_leaf data_h5",
+    "data/formats/semeval": "data_catalog",
+    "data/formats/squad": "data_spans",
+    "data/held_out": "data_validation",
+    "data/heterogeneity": "data_heterogeneity report_partition",
+    "data/instructions": "data_instructions",
+    "data/iob": "data_tagging",
+    "data/keys": "data_partition data_sources",
+    "data/naming": "data_sources",
+    "data/packing": "data_packing",
+    "data/papers": "data_catalog",
+    "data/partition/": "data_partition data_partition_all",
+    "data/partition/features": "data_images data_partition",
+    "data/reading": "data_formats data_conversations data_catalog",
+    "data/roles": "data_conversations",
+    "data/silo": "data_silo",
+    "data/sources": _SOURCES,
+    "data/standin": "data_standin",
+    "data/subsets": "data_vocabulary data_sources",
+    "data/table": "data_validation data_tagging data_formats",
+    "data/templates": "data_templates",
+    "data/text": "data_text",
+    "data/tokens": "data_sources data_text",
+    "data/trees": "data_standin",
+    "data/vocabulary": "data_vocabulary",
+    "simulation/asynchrony": "asynchronous_simulate",
+    "simulation/checks": "simulation_border",
+    "simulation/client_models": "simulation_loading",
+    "simulation/cost": "simulation_cost",
+    "simulation/description": "simulation_fingerprint",
+    "simulation/estimate": "simulation_work simulation_progress",
+    "simulation/evaluation": "simulation_evaluation",
+    "simulation/guarantee": "privacy_guarantee",
+    "simulation/interrupts": "simulation_interrupts",
+    "simulation/ledger": "simulation_cost simulation_transforms",
+    "simulation/local_models": "simulation_local",
+    "simulation/loop": "simulation_resume simulation_stopping simulation_sampling simulation_work",
+    "simulation/opening": "availability",
+    "simulation/origin": "simulation_origin",
+    "simulation/planning/": "simulation_memory_plan simulation_devices",
+    "simulation/points": "simulation_sweep",
+    "simulation/progress": "simulation_progress cli_console",
+    "simulation/records": "simulation_spelling simulation_border",
+    "simulation/round_rows": "simulation_diagnostics engine_session",
+    "simulation/rows": "simulation_rows",
+    "simulation/run": "simulation_loading simulation_simulate",
+    "simulation/session": "simulation_sampling simulation_border privacy_seeds",
+    "simulation/simulate": "simulation_simulate simulation_border",
+    "simulation/stopping": "simulation_stopping simulation_sweep -k stop or patience or median",
+    "simulation/storage/checkpoint": "simulation_resume aggregators_state",
+    "simulation/storage/client_checkpoints": "simulation_client_store",
+    "simulation/storage/earlier": "config_earlier",
+    "simulation/storage/fingerprint": "simulation_fingerprint",
+    "simulation/storage/lock": "simulation_lock",
+    "simulation/storage/recipe": "simulation_loading simulation_fingerprint",
+    "simulation/storage/record": "simulation_resume simulation_lock",
+    "simulation/storage/tracking": "simulation_trackers",
+    "simulation/summaries": "simulation_rows report_details",
+    "simulation/time_model": "simulation_cost simulation_cost_papers",
+    "simulation/trackers/": "simulation_trackers",
+    "simulation/trained_rows": "simulation_trained_rows config_origins",
+}
+"""Files, or a folder for those without an entry, of ``SHELL`` -> their tests by short names."""
 for _file, (_paths, _) in TESTS.items():
     if _file.startswith("algorithms/") and REFUSALS not in _paths:
         _paths.append(REFUSALS)  # its cases have the names of algorithms
@@ -142,7 +236,14 @@ for _file, (_paths, _) in TESTS.items():
 
 def tests_of(file: str) -> tuple[list[str], str]:
     """Returns the test files of a file, and pytest's ``-k``."""
-    return TESTS.get(file) or ([f"tests/{file.split('/')[0]}"], "")
+    folder = f"{file.rpartition('/')[0]}/"
+    if file in TESTS or not file.startswith(SHELL):
+        return TESTS.get(file) or ([f"tests/{file.split('/')[0]}"], "")
+    named = _TESTS_OF_SHELL.get(file) or _TESTS_OF_SHELL.get(folder)
+    assert named, f"{file} has no tests in _TESTS_OF_SHELL"
+    names, _, chosen = named.partition(" -k ")
+    paths = [f"tests/{name.split('_')[0]}/test_{name}.py" for name in names.split()]
+    return [path.replace("test_privacy_guarantee", "test_guarantee") for path in paths], chosen
 
 
 class Mutant(NamedTuple):
@@ -398,10 +499,18 @@ def sample(mutants: list[Mutant], size: int, seed: int) -> list[Mutant]:
     return turns[:size]
 
 
+def read_log(path: Path | None) -> dict[str, str]:
+    """Returns mutant -> its state of the runs before; of several, the last one."""
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    return {name: state for state, _, name in (line.partition("\t") for line in lines)}
+
+
 def main() -> int:
     """Runs mutants; returns 1 if one survived that is not in ``EQUIVALENT``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="files whose name contains this")
+    parser.add_argument(
+        "--only", default="", help="files whose name contains this, or one of a,b,c"
+    )
     parser.add_argument("--sample", type=int, default=40, help="how many beside the named ones")
     parser.add_argument("--no-named", action="store_true", help="leave the named ones out")
     parser.add_argument("--all", action="store_true", help="every mutant: takes hours")
@@ -412,9 +521,10 @@ def main() -> int:
         "--no-baseline",
         dest="baseline",
         action="store_false",
-        help="trust that the tests pass without a mutant",
+        help="trust that the tests pass without a mutant, and leave exhaustive cases out",
     )
     parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
+    parser.add_argument("--log", type=Path, help="a file of outcomes; what it has is not run again")
     a = parser.parse_args()
     inside = [
         str(path.relative_to(ROOT / "fedjax_peft").with_suffix(""))
@@ -426,7 +536,7 @@ def main() -> int:
     assert set(TESTS) <= set(files), f"TESTS names files that are gone: {set(TESTS) - set(files)}"
     gone = {path for file in files for path in tests_of(file)[0] if not (ROOT / path).exists()}
     assert not gone, f"these tests are gone: {gone}"
-    files = [f for f in files if a.only in f]
+    files = [f for f in files if any(part in f for part in a.only.split(","))]
     made = [m for file in files for m in mutants_of(file)]
     chosen = made if a.all else sample(made, a.sample, a.seed)
     if not a.no_named:
@@ -436,7 +546,9 @@ def main() -> int:
         for mutant in chosen:
             print(f"{mutant.file}: {mutant.what}")
         return 0
-    states: Counter[str] = Counter()
+    known = read_log(a.log)
+    states = Counter(known[name] for m in chosen if (name := f"{m.file}: {m.what}") in known)
+    chosen = [m for m in chosen if f"{m.file}: {m.what}" not in known]
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         copy_, sound = prepared(Path(directory)), []
@@ -467,7 +579,7 @@ def main() -> int:
             state = {True: SURVIVED, False: KILLED, None: "too slow"}[passed]
             if passed and reasons:
                 state = "equivalent"
-            elif passed:
+            elif passed and a.baseline:
                 check_baseline(mutant.file, exhaustive=True)
                 target.write_text(mutant.source)
                 if passes(copy_, mutant.file, a.limit, exhaustive=True) is False:
@@ -476,6 +588,9 @@ def main() -> int:
             states[state] += 1
             seconds = time.perf_counter() - started
             print(f"{n:4} {seconds:5.0f} s  {state:9} {mutant.file}: {mutant.what}", flush=True)
+            if a.log:
+                with a.log.open("a") as log:
+                    log.write(f"{state}\t{mutant.file}: {mutant.what}\n")
             if state == "equivalent":
                 print(f"                 {reasons[0]}")
     print("; ".join(f"{count} {state}" for state, count in states.items()))
