@@ -86,7 +86,8 @@ class Rounds:
     def weights(self) -> Array:
         """The weights of the clients in the aggregate, float32 ``[rounds, slots]``.
 
-        ``plans().plan.client`` has the clients of the slots. A weight of 0 leaves a client out.
+        ``plans().plan.client`` has the clients of the slots. A weight of 0 leaves a client out; if
+        clients add noise themselves, it leaves all but the noise out.
         """
         given = jnp.asarray(self._first.plan.weight)
         algorithm = self._session.setup.algorithm

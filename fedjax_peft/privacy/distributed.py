@@ -30,8 +30,8 @@ the rounds in which one client can take part. The trust is that of secure aggreg
 learns the sum alone. Clients whose shares of the noise are missing weaken the noise, so a share of
 ``dropouts`` is allowed for. If more are missing, the sum is not released, and the round changes
 nothing. Only chance (``failure_rate``) makes clients miss a round. A client whose upload is not
-finite, that is late, or that has no examples sends zeros with its noise, because its absence would
-depend on its data.
+finite, that is late, or that has no examples or the weight 0 sends zeros with its noise: its
+absence could depend on its data.
 
 **Bytes.** b bits for each of the d padded entries. The keys and shares of a secure aggregation
 protocol are not counted.

@@ -11,8 +11,8 @@ The mean of n clients has noise of the standard deviation z C / √n, where cent
 Neighbours: the client has any other data (replace one). What it sends before the noise then changes
 by at most 2 C. Who takes part is not hidden, so sampling amplifies nothing: the rounds in which one
 client can take part are composed. What a client cannot send for reasons that lie in its data must
-not show either. A client whose upload is not finite, that is late, or that has no examples sends
-D_k = 0 with its noise, and counts in n.
+not show either. A client whose upload is not finite, that is late, or that has no examples or the
+weight 0 sends D_k = 0 with its noise, and counts in n.
 
 Clipping and noise act in the space in which the aggregator sums (as in ``central``). Where that is
 the space of products A·B (FRA), a client's noise fills the whole matrix. The matrix is then formed
