@@ -99,7 +99,8 @@ $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@$(PIP) --constraint $(CONSTRAINTS) --editable '.[test]'
 	@touch $@ $(VENV)/.base $(VENV)/.docs
 
-# Small faults in algorithms and aggregators, which the tests must notice; about 20 minutes.
+# Small faults in the package, which the tests must notice; about 20 minutes. The file
+# tests/mutants.txt has the result of a long run.
 mutants: $(VENV)/.test
 	nice $(BIN)/python tests/mutants.py
 

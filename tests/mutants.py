@@ -7,9 +7,9 @@
 
 Each mutant changes one file of the rooms in ``FOLDERS``, or one of ``STATISTICS``, in a temporary
 copy of the repository, and runs the tests of this file: those that ``TESTS`` names, or else those
-of its room. General tools (mutmut,
-cosmic-ray) run the whole suite for each mutant, with minutes of compilation. This script selects
-the tests by file and shares a compilation cache.
+of its room. General tools (mutmut, cosmic-ray) run the whole suite for each mutant, with minutes of
+compilation. This script selects the tests by file, shares a compilation cache, and imports other
+libraries once. With ``--log FILE``, a run that was stopped goes on where it was.
 
 A mutant that these tests do not notice meets the cases that only ``make exhaustive`` runs.
 Survivors make the exit code 1, except for those in ``EQUIVALENT``, which have no observable effect.
@@ -20,18 +20,18 @@ those whose tests took too long.
 import argparse
 import ast
 import copy
+import importlib
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from fedjax_peft.report.separation import wilson
 
@@ -451,6 +451,36 @@ def prepared(directory: Path) -> Path:
 KILLED, EXHAUSTIVE, SURVIVED = "killed", "killed by the exhaustive cases only", "SURVIVED"
 
 
+LIBRARIES = ("flax.nnx", "optax", "pandas", "pytest", "scipy.stats")
+"""What most tests import; imported once, because that takes longer than many tests."""
+
+
+def _test(copy_: Path, arguments: list[str]) -> NoReturn:
+    """Runs pytest on a copy of the repository, in a process that has the libraries already."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    os.chdir(copy_)
+    os.environ["PYTHONPATH"] = str(copy_)
+    here = {str(ROOT), str(ROOT / "tests"), ""}
+    sys.path[:] = [str(copy_), *(path for path in sys.path if path not in here)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fedjax_peft"]:
+        del sys.modules[name]
+    try:
+        code = int(importlib.import_module("pytest").main(arguments))
+    except BaseException:
+        code = 1
+    os._exit(code)
+
+
+def put(target: Path, source: str) -> None:
+    """Writes a module, and removes its bytecode, which may be as new and as long as the other."""
+    target.write_text(source)
+    for stale in (target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"):
+        stale.unlink()
+
+
 def passes(copy_: Path, file: str, limit: float, exhaustive: bool = False) -> bool | None:
     """Returns whether the tests of a file pass, None if they take longer than ``limit`` seconds.
 
@@ -461,25 +491,21 @@ def passes(copy_: Path, file: str, limit: float, exhaustive: bool = False) -> bo
       exhaustive: run only the cases that ``make test`` leaves out; a file without any passes.
     """
     paths, chosen = tests_of(file)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    command += ["-o", "file_seconds=0"]  # a slow test must not count as a failure
-    command += [*paths, *(["-k", chosen] if chosen else [])]
-    command += ["--exhaustive", "-m", "exhaustive"] if exhaustive else []
-    environment = {**os.environ, "PYTHONPATH": str(copy_), "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        command,
-        cwd=copy_,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        code = process.wait(limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return None
+    arguments = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    arguments += ["-o", "file_seconds=0"]  # a slow test must not count as a failure
+    arguments += [*paths, *(["-k", chosen] if chosen else [])]
+    arguments += ["--exhaustive", "-m", "exhaustive"] if exhaustive else []
+    child = os.fork()
+    if not child:
+        _test(copy_, arguments)
+    began = time.monotonic()
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() - began > limit:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return None
+        time.sleep(0.1)
+    code = os.waitstatus_to_exitcode(ended[1])
     if code == 5:  # no tests
         assert exhaustive, f"{file}: -k {chosen!r} chooses no test"
     return code in (0, 5)  # an error of collection is a killed mutant
@@ -546,6 +572,8 @@ def main() -> int:
         for mutant in chosen:
             print(f"{mutant.file}: {mutant.what}")
         return 0
+    for name in LIBRARIES:
+        importlib.import_module(name)
     known = read_log(a.log)
     states = Counter(known[name] for m in chosen if (name := f"{m.file}: {m.what}") in known)
     chosen = [m for m in chosen if f"{m.file}: {m.what}" not in known]
@@ -567,10 +595,10 @@ def main() -> int:
             target = copy_ / "fedjax_peft" / f"{mutant.file}.py"
             original = target.read_text()
             check_baseline(mutant.file)
-            target.write_text(mutant.source)
+            put(target, mutant.source)
             started = time.perf_counter()
             passed = passes(copy_, mutant.file, a.limit)
-            target.write_text(original)
+            put(target, original)
             reasons = [
                 why
                 for (file, part), why in EQUIVALENT.items()
@@ -581,10 +609,10 @@ def main() -> int:
                 state = "equivalent"
             elif passed and a.baseline:
                 check_baseline(mutant.file, exhaustive=True)
-                target.write_text(mutant.source)
+                put(target, mutant.source)
                 if passes(copy_, mutant.file, a.limit, exhaustive=True) is False:
                     state = EXHAUSTIVE
-                target.write_text(original)
+                put(target, original)
             states[state] += 1
             seconds = time.perf_counter() - started
             print(f"{n:4} {seconds:5.0f} s  {state:9} {mutant.file}: {mutant.what}", flush=True)
