@@ -64,6 +64,12 @@ def test_entries_are_complete(name):
     assert entry.asset is None or assets.ASSETS[entry.asset].hub == entry.hub
 
 
+def test_the_test_split_of_mnli_is_of_the_genres_of_its_training():
+    glue = {name: x.test for name, x in DATASETS.items() if x.hub == "nyu-mll/glue"}
+    assert glue.pop("mnli") == "validation_matched"
+    assert set(glue.values()) == {"validation"}
+
+
 TEXTS = {"sentence1": "A.", "sentence2": "B."}
 HUB = {
     "mrpc": ({**TEXTS, "label": 1, "idx": 0}, {"text": "A.", "text_pair": "B.", "label": 1}),
