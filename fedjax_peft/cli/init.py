@@ -1,12 +1,14 @@
 """The commands ``init`` and ``config upgrade``: they write configs."""
 
 import argparse
+import contextlib
 import csv
 import io
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,13 +196,11 @@ def _columns(data: Path, text: str | None, label: str | None, form: Csv) -> _Col
             raise InputError(f"{data} has no column {name!r}. {nearest(name, columns)}")
     if kind == "csv" and form.header and text is None and label is None:
         _check_header(data, columns)
-    texts = {n: sum(map(len, v)) for n, v in columns.items() if all(isinstance(x, str) for x in v)}
-    text = text or ("text" if "text" in texts else max(texts, key=texts.__getitem__, default=None))
+    sizes = {n: sum(map(len, v)) for n, v in columns.items() if all(isinstance(x, str) for x in v)}
+    text = text or _choose(data, "texts", "--text", _text_candidates(sizes))
     faults = {n: _label_fault(values) for n, values in columns.items() if n != text}
     likely = {n: len(set(columns[n])) for n, fault in faults.items() if fault is None}
-    label = label or (
-        "label" if "label" in faults else min(likely, key=likely.__getitem__, default=None)
-    )
+    label = label or _choose(data, "labels", "--label", _label_candidates([*faults], likely))
     if text is None or label is None or label == text:
         reasons = "; ".join(f"{show(n)} {fault}" for n, fault in faults.items())
         raise InputError(
@@ -215,6 +215,68 @@ def _columns(data: Path, text: str | None, label: str | None, form: Csv) -> _Col
     rows = len(columns[text])
     others = tuple(n for n, count in likely.items() if n != label and count < rows)
     return _Columns(text, label, others, rows, form)
+
+
+_TEXT_NAMES = (
+    *("text", "sentence", "message", "review", "content", "body", "comment", "tweet", "post"),
+    *("document", "utterance", "question", "description"),
+)
+_LABEL_NAMES = (
+    *("label", "class", "category", "target", "intent", "sentiment", "emotion", "mood", "topic"),
+    *("rating", "stars", "genre"),
+)
+
+
+def _named(columns: Collection[str], known: Sequence[str]) -> list[str]:
+    """Returns the columns with a known name; without one, those with a known word in the name."""
+    words = {n: re.findall("[A-Z]?[^\\W\\d_A-Z]+|[A-Z]+", n) for n in columns}
+    plain = {n: {word.lower().removesuffix("s") for word in words[n]} for n in columns}
+    roots = [name.removesuffix("s") for name in known]
+    first = [n for n in columns if n.lower() == known[0]]
+    exact = [n for n in columns if len(words[n]) == 1 and plain[n] & {*roots}]
+    return first or exact or [n for n in columns if plain[n] & {*roots}]
+
+
+def _text_candidates(sizes: Mapping[str, int]) -> dict[str, str]:
+    """Returns the columns that could be the texts, and what speaks for each."""
+    among = _named(sizes, _TEXT_NAMES) or [*sizes]
+    longest = max((sizes[n] for n in among), default=0)
+    return {n: f"{sizes[n]:,} characters" for n in among if 2 * sizes[n] >= longest}
+
+
+def _label_candidates(columns: Sequence[str], likely: Mapping[str, int]) -> dict[str, str]:
+    """Returns the columns that could be the labels, and what speaks for each."""
+    among = _named(columns, _LABEL_NAMES)
+    usable = [n for n in among if n in likely]
+    # One of such a name is meant, also if it has a fault, which is then said.
+    among = usable or among[:1] or [*likely]
+    return {n: f"{likely[n]} values" if n in likely else "" for n in among}
+
+
+def _choose(data: Path, what: str, option: str, candidates: Mapping[str, str]) -> str | None:
+    """Returns the one candidate, or the one that the user chooses; None if there is none.
+
+    Raises:
+      InputError: several candidates, and nobody at a terminal to ask.
+    """
+    if len(candidates) < 2:
+        return next(iter(candidates), None)
+    names = [*candidates]
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        print(one_line(f"Which column of {data} has the {what}?"))
+        for number, (name, note) in enumerate(candidates.items(), 1):
+            print(one_line(f"{number}. {name} ({note})"))
+        with contextlib.suppress(EOFError):
+            while (answer := input(f"Number (or {option} COLUMN next time): ").strip()) != "":
+                if answer in names:
+                    return answer
+                if answer.isdecimal() and 1 <= int(answer) <= len(names):
+                    return names[int(answer) - 1]
+    listed = ", ".join(f"{show(name)} ({note})" for name, note in candidates.items())
+    raise InputError(
+        f"Several columns of {data} could be the {what}: {listed}. Name the one that is meant:"
+        f" {option} {argument(names[0])}, for example."
+    )
 
 
 def _check_header(data: Path, columns: Mapping[str, Sequence[Any]]) -> None:

@@ -1,6 +1,7 @@
 """``fedjax-peft init`` writes a config that runs without changes."""
 
 import csv
+import io
 import json
 import re
 
@@ -142,6 +143,80 @@ def test_how_a_csv_file_is_written(place, capsys):
         for text, label in zip(table.columns["text"], table.columns["label"], strict=True)
     ]
     assert sorted(rows) == sorted((f"{text} caf\xe9", label) for text, label in ROWS)
+
+
+HEADERS = [
+    # The fewest values decided: channel. Names decide first.
+    ("ticket_id created channel message category", "message", "category"),
+    ("id text channel Label", "text", "Label"),
+    ("channel reviewText userClass", "reviewText", "userClass"),
+    ("LABELS kind body", "body", "LABELS"),
+    ("product_category tweets other", "tweets", "product_category"),
+    ("a sentiment b", "b", "sentiment"),
+]
+
+
+def table_of(header, rows=60):
+    """Returns rows whose last columns have few values, and a text under its name."""
+    texts = ("message", "text", "reviewText", "body", "tweets")
+    names = header.split()
+    place = next((i for i, n in enumerate(names) if n in texts), len(names) - 1)
+    return [
+        [
+            f"a long text with number {i}" if k == place else f"v{i % (2 + k)}"
+            for k in range(len(names))
+        ]
+        for i in range(rows)
+    ]
+
+
+@pytest.mark.parametrize(("header", "text", "label"), HEADERS)
+def test_names_of_columns_decide(place, capsys, header, text, label):
+    write_table(place / "r.csv", table_of(header), header.split())
+    assert cli.main(["init", "x", "--data", "r.csv"]) == 0
+    printed = capsys.readouterr().out
+    assert f"Text column: {text!r}. Label column: {label!r}." in printed
+
+
+DOUBTS = [
+    ("message channel kind", [], "the labels: 'channel' (3 values), 'kind' (4 values).", "--label"),
+    ("body class topic", [], "the labels: 'class' (3 values), 'topic' (4 values).", "--label"),
+    ("a message body", ["--label", "a"], "the texts: 'message'", "--text"),
+]
+
+
+@pytest.mark.parametrize(("header", "words", "message", "option"), DOUBTS)
+def test_a_doubt_is_said_with_the_flag_or_asked(
+    place, capsys, monkeypatch, header, words, message, option
+):
+    rows = table_of(header)
+    if option == "--text":
+        rows = [(row[0], f"a text {i}", f"another {i}") for i, row in enumerate(rows)]
+    write_table(place / "r.csv", rows, header.split())
+    words = ["init", "x", "--data", "r.csv", *words]
+    assert cli.main(words) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert message in error
+    assert f"{option} " in error
+    assert not (place / "x").exists()
+    monkeypatch.setattr("sys.stdin", Terminal("9\nno\n2\n"))
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    assert cli.main(words) == 0
+    chosen = header.split()[2]
+    assert f" column: {chosen!r}." in terminal.getvalue()
+    assert f"2. {chosen} (" in terminal.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_named_column_with_a_fault_is_not_passed_over(place, capsys):
+    rows = [(f"a text {i}", "" if i == 9 else f"c{i % 5}", "ab"[i % 2]) for i in range(40)]
+    write_table(place / "r.csv", rows, ("message", "category", "channel"))
+    error = refused(capsys, "x", "--data", "r.csv")
+    assert "The column 'category' of r.csv cannot be the labels: it has no value in row 10" in error
 
 
 def test_a_few_rows_are_not_held_out_for_validation(place):
