@@ -130,13 +130,12 @@ def test_badges_come_from_the_address():
         (None, "../fedjax_peft/__init__.py", "from the checkout", "-e .."),
         ("nvidia[0-9]*", "fedjax_peft/fedjax_peft/__init__.py", "GPU", "-e fedjax_peft[cuda]"),
         ("accel*", "fedjax_peft-0.2-any.whl", "a TPU", "fedjax_peft-0.2-any.whl[tpu]"),
-        ("vfio/[0-9]*", None, "from the package index", "fedjax_peft[tpu]"),
     ],
 )
 def test_first_cell_installs_what_fits(
     device, file, words, installed, tmp_path, monkeypatch, capsys
 ):
-    """From a checkout, the wheel beside it or the index, for the accelerator that is there."""
+    """From a checkout or the wheel beside it, for the accelerator that is there."""
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
     if file:
@@ -155,6 +154,15 @@ def test_first_cell_installs_what_fits(
     assert words in capsys.readouterr().out
     assert called == ([installed.split()] if installed else [])
     assert sys.path == ([str(Path(file).parents[1])] if file and "-e" in installed else [])
+
+
+def test_first_cell_without_anything_to_install_says_what_to_upload(tmp_path, monkeypatch):
+    """The name of the package on the index is nobody's, so nothing is installed by it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something is installed"))
+    with pytest.raises(SystemExit, match=r"Upload fedjax_peft-.*\.whl"):
+        exec(compile(shared.SETUP, "first cell", "exec"), {})
 
 
 def _texts(output):

@@ -129,3 +129,14 @@ def test_tutorials_of_the_site_are_the_notebooks():
     """Byte for byte."""
     for name, path in NOTEBOOKS.items():
         assert (dist.ROOT / "docs" / "tutorials" / name).read_bytes() == path.read_bytes(), name
+
+
+def test_nothing_installs_by_a_name_that_the_project_does_not_own():
+    """The name on the package index is nobody's: whoever registers it would run code."""
+    folders = ("docs", "experiments", "fedjax_peft", "notebooks")
+    files = [path for name in folders for path in (dist.ROOT / name).rglob("*.*")]
+    files += [dist.ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")]
+    install = re.compile(r"""pip3? install[^\n`]*[ "']fedjax[_-]peft(?!-[\d.])""")
+    readable = [path for path in files if path.suffix in (".md", ".py", ".ipynb", ".toml", "")]
+    texts = {path: path.read_text(encoding="utf-8") for path in readable if path.is_file()}
+    assert [path for path, text in texts.items() if install.search(text)] == []

@@ -18,13 +18,18 @@ if folders:
 elif wheels:
     origin, wanted = wheels[-1], [wheels[-1] + extra]
 else:
-    origin, wanted = "the package index", ["fedjax_peft" + extra]
+    origin, wanted = "nowhere", []
 
 place = "Colab" if Path("/content").exists() else "Here"
 place = "Kaggle" if Path("/kaggle").exists() else place
 machine = {"": "a CPU", "[cuda]": "an NVIDIA GPU", "[tpu]": "a TPU"}[extra]
 if importlib.util.find_spec("fedjax_peft"):
     print(f"{place}: {machine}; fedjax_peft is installed.")
+elif not wanted:
+    raise SystemExit(
+        "Upload fedjax_peft-....whl beside this notebook (`make dist` in a checkout writes it"
+        " into dist/), or put a checkout into the folder fedjax_peft, and run this cell again."
+    )
 else:
     print(f"{place}: {machine}; installing fedjax_peft{extra} from {origin}.")
     pip = [sys.executable, "-m", "pip", "install", "-q"]

@@ -1,6 +1,6 @@
 """Compiles a round of known models for accelerators that are not there, and writes one table.
 
-    pip install "fedjax_peft[compile-gpu,compile-tpu]"    # Linux, 4 GB; a new environment is best
+    pip install -e ".[compile-gpu,compile-tpu]"    # Linux, 4 GB; a new environment is best
     python experiments/benchmarks/accelerators.py                       # the cells that are missing
     python experiments/benchmarks/accelerators.py --rows minilm --devices h100 v5e --again
     python experiments/benchmarks/accelerators.py --rows minilm --devices h100 --check

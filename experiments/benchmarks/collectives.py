@@ -1,6 +1,6 @@
 """Compiles a round of Llama 3.1 8B for four accelerators that are not there: what they exchange.
 
-    pip install "fedjax_peft[compile-gpu,compile-tpu]"    # Linux, 4 GB; a new environment is best
+    pip install -e ".[compile-gpu,compile-tpu]"    # Linux, 4 GB; a new environment is best
     python experiments/benchmarks/collectives.py                    # about ten minutes on two cores
 
 Both forms of ``model_sharding``, in nf4 and bfloat16, with the shapes of the model and weights that

@@ -8,7 +8,7 @@ paper. The two run alternately. Medians are reported, and compilation separately
     python experiments/benchmarks/fra_server_step.py --devices h100 a100-80gb t4 v5e
 
 With ``--devices`` nothing is timed. The compilers of accelerators that are not there
-(``pip install "fedjax_peft[compile-gpu,compile-tpu]"``) say which kernels both programs have, in
+(``pip install -e ".[compile-gpu,compile-tpu]"``) say which kernels both programs have, in
 ``results/server_step.json`` and ``.md``. What happens inside of a library's kernel is not counted.
 FlexLoRA's products are decomposed by the same function.
 """

@@ -12,7 +12,7 @@ import jax
 
 from fedjax_peft import __version__
 from fedjax_peft.simulation.storage.record import environment
-from fedjax_peft.support import assets
+from fedjax_peft.support import assets, libraries
 from fedjax_peft.support.display import printable
 from fedjax_peft.support.memory import available, gigabytes
 
@@ -54,16 +54,14 @@ def _extras() -> str:
 
 def _missing(package: str, extra: str) -> Iterator[str]:
     """Yields the packages of an extra, such as ``jax[cuda13]``, that are not installed."""
-    for line in metadata.requires(package) or ():
-        match = re.search(r"""^([\w.-]+)(?:\[([\w-]+)\])?.*extra == ["']([\w-]+)["']""", line)
-        if match is None or match[3] != extra:
-            continue
+    for line in libraries.requirements(package, extra):
+        name, of = re.findall(r"^([\w.-]+)(?:\[([\w-]+)\])?", line)[0]
         try:
-            metadata.version(match[1])
+            metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield match[1]
+            yield name
         else:
-            yield from _missing(match[1], match[2]) if match[2] else ()
+            yield from _missing(name, of) if of else ()
 
 
 def _settings() -> Iterator[str]:
@@ -76,7 +74,7 @@ def _settings() -> Iterator[str]:
 def _faults(cache: Path) -> Iterator[str]:
     """Yields a sentence for each fault that a run would meet."""
     if shutil.which("nvidia-smi") and jax.default_backend() == "cpu":
-        yield "! There is an NVIDIA driver, and JAX sees no GPU: pip install 'fedjax_peft[cuda]'."
+        yield f"! There is an NVIDIA driver, and JAX sees no GPU: {libraries.install('cuda')}."
     for place in {_existing(cache), Path.cwd()}:
         if not os.access(place, os.W_OK):
             yield f"! {place} cannot be written to."

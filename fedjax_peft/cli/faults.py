@@ -152,7 +152,7 @@ def _text(error: BaseException) -> str | None:
         advice = (
             "There is not enough memory (ulimit -v)."
             if full
-            else "Check the installation: python -m pip install --upgrade fedjax_peft."
+            else "Install the package again: pip install -e . in its checkout."
         )
         return f"A library cannot be loaded: {first}. {advice}"
     return None

@@ -25,6 +25,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.decoding import check_sampling
 from fedjax_peft.models.generation import complete, end_tokens, likelihoods, text_start
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.libraries import install
 from fedjax_peft.tasks.completions import decoded
 
 __all__ = ["of_model", "of_run"]
@@ -75,7 +76,7 @@ def of_model(
         from lm_eval.api.model import LM
     except ImportError:
         raise InputError(
-            'The evaluation harness is not installed: pip install "fedjax_peft[lm-eval]".'
+            f"The evaluation harness is not installed: {install('lm-eval')}."
         ) from None
     model.require_tokenizer()
     answers = _Answers(

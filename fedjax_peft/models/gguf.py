@@ -20,7 +20,7 @@ from jax import Array
 
 from fedjax_peft.models.checkpoint import broken, leaf_value
 from fedjax_peft.support.errors import InputError, first_line
-from fedjax_peft.support.libraries import silence_transformers_advice
+from fedjax_peft.support.libraries import install, silence_transformers_advice
 
 _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
@@ -48,8 +48,7 @@ class Gguf:
             from gguf import GGUFReader
         except ImportError:
             raise InputError(
-                f"{path} is a GGUF file, which the package gguf reads: pip install"
-                " 'fedjax_peft[gguf]'."
+                f"{path} is a GGUF file, which the package gguf reads: {install('gguf')}."
             ) from None
         self.path = path
         try:

@@ -1,6 +1,6 @@
 """Accounting of differential privacy: from noise to (ε, δ), and back.
 
-The arithmetic is that of Google's ``dp-accounting`` (``pip install 'fedjax_peft[privacy]'``). This
+The arithmetic is that of Google's ``dp-accounting`` (extra ``privacy``). This
 file names the event of a run and asks the library for its ε. It runs on the host only.
 
 Two accountants are offered. ``rdp`` composes Rényi divergences (Mironov 2017; Mironov, Talwar and
@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeAlias
 from fedjax_peft.contracts import Federation
 from fedjax_peft.numerics.hyperparameters import remembered
 from fedjax_peft.support.errors import InputError, nearest
-from fedjax_peft.support.libraries import limit_blas_threads, log_level
+from fedjax_peft.support.libraries import install, limit_blas_threads, log_level
 
 Accountant: TypeAlias = Literal["rdp", "pld"]
 """How privacy losses are composed."""
@@ -304,7 +304,6 @@ def _dp_accounting() -> ModuleType:
         import dp_accounting
     except ImportError:
         raise InputError(
-            "Accounting of differential privacy uses dp-accounting: pip install"
-            " 'fedjax_peft[privacy]'."
+            f"Accounting of differential privacy uses dp-accounting: {install('privacy')}."
         ) from None
     return dp_accounting

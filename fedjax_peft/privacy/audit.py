@@ -23,6 +23,7 @@ from fedjax_peft.contracts.types import Params
 from fedjax_peft.contracts.upload import Stages, Upload
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.libraries import install
 
 
 class Canaries(NamedTuple):
@@ -160,7 +161,7 @@ def lower_bound(
         from jax_privacy.auditing import CanaryScoreAuditor
     except ImportError:
         raise InputError(
-            "Audits of differential privacy use jax-privacy: pip install 'fedjax_peft[privacy]'."
+            f"Audits of differential privacy use jax-privacy: {install('privacy')}."
         ) from None
     auditor = CanaryScoreAuditor(included, excluded)
     return float(auditor.epsilon_one_run(significance, delta))

@@ -36,6 +36,7 @@ from fedjax_peft.privacy.accounting import Accountant, epsilon, gaussian_event
 from fedjax_peft.privacy.central import TRUSTED
 from fedjax_peft.privacy.mechanism import Noise, check_delta, private, protected, summing
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.libraries import install
 
 
 class Strategy(NamedTuple):
@@ -146,8 +147,7 @@ def strategy(rounds: int, bands: int, separation: int) -> Strategy:
         from jax_privacy.matrix_factorization import toeplitz
     except ImportError:
         raise InputError(
-            "Correlated noise takes its coefficients from jax-privacy: pip install"
-            " 'fedjax_peft[privacy]'."
+            f"Correlated noise takes its coefficients from jax-privacy: {install('privacy')}."
         ) from None
     with jax.ensure_compile_time_eval():
         found = toeplitz.optimize_banded_toeplitz(rounds, bands) if bands > 1 else jnp.ones(1)

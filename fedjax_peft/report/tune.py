@@ -26,7 +26,7 @@ from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.storage.lock import RunLock
 from fedjax_peft.support.errors import InputError, check_known
-from fedjax_peft.support.libraries import log_level
+from fedjax_peft.support.libraries import install, log_level
 
 _FILE = "optuna.db"
 """Optuna's storage in the directory of a search."""
@@ -126,9 +126,7 @@ def _study(out: Path | None, choose_by: str) -> Any:
     try:
         import optuna
     except ModuleNotFoundError:
-        raise InputError(
-            "A search needs the package optuna: pip install 'fedjax_peft[optuna]'."
-        ) from None
+        raise InputError(f"A search needs the package optuna: {install('optuna')}.") from None
     storage = None
     if out is not None:
         storage = f"sqlite:///{out / _FILE}"

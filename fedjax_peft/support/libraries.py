@@ -15,8 +15,10 @@ JAX's own settings are made in :mod:`fedjax_peft.engine.compilation`.
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import metadata
 
 _HUB_LOGGERS = ("huggingface_hub", "datasets")
 
@@ -74,3 +76,37 @@ def printed_once() -> Iterator[None]:
                 stack.callback(setattr, logger, "propagate", logger.propagate)
                 logger.propagate = False
         yield
+
+
+def install(extra: str) -> str:
+    """Returns the command that installs what an extra of this package needs.
+
+    It names the libraries. The name of this package on the package index is nobody's yet, so a
+    command with that name would run code of whoever registers it.
+    """
+    try:
+        needed = [*requirements("fedjax_peft", extra)]
+    except metadata.PackageNotFoundError:
+        needed = []
+    if not needed:  # this package is not installed: Python has found its folder
+        return f"pip install -e '.[{extra}]' in a checkout"
+    quoted = " ".join(f"'{one}'" for one in needed)
+    return f"pip install {quoted}"
+
+
+def requirements(package: str, extra: str) -> Iterator[str]:
+    """Yields what an extra of an installed package needs, such as ``h5py<4,>=3.11``.
+
+    Raises:
+      PackageNotFoundError: the package is not installed.
+    """
+    for line in metadata.requires(package) or ():
+        needed, _, condition = map(str.strip, line.partition(";"))
+        match = re.search(r"""extra == ["']([\w-]+)["']""", condition)
+        if match is None or match[1] != extra:
+            continue
+        own = re.fullmatch(rf"{package}\[([\w,-]+)\]", needed)
+        for name in own[1].split(",") if own else ():
+            yield from requirements(package, name)
+        if own is None:
+            yield needed

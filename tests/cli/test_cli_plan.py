@@ -169,8 +169,11 @@ def test_the_nearest_setting_that_fits(plan, memory, words, remedy):
 @pytest.mark.parametrize(
     ("device", "error"),
     [
-        ("v5e", 'TPU v5e is not installed (libtpu, .2 GB on Linux): pip install "fedjax_peft[com'),
-        ("l4", 'NVIDIA L4 is not installed (jax_cuda13_plugin, 3.4 GB on Linux): pip install "fed'),
+        ("v5e", "TPU v5e is not installed (libtpu, .2 GB on Linux): pip install 'jax[tpu]"),
+        (
+            "l4",
+            "L4 is not installed (jax_cuda13_plugin, 3.4 GB on Linux): pip install 'jax[cuda13]",
+        ),
         ("v100", "has the compute capability 7.0, and CUDA 13 compiles from 7.5 on."),
     ],
 )

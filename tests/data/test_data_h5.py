@@ -233,5 +233,5 @@ def test_an_array_that_memory_does_not_hold(tmp_path, monkeypatch):
 def test_without_h5py(tmp_path, monkeypatch):
     write(tmp_path / "train.h5", speeches({"one": 1}))
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(InputError, match=r"pip install 'fedjax_peft\[h5\]'"):
+    with pytest.raises(InputError, match=r"pip install 'h5py"):
         read_h5(tmp_path)

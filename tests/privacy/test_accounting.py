@@ -207,7 +207,7 @@ def test_bad_input_is_refused(call, said):
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     accounting._dp_accounting.cache_clear()
-    with pytest.raises(InputError, match=r"pip install 'fedjax_peft\[privacy\]'"):
+    with pytest.raises(InputError, match=r"pip install 'dp-accounting"):
         accounting.gaussian_event(1.0, 1)
     monkeypatch.undo()
     accounting._dp_accounting.cache_clear()

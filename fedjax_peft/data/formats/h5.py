@@ -20,6 +20,7 @@ from fedjax_peft.data.formats.files import find
 from fedjax_peft.data.formats.leaf import CONTENTS, User, user_table
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.libraries import install
 from fedjax_peft.support.memory import require
 
 _ENDINGS = {"train": ("train",), "validation": ("held_out", "validation"), "test": ("test",)}
@@ -165,9 +166,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         import h5py
     except ImportError:
-        raise InputError(
-            f"{path} is an HDF5 file, which h5py reads: pip install 'fedjax_peft[h5]'."
-        ) from None
+        raise InputError(f"{path} is an HDF5 file, which h5py reads: {install('h5')}.") from None
     try:
         with h5py.File(path, "r") as file:
             yield _member(str(path), file, "examples", "Group")

@@ -15,6 +15,7 @@ import jax
 from fedjax_peft.simulation.planning.compiled_text import step_traffic
 from fedjax_peft.support.accelerators import Device
 from fedjax_peft.support.errors import InputError, first_line
+from fedjax_peft.support.libraries import install
 
 
 class CompiledStep(NamedTuple):
@@ -98,15 +99,11 @@ def target_devices(device: Device, count: int = 1) -> list[Any]:
         raise InputError(
             f"The compiler for {device.title} cannot be started: {first_line(error)}. Start Python"
             " with the environment variable JAX_PLATFORMS=cpu. If that does not help, the version"
-            f" does not suit that of JAX: {_INSTALL[device.platform]}."
+            f" does not suit that of JAX: {install(f'compile-{device.platform}')}."
         ) from error
 
 
 _TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
-_INSTALL = {
-    "gpu": 'pip install "fedjax_peft[compile-gpu]"',
-    "tpu": 'pip install "fedjax_peft[compile-tpu]"',
-}
 _OLDEST = (7, 5)
 """The oldest compute capability that CUDA 13 compiles for."""
 
@@ -118,7 +115,7 @@ def _check_installed(device: Device) -> None:
         size = ".2 GB" if device.chip is None else "3.4 GB"
         raise InputError(
             f"The compiler for {device.title} is not installed ({package}, {size} on Linux):"
-            f" {_INSTALL[device.platform]}. Without --compile the plan needs nothing."
+            f" {install(f'compile-{device.platform}')}. Without --compile the plan needs nothing."
         )
     if device.chip is not None and device.chip.capability < _OLDEST:
         major, minor = device.chip.capability

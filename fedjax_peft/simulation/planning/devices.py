@@ -143,8 +143,8 @@ def plan(
       device: such as ``h100`` or ``v5e``; ``fedjax-peft list devices`` has all names.
       local_steps: of each client in a round.
       lanes: clients side by side.
-      compiled: ask the device's compiler, too. ``pip install "fedjax_peft[compile-gpu]"`` or
-        ``[compile-tpu]`` installs it; start Python with ``JAX_PLATFORMS=cpu``.
+      compiled: ask the device's compiler, too. The extra ``compile-gpu`` or ``compile-tpu``
+        installs it; start Python with ``JAX_PLATFORMS=cpu``.
 
     Raises:
       InputError: an unknown device; or its compiler is not installed.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from fedjax_peft.simulation.rows import Row, number
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.libraries import install
 
 _Made = TypeVar("_Made")
 _Options = ParamSpec("_Options")
@@ -114,8 +115,7 @@ def built(
         def checked(*args: _Options.args, **options: _Options.kwargs) -> Built:
             if package is not None and importlib.util.find_spec(package) is None:
                 raise InputError(
-                    f"The tracker {name} needs the package {package}:"
-                    f" pip install 'fedjax_peft[{name}]'."
+                    f"The tracker {name} needs the package {package}: {install(name)}."
                 )
             return Built(name, dict(options), make(*args, **options))
 
