@@ -48,7 +48,7 @@ class Run:
     task: Task | None = None
     """What was trained."""
     trained_on: np.ndarray | None = None
-    """Digests of the training examples (:mod:`fedjax_peft.simulation.trained_rows`); None: a run of
+    """Digests of the training examples (``fedjax_peft.simulation.trained_rows``); None: a run of
     an earlier version did not keep them."""
     kept: Mapping[str, PyTree] = field(default_factory=dict)
     """What aggregator, upload transforms and asynchronous server keep, by the names of the fields

@@ -6,8 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from fedjax_peft.contracts import Algorithm, Asynchronous, Attack, Federation, Privacy, Task
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
@@ -50,7 +48,12 @@ from fedjax_peft.simulation.storage.recipe import save_recipe
 from fedjax_peft.simulation.storage.record import Record, device_name, read_resumable
 from fedjax_peft.simulation.storage.tracking import recorded
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
-from fedjax_peft.simulation.trained_rows import check_unseen, read_rows, save_rows, trained_rows
+from fedjax_peft.simulation.trained_rows import (
+    check_unseen,
+    rows_before,
+    save_rows,
+    trained_rows,
+)
 
 
 @moved
@@ -176,7 +179,8 @@ def simulate(
     metadata = _settings(given, session, schedule, private)
     metadata = {**({} if complete else metadata), **(records.config or {})}
     found = fingerprint(vars(raw)) if out is not None or processes() > 1 else {}
-    trained_on = _trained_on(given)
+    before = rows_before(records.origin, out if resume else None)
+    trained_on = trained_rows(clients, _tested(given), before)
     check_same_run({**metadata, **_of_this_process(given), **found})
     shown = records.progress if is_writer() else False
     with (
@@ -272,15 +276,6 @@ def _tested(given: SimpleNamespace) -> dict[str, Any]:
     """Returns everything that a run is evaluated on, by name."""
     data, own = _evaluated(given)
     return {name: one for name, one in {**data, **own}.items() if one is not None}
-
-
-def _trained_on(given: SimpleNamespace) -> np.ndarray:
-    """Returns the digests of the training examples, with those of the run that it starts from."""
-    origin, out = given.records.origin, given.out
-    before = None if origin is None else origin.trained_on
-    if before is None and given.resume and out is not None:
-        before = read_rows(Path(out))
-    return trained_rows(given.clients, _tested(given), before)
 
 
 def _tests(given: SimpleNamespace, session: Session) -> dict[str, Evaluated]:

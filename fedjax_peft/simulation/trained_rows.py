@@ -78,6 +78,18 @@ def trained_rows(
     return np.setdiff1d(own, np.concatenate([np.zeros(0, np.uint64), *held]))
 
 
+def rows_before(origin: Any, resumed: str | Path | None) -> np.ndarray | None:
+    """Returns the examples that a run's model was trained on before; None if nothing says it.
+
+    Args:
+      origin: the run that it starts from, if any.
+      resumed: the directory of a run that goes on, whose origin may be gone.
+    """
+    if origin is not None and origin.trained_on is not None:
+        return np.asarray(origin.trained_on)
+    return None if resumed is None else read_rows(Path(resumed))
+
+
 def check_unseen(tested: Mapping[str, Any], before: np.ndarray | None, run: str) -> None:
     """Raises InputError if a run is evaluated on training examples of the run that it starts from.
 

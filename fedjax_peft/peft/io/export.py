@@ -59,7 +59,7 @@ def export(
       overwrite: also replace an export of other content in the directory, if it has the same file
         names.
       run: the directory of the run that trained the leaves, which a run that starts from the export
-        then knows (:func:`run_of`).
+        then knows (``run_of``).
       finish: called with the complete folder before it appears, to add files to it.
 
     Raises:
