@@ -5,12 +5,19 @@ from collections.abc import Sequence
 
 from fedjax_peft.data.table import Table, require
 
-TAG = re.compile("O|[BI]-.+")
+TAG = re.compile("O|[BIESLUM]-.+")
+_PLACES = {"E": "I", "S": "B", "L": "I", "U": "B", "M": "I"}
+
+
+def without_ends(tag: str) -> str:
+    """Returns a tag of BIOES (E: end, S: single), BILOU (L, U) or BMES (M) as one of IOB."""
+    return _PLACES.get(tag[0], tag[0]) + tag[1:] if TAG.fullmatch(tag) else tag
 
 
 def iob2(tags: Sequence[str]) -> list[str]:
     """Returns IOB2 tags: every entity starts with B-. In IOB1 (CoNLL-2003) only some do."""
     result = []
+    tags = [*map(without_ends, tags)]
     for before, tag in zip(["O", *tags], tags, strict=False):
         starts = tag[0] == "I" and before[1:] != tag[1:]
         result.append(f"B{tag[1:]}" if starts else tag)
@@ -18,7 +25,9 @@ def iob2(tags: Sequence[str]) -> list[str]:
 
 
 def sentences(table: Table) -> tuple[list[list[str]], list[list[str]]]:
-    """Returns the words and the IOB2 tags of every sentence. The table may have IOB1 tags.
+    """Returns the words and the IOB2 tags of every sentence.
+
+    The tags of the table may also be in IOB1, BIOES, BILOU or BMES form.
 
     Raises:
       InputError: a row (counted from 1) has other values, or not one tag for each word.
@@ -32,6 +41,6 @@ def sentences(table: Table) -> tuple[list[list[str]], list[list[str]]]:
             if not isinstance(word, str):
                 raise table.error(row, f"has {word!r} in place of a word.")
             if not isinstance(tag, str) or not TAG.fullmatch(tag):
-                forms = "Tags are O, B-type or I-type (IOB2)."
+                forms = "Tags are O, B-type or I-type (IOB2), or in IOB1, BIOES or BILOU form."
                 raise table.error(row, f"has the tag {tag!r} at the word {word!r}. {forms}")
     return [list(row) for row in words], [iob2(row) for row in tags]

@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+import transformers
 from closeness import approx, assert_close
 from PIL import Image
 
@@ -356,10 +357,27 @@ def test_grey_images_have_one_channel_unless_some_have_colours():
     np.testing.assert_array_equal(pixels, np.stack([[grey[0]] * 3, colour.transpose(2, 0, 1)]))
 
 
+def test_images_of_several_sizes_are_resized_with_a_note():
+    """As ``ViTImageProcessor`` resizes them; of one size, they stay."""
+    grey, colour, same = images(1, 6, 5)[0], images(1, 300, 451, 3)[0], images(2, 6, 5)
+    table = Table("a file", {"image": [grey, encoded(colour)], "label": [0, 1]})
+    data = encode_images(table, ("0", "1"), name="a")
+    processor = transformers.ViTImageProcessorPil(do_normalize=False, do_rescale=False)
+    expected = [
+        processor(Image.fromarray(x).convert("RGB")).pixel_values[0] for x in (grey, colour)
+    ]
+    np.testing.assert_array_equal(data.columns["pixel_values"], np.stack(expected))
+    assert data.notes == (
+        "The 2 images of a file have 2 sizes, such as 6 x 5 and 300 x 451, and are resized to"
+        " 224 x 224 pixels.",
+    )
+    plain = Table("a file", {"image": [*same], "label": [0, 1]})
+    assert encode_images(plain, ("0", "1"), name="a").notes == ()
+
+
 @pytest.mark.parametrize(
     ("columns", "named"),
     [
-        ({"image": [X[0], X[1].T], "label": [0, 1]}, "Row 2 of a file has an image of 4x5 .* 5x4"),
         ({"image": [X[0], b"?"], "label": [0, 1]}, "row 2 of a file could not be decoded"),
         ({"image": [X[0], X[1]], "label": [0, 2]}, "Row 2 of a file has the label '2'"),
         ({"img": [X[0]], "label": [0]}, "no column 'image'.* img"),

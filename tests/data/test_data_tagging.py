@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tiny_tokenizers
+from seqeval import scheme as schemes
+from seqeval.scheme import Entities
 
 from fedjax_peft.data.dataset import IGNORE
 from fedjax_peft.data.encoders.tags import encode_tags, tag_names, tag_set, type_set
-from fedjax_peft.data.iob import iob2
+from fedjax_peft.data.iob import iob2, sentences
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
@@ -119,6 +121,36 @@ def test_names_are_the_sources_or_both_tags_of_every_type():
     assert tag_names(replace(table(), label_names=("B-LOC", "O"))) == ("B-LOC", "O")
 
 
+FORMS = {  # seqeval's name of the scheme -> one sentence
+    "IOB1": ["I-A", "I-A", "B-A", "O", "I-B", "I-A"],
+    "IOBES": ["B-A", "E-A", "S-A", "O", "S-B", "S-A"],
+    "BILOU": ["B-A", "L-A", "U-A", "O", "U-B", "U-A"],
+    "BMES": ["B-A", "E-A", "S-A", "O", "S-B", "S-A"],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tags_of_other_schemes_name_the_same_entities(form):
+    """The entities are those that seqeval's strict reader of the scheme finds."""
+    tags = FORMS[form]
+    expected = ["B-A", "I-A", "B-A", "O", "B-B", "B-A"]
+    (read,) = sentences(table([(list("uvwxyz"), tags)]))[1]
+    assert read == expected
+    if form != "BMES":  # which seqeval does not know
+        given, ours = (
+            Entities([x], scheme=scheme).entities
+            for x, scheme in ((tags, getattr(schemes, form)), (read, schemes.IOB2))
+        )
+        assert [e.to_tuple() for e in given[0]] == [e.to_tuple() for e in ours[0]]
+    assert iob2(["B-A", "M-A", "M-A", "E-A"]) == ["B-A", "I-A", "I-A", "I-A"]
+
+
+def test_names_of_other_schemes_are_those_of_the_tags_that_are_read():
+    listed = ("O", "S-PER", "B-PER", "I-PER", "E-PER")
+    rows = replace(table([(["Ib", "burns"], ["S-PER", "O"])]), label_names=listed)
+    assert tag_names(rows) == ("O", "B-PER", "I-PER")
+
+
 def test_the_cache_does_not_depend_on_the_tags():
     tokenizer = tiny_tokenizers.bert()
     first = encode(ROWS[:1], tokenizer)
@@ -135,7 +167,7 @@ def test_the_cache_does_not_depend_on_the_tags():
     [
         ((["a", "b"], ["O"]), "Row 2 of the file has 2 words but 1 tags"),
         ((["a"], ["B-"]), r"Row 2 .* tag 'B-' at the word 'a'.* \(IOB2\)"),
-        ((["a"], ["S-PER"]), "IOB2"),
+        ((["a"], ["X-PER"]), "IOB2.*BIOES"),
         ((["a"], [3]), "Row 2 .* tag 3 at"),
         ((["a"], [float("nan")]), "Row 2 .* tag nan at"),
         (([None], ["O"]), "Row 2 .* None in place of a word"),

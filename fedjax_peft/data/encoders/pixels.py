@@ -13,6 +13,9 @@ from fedjax_peft.data.table import Table, label_ids, label_names
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError, nearest
 
+_SIDE = 224
+"""Pixels of an image's height and width where a data set has images of several sizes."""
+
 
 def encode_images(
     table: Table,
@@ -22,7 +25,11 @@ def encode_images(
     max_length: int | None = None,
     name: str,
 ) -> Dataset:
-    """Returns the images unchanged, as uint8. Models scale and resize them on the device.
+    """Returns the images as uint8. Models scale and resize them on the device.
+
+    Images of one size stay as they are. Of several sizes, all become 224 x 224 pixels, the size of
+    most vision transformers, by PIL's bilinear filter (as with ``ViTImageProcessor``); a note of
+    the data set says so.
 
     The table has columns ``image``, in a form that :func:`fedjax_peft.data.formats.images.decode`
     reads, and ``label``. Other arguments are those of :class:`Encode`; ``tokenizer`` and
@@ -33,27 +40,39 @@ def encode_images(
       and else 3, and ``labels`` int32 ``[n]``.
 
     Raises:
-      InputError: an image (with its row) cannot be read or has another size than the first, or a
-        label is not in ``names``.
+      InputError: an image (with its row) cannot be read, or a label is not in ``names``.
     """
     if "image" not in table.columns:
         raise InputError(f"{table.lacks('image')} {nearest('image', table.columns)}")
     labels = label_ids(table, names)
-    columns = {"pixel_values": _stacked(table, _decoded(table)), "labels": labels}
-    return Dataset(columns, tuple(names), name)
+    images = _decoded(table)
+    sizes = {image.shape[:2] for image in images}
+    notes: tuple[str, ...] = ()
+    if len(sizes) > 1:
+        images = [_resized(image) for image in images]
+        smallest, largest = (f"{h} x {w}" for h, w in (min(sizes), max(sizes)))
+        notes = (
+            f"The {len(images):,} images of {table.origin} have {len(sizes)} sizes, such as"
+            f" {smallest} and {largest}, and are resized to {_SIDE} x {_SIDE} pixels.",
+        )
+    columns = {"pixel_values": _stacked(table, images), "labels": labels}
+    return Dataset(columns, tuple(names), name, notes=notes)
+
+
+def _resized(image: np.ndarray) -> np.ndarray:
+    from PIL import Image
+
+    size = (_SIDE, _SIDE)
+    return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
 
 
 def _stacked(table: Table, images: list[np.ndarray]) -> np.ndarray:
     """Returns images with channels first; a grey one among others gets three equal channels."""
     if not images:
         raise InputError(f"{table.origin} has no images.")
-    height, width = images[0].shape[:2]
     channels = max(1 if image.ndim == 2 else 3 for image in images)
-    pixels = np.empty((len(images), channels, height, width), np.uint8)
-    for place, (row, image) in zip(pixels, table.numbered(images), strict=True):
-        if image.shape[:2] != (height, width):
-            found = f"{image.shape[0]}x{image.shape[1]} pixels (height x width)"
-            raise table.error(row, f"has an image of {found}, but the first has {height}x{width}.")
+    pixels = np.empty((len(images), channels, *images[0].shape[:2]), np.uint8)
+    for place, image in zip(pixels, images, strict=True):
         place[:] = image if image.ndim == 2 else image.transpose(2, 0, 1)
     return pixels
 

@@ -13,7 +13,7 @@ from fedjax_peft.data.encoders.base import (
     balanced_classes,
     recognising,
 )
-from fedjax_peft.data.iob import sentences
+from fedjax_peft.data.iob import sentences, without_ends
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import joined, model_columns, padding_token
@@ -82,7 +82,7 @@ def tag_names(table: Table) -> tuple[str, ...]:
       InputError: the tags of a row (counted from 1) are not in IOB form.
     """
     if table.label_names is not None:
-        return table.label_names
+        return tuple(dict.fromkeys(map(without_ends, table.label_names)))
     _, tags = sentences(table)
     types = sorted({tag[2:] for row in tags for tag in row if tag != "O"})
     return ("O", *(f"{place}-{kind}" for kind in types for place in "BI"))
