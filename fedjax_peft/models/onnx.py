@@ -14,6 +14,8 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.models.checkpoint import broken, leaf_value
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import first_line
 
 _WHAT = "ONNX file of a BERT model"
 _FLOAT = 1
@@ -29,19 +31,9 @@ class Onnx:
         self.path = path
         try:
             graph = _messages()["Model"].FromString(path.read_bytes()).graph
-        except (DecodeError, OSError) as error:
-            raise broken(path, error, _WHAT) from error
-        self._arrays: dict[str, np.ndarray] = {}
-        names = _linear_names(graph)
-        for tensor in graph.initializer:
-            shape, size = tuple(tensor.dims), len(tensor.raw_data)
-            if tensor.data_type != _FLOAT or 4 * math.prod(shape) != size:
-                raise broken(path, f"{tensor.name} is not an array of float32 numbers", _WHAT)
-            array = np.frombuffer(tensor.raw_data, "<f4").reshape(shape)
-            name = names.get(tensor.name)
-            self._arrays[name or tensor.name] = array.T if name else array
-        if not self._arrays:
-            raise broken(path, "it holds no weights", _WHAT)
+            self._arrays = _weights(graph)
+        except (DecodeError, OSError, UnicodeDecodeError, _Damaged) as error:
+            raise broken(path, first_line(error), _WHAT) from error
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -53,13 +45,52 @@ class Onnx:
         return leaf_value(self.path, name, self._arrays[name], transposed)
 
 
+class _Damaged(Exception):
+    """What is wrong with a file, in words."""
+
+
+def _weights(graph: Any) -> dict[str, np.ndarray]:
+    """Returns Hugging Face's name of each weight -> its array, as PyTorch stores it.
+
+    Raises:
+      _Damaged: the weights, or the nodes that name them, cannot be an exporter's.
+    """
+    found: dict[str, np.ndarray] = {}
+    names = _linear_names(graph)
+    for tensor in graph.initializer:
+        shape, size = tuple(tensor.dims), len(tensor.raw_data)
+        whole = all(0 < length <= size for length in shape) and 4 * math.prod(shape) == size
+        if tensor.data_type != _FLOAT or not whole or len(shape) > _MOST_AXES:
+            raise _Damaged(f"{show(tensor.name)} is not an array of float32 numbers")
+        array = np.frombuffer(tensor.raw_data, "<f4").reshape(shape)
+        linear = names.get(tensor.name)
+        if linear and len(shape) != 2:
+            raise _Damaged(f"{show(tensor.name)} multiplies, and is no matrix")
+        name = linear or tensor.name
+        if name in found:
+            raise _Damaged(f"it holds {show(name)} twice")
+        found[name] = array.T if linear else array
+    if not found:
+        raise _Damaged("it holds no weights")
+    return found
+
+
+_MOST_AXES = 4
+
+
 def _linear_names(graph: Any) -> dict[str, str]:
     """Returns the numbered name of each linear layer's matrix -> ``<layer>.weight``."""
+    texts = [text for node in graph.node for text in (node.op_type, *node.input, *node.output)]
+    if not all(isinstance(x, str) for x in (*texts, *(one.name for one in graph.initializer))):
+        raise _Damaged("a name is not UTF-8")  # protobuf gives its bytes
+    products = [node for node in graph.node if node.op_type == "MatMul"]
+    if any(len(node.input) != 2 or len(node.output) != 1 for node in products):
+        raise _Damaged("a node MatMul has not two inputs and one output")
     added = {x: node for node in graph.node if node.op_type == "Add" for x in node.input}
     stored = {tensor.name for tensor in graph.initializer}
     found = {}
-    for node in graph.node:
-        if node.op_type != "MatMul" or node.input[1] not in stored:
+    for node in products:
+        if node.input[1] not in stored:
             continue
         for bias in added[node.output[0]].input if node.output[0] in added else ():
             if bias in stored and bias.endswith(".bias"):
