@@ -238,6 +238,7 @@ def draw(seed: int, number: int) -> Draw:
         name: _chosen(values, own[i] if name in CHANGING else shared[i])
         for i, (name, values) in enumerate(FEATURES.items())
     }
+    fell |= _taken(fell)
     return Draw(seed, number, fell if fell["as it fell"] == "yes" else settled(fell))
 
 
@@ -266,15 +267,17 @@ def _method(d: dict[str, Value]) -> dict[str, Value]:
     return {"peft": "lora"} if d["model"] == "int8" and d["peft"] == "full" else {}
 
 
+def _taken(d: dict[str, Value]) -> dict[str, Value]:
+    """Returns None for the arguments that an algorithm does not have."""
+    takes = inspect.signature(getattr(fp.algorithms, str(d["algorithm"]))).parameters
+    arguments = {"head": "head", "space": "space", "weighting": "weights"}
+    arguments |= {"server_schedule": "server_schedule", "aggregator": "aggregator"}
+    return {feature: None for feature, name in arguments.items() if name not in takes}
+
+
 def _options(d: dict[str, Value]) -> dict[str, Value]:
     name = d["algorithm"]
-    takes = inspect.signature(getattr(fp.algorithms, name)).parameters
     out: dict[str, Value] = {}
-    for feature, option in {"head": "head", "space": "space", "weighting": "weights"}.items():
-        if option not in takes:
-            out[feature] = None
-    if "server_schedule" not in takes:
-        out["server_schedule"] = None
     if name in HEADS and d["head"] is not None:
         out["head"] = HEADS[name]
     if d["peft"] == "head_only":
@@ -293,8 +296,6 @@ def _options(d: dict[str, Value]) -> dict[str, Value]:
 
 def _aggregator(d: dict[str, Value]) -> dict[str, Value]:
     name, aggregator = d["algorithm"], d["aggregator"]
-    if "aggregator" not in inspect.signature(getattr(fp.algorithms, name)).parameters:
-        return {"aggregator": None}
     of_factors = aggregator and (_stem(aggregator) in FACTORING or "product" in aggregator)
     plain = d["peft"] in LORA and name not in ("ffa", "fedsa", *TURNS, "scaffold", "fedsvd")
     out: dict[str, Value] = {}
