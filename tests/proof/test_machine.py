@@ -18,7 +18,68 @@ from pairs import codes, cover, met
 
 import fedjax_peft as fp
 
-COVER = (0,)
+COVER = (
+    10,
+    11,
+    12,
+    13,
+    14,
+    15,
+    29,
+    35,
+    36,
+    38,
+    39,
+    41,
+    43,
+    44,
+    47,
+    49,
+    50,
+    53,
+    55,
+    81,
+    82,
+    83,
+    90,
+    93,
+    94,
+    103,
+    105,
+    106,
+    108,
+    109,
+    110,
+    111,
+    129,
+    131,
+    134,
+    135,
+    138,
+    140,
+    141,
+    142,
+    143,
+    145,
+    146,
+    149,
+    151,
+    162,
+    164,
+    165,
+    166,
+    167,
+    176,
+    180,
+    181,
+    182,
+    183,
+    193,
+    195,
+    196,
+    197,
+    198,
+)
 """Numbers of draws of seed 1, chosen by ``pairs.py`` from a log of ``make proof``."""
 
 
@@ -90,5 +151,6 @@ def test_a_difference_is_relative_and_infinite_where_shapes_or_names_differ():
 def test_a_cover_takes_the_draws_with_most_new_pairs_for_their_seconds():
     values = [{**draw(1, 0).of, "algorithm": name} for name in ("fedavg", "fedavg", "ditto")]
     coded = codes(values)
-    assert cover(coded, [0, 1, 2], [9.0, 1.0, 2.0], 2) == [1, 2]
+    assert cover(coded, [0, 1, 2], [9.0, 1.0, 2.0], 10.0, 2) == [1, 2]
+    assert cover(coded, [0, 1, 2], [9.0, 1.0, 2.0], 3.0, 2) == [1]
     assert met(coded[:1]).sum() == coded.shape[1] * (coded.shape[1] - 1)
