@@ -79,9 +79,13 @@ def _fields(row: dict, prefix: str = "", null: float = np.nan) -> Iterator[tuple
             continue
         if isinstance(value, dict):
             yield from _fields(value, f"{prefix}{name}.", null)
-        elif value is None or isinstance(value, bool | int | float):
+        elif _is_number(value):
             yield prefix + name, np.float64(null if value is None else value)
-        elif isinstance(value, list) and all(isinstance(v, int | float) for v in value):
-            yield prefix + name, np.asarray(value, np.float64)
+        elif isinstance(value, list) and all(map(_is_number, value)):
+            yield prefix + name, np.array([null if v is None else v for v in value], np.float64)
         else:
             yield prefix + name, np.frombuffer(json.dumps(value, default=str).encode(), np.uint8)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float)
