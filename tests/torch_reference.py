@@ -13,6 +13,7 @@ import torch
 import transformers
 from transformers import (
     BertConfig,
+    CamembertConfig,
     DebertaV2Config,
     DistilBertConfig,
     Gemma2Config,
@@ -24,6 +25,7 @@ from transformers import (
     Qwen3Config,
     RobertaConfig,
     ViTConfig,
+    XLMRobertaConfig,
 )
 
 transformers.utils.logging.disable_progress_bar()
@@ -133,6 +135,14 @@ FAMILIES = {
     },
     "vit": Family(ViTConfig, "ViT", VIT_SHAPE, None, ("classification",)),
 }
+RENAMED = {
+    family: FAMILIES["roberta"]._replace(config=config, name=name)
+    for family, config, name in (
+        ("xlm-roberta", XLMRobertaConfig, "XLMRoberta"),
+        ("camembert", CamembertConfig, "Camembert"),
+    )
+}
+"""Other names of a family, which the grids over families leave out."""
 CLASSES = {
     "classification": ("TextForSequenceClassification", "ForSequenceClassification"),
     "token_classification": ("ForTokenClassification",),
@@ -147,7 +157,7 @@ def tiny_model(
     family: str, *, kind: str = "classification", classes: int = 3, seed: int = 0, **config
 ):
     """Returns a random model with a head, in evaluation mode."""
-    f = FAMILIES[family]
+    f = {**FAMILIES, **RENAMED}[family]
     labels = {} if kind in ("span_classification", "causal_lm") else {"num_labels": classes}
     image = kind == "classification" and f.embeddings is None
     make = class_of(f.name, "image" if image else kind)

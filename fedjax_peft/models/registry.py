@@ -66,6 +66,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
     "roberta": roberta.FAMILY,
+    "xlm-roberta": roberta.XLM_ROBERTA,
+    "camembert": roberta.CAMEMBERT,
     "vit": vit.FAMILY,
     "rnn": scratch.RNN,
     "lstm": scratch.LSTM,

@@ -1,4 +1,7 @@
-"""RoBERTa: BERT's encoder with its own position numbering and classification head."""
+"""RoBERTa: BERT's encoder with its own position numbering and classification head.
+
+XLM-RoBERTa and CamemBERT are the same model under other names.
+"""
 
 import dataclasses
 from typing import Any
@@ -48,15 +51,28 @@ class RobertaForSequenceClassification(SequenceClassifier):
         self.classifier = MlpClassifier(c.hidden_size, head.classes, c.head_dropout)
 
 
-FAMILY = Family(
-    name="Roberta",
-    config=RobertaConfig,
-    kinds=text_kinds("roberta", _backbone, RobertaForSequenceClassification, ("classifier",)),
-    weights=bert.WEIGHTS,
-    renamed=(*bert.LEGACY, (r"^(embeddings|encoder|pooler)\.", r"roberta.\1.")),
-    tied=("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
-    ignored=(r"roberta\.pooler\..+", r"roberta\.embeddings\.position_ids"),
-    targets=bert.TARGETS,
-    splits=bert.SPLITS,
-    refused=bert.REFUSED,
-)
+@dataclasses.dataclass(frozen=True)
+class XLMRobertaConfig(RobertaConfig):
+    """RoBERTa's fields with the defaults of XLM-RoBERTa and CamemBERT."""
+
+    vocab_size: int = 30522
+
+
+def _family(name: str, config: type) -> Family:
+    return Family(
+        name=name,
+        config=config,
+        kinds=text_kinds("roberta", _backbone, RobertaForSequenceClassification, ("classifier",)),
+        weights=bert.WEIGHTS,
+        renamed=(*bert.LEGACY, (r"^(embeddings|encoder|pooler)\.", r"roberta.\1.")),
+        tied=("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
+        ignored=(r"roberta\.pooler\..+", r"roberta\.embeddings\.position_ids"),
+        targets=bert.TARGETS,
+        splits=bert.SPLITS,
+        refused=bert.REFUSED,
+    )
+
+
+FAMILY = _family("Roberta", RobertaConfig)
+XLM_ROBERTA = _family("XLMRoberta", XLMRobertaConfig)
+CAMEMBERT = _family("Camembert", XLMRobertaConfig)

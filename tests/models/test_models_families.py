@@ -3,6 +3,7 @@
 Logits, hidden states and gradients of every family and head: ``test_models_parity.py``.
 """
 
+import dataclasses
 import json
 
 import jax
@@ -14,10 +15,13 @@ import transformers
 from closeness import EXACT, assert_close
 from flax import nnx
 from parity import assert_equal, assert_same_leaves, flipped, forward
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch_reference import (
     FAMILIES,
+    RENAMED,
     layers,
+    logits_of,
     padded_batch,
     saved,
     tensors,
@@ -44,8 +48,9 @@ from fedjax_peft.models.registry import (
     parse_config,
     random_model,
 )
-from fedjax_peft.peft import layer_norm, prefix_tuning, prompt_tuning
+from fedjax_peft.peft import layer_norm, prefix_tuning, pretrained, prompt_tuning
 from fedjax_peft.peft.base import abstract_model, attach
+from fedjax_peft.peft.io.export import export
 from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -108,6 +113,41 @@ def test_config_variants(family, tmp_path):
     if family == "gpt2":  # whose token types are looked up in the table of tokens
         batch["token_type_ids"] = batch["input_ids"] % 2
     assert_equal(model, reference, batch, everywhere=family in ("bert", "roberta"))
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("xlm-roberta", "classification"),
+        ("xlm-roberta", "span_classification"),
+        ("camembert", "classification"),
+        ("camembert", "token_classification"),
+    ],
+)
+def test_roberta_under_other_names(family, kind, tmp_path):
+    """Logits, states and a peft adapter; the export is of the same type."""
+    reference = tiny_model(family, kind=kind, pad_token_id=4, num_hidden_layers=1)
+    model = load_model(saved(reference, tmp_path / "base"))
+    batch = padded_batch(reference.config)
+    assert_equal(model, reference, batch, everywhere=True)
+    tuned = get_peft_model(reference, LoraConfig(target_modules=["query"], init_lora_weights=False))
+    tuned.eval().save_pretrained(tmp_path / "a")
+    adapted = attach(model, pretrained(tmp_path / "a"))
+    with torch.no_grad():
+        expected = logits_of(tuned(**tensors(batch))).numpy()
+    assert_close(forward(adapted, batch).logits, expected, **EXACT)
+    export(adapted, adapted.trainable, tmp_path / "merged", format="merged")
+    again = type(reference).from_pretrained(tmp_path / "merged")
+    assert again.config.model_type == family
+    with torch.no_grad():
+        assert_close(logits_of(again(**tensors(batch))).numpy(), expected, **EXACT)
+
+
+@pytest.mark.parametrize("family", RENAMED)
+def test_defaults_of_the_other_names_are_those_of_transformers(family):
+    ours, theirs = parse_config({"model_type": family})[1], RENAMED[family].config()
+    shared = dataclasses.asdict(ours).items()
+    assert {name: x for name, x in shared if getattr(theirs, name) != x} == {}
 
 
 @pytest.mark.parametrize("family", ["gpt2", "distilbert"])

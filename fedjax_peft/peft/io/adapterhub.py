@@ -64,6 +64,7 @@ _VIT = {"attention": "attention_adapters", "feed_forward": "output.output_adapte
 _NAMES = {
     "bert": _Names("bert.encoder.layer", _INHERITED),
     "roberta": _Names("roberta.encoder.layer", _INHERITED),
+    "xlm-roberta": _Names("roberta.encoder.layer", _INHERITED),
     "deberta-v2": _Names("deberta.encoder.layer", _INHERITED),
     "distilbert": _Names("distilbert.transformer.layer", _OWN),
     "gpt2": _Names("transformer.h", _OWN),
