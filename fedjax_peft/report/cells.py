@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from fedjax_peft.report.intervals import seed_order
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.simulation.rows import field_is_lower_better, fields, has_field, headline, number
+from fedjax_peft.simulation.stopping import was_given_up
 from fedjax_peft.simulation.summaries import series
 from fedjax_peft.support.display import one_line, shorten
 from fedjax_peft.support.errors import InputError, nearest
@@ -58,6 +59,11 @@ class Cell(NamedTuple):
         """
         found = {seed: _value(run, metric, at) for seed, run in self.runs.items()}
         return {seed: value for seed, value in found.items() if value is not None}
+
+    @property
+    def given_up(self) -> bool:
+        """Whether a run was ended because others were better."""
+        return any(was_given_up(run.rows) for run in self.runs.values())
 
     def series(self, metric: str, x: str = "round") -> dict[Seed, tuple[list[float], list[float]]]:
         """Returns seed -> the x and y coordinates of the metric's curve.
@@ -197,6 +203,8 @@ class Study(NamedTuple):
         seeds = set().union(*values)
         notes, candidates = [], []
         for cell, found in zip(cells, values, strict=True):
+            if at in ("final", "best", "mean") and cell.given_up:
+                continue  # its values are those of other rounds; `make_study` says so
             if missing := sorted(seeds - found.keys(), key=seed_order):
                 of = f" for seed {', '.join(map(str, missing))}"
                 notes.append(f"{cell.name} with {cell.label} has no {metric}{of}: not chosen.")

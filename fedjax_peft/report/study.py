@@ -27,6 +27,7 @@ from fedjax_peft.report.records import (
     unstarted,
 )
 from fedjax_peft.report.wording import are, listing
+from fedjax_peft.simulation.stopping import was_given_up
 from fedjax_peft.simulation.storage.earlier import new_key
 from fedjax_peft.simulation.summaries import privacy_together
 from fedjax_peft.support.display import one_line, printable
@@ -128,6 +129,11 @@ def make_study(
     used = [run for run in runs if unfinished or run.finished]
     if left_out := [run.path for run in runs if not (unfinished or run.finished)]:
         notes.append(f"{_named(left_out)} {are(left_out)} unfinished and left out.")
+    if early := sum(was_given_up(run.rows) for run in used):
+        notes.append(
+            f"{early} of {len(used)} runs were given up before their last round because others were"
+            " better. They are not chosen, and their values are those of earlier rounds."
+        )
     groups: dict[Any, list[RunRecord]] = {}
     for i, run in enumerate(used):
         groups.setdefault(_identity(run, keys, i), []).append(run)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,11 +24,13 @@ from fedjax_peft.report.sweep import (
 from fedjax_peft.simulation.points import PointDone, run_points
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, fields, number
 from fedjax_peft.simulation.run import Run
-from fedjax_peft.simulation.stopping import Stop
+from fedjax_peft.simulation.stopping import Stop, pruned
 from fedjax_peft.simulation.storage.lock import RunLock
-from fedjax_peft.support.errors import InputError, check_known
+from fedjax_peft.support.errors import InputError, check_known, first_line, users_level
 from fedjax_peft.support.libraries import install, log_level
 
+_REFUSED = "refused"
+"""The attribute of a failed trial with the reason why its point was refused."""
 _FILE = "optuna.db"
 """Optuna's storage in the directory of a search."""
 
@@ -63,7 +66,8 @@ def tune(
 
     Optuna is asked for ``batch`` trials at once, which run as the points of a sweep: one program
     for all numbers, and on an accelerator side by side. Every evaluation is reported to Optuna. A
-    trial that its pruner gives up ends after that round, and the others of the batch go on.
+    trial that its pruner gives up ends after that round, and the others of the batch go on. A trial
+    whose point is refused has failed; its point is not run again, and a warning names the first.
 
     Args:
       algorithm: a function of a point's values, as for :func:`sweep`.
@@ -73,7 +77,8 @@ def tune(
         ``lambda t: {"learning_rate": t.suggest_float("learning_rate", 1e-4, 1e-1, log=True)}``.
       choose_by: the metric of the rows to optimise, such as ``validation_accuracy``: the value of
         a trial is that of its last evaluation.
-      trials: of the whole search, those of earlier calls in the same study included.
+      trials: of the whole search, those of earlier calls in the same study included, and those
+        that were given up or refused, or whose point had been drawn before.
       batch: trials that are asked for at once. A larger batch runs faster and learns less from the
         trials before it.
       out: a directory for the runs, as for :func:`sweep`, and for Optuna's storage ``optuna.db``.
@@ -87,12 +92,18 @@ def tune(
       **options: of ``simulate``, the same for all trials, such as ``rounds`` and ``validation``.
 
     Raises:
-      InputError: Optuna is missing; another search runs in ``out``; the metric is not recorded; the
-        study optimises in the wrong direction; or as :func:`sweep`.
+      InputError: Optuna is missing; another search runs in ``out``, or one of another space was
+        made there; the metric is not recorded; the study has several objectives, or optimises in
+        the wrong direction; all trials were refused; or as :func:`sweep`.
     """
     if trials < 1 or batch < 1:
         raise InputError(f"trials = {trials} and batch = {batch} must be at least 1.")
     path = None if out is None else Path(out)
+    if study is None and (bad := sorted({*"?%"} & {*str(path)})):
+        raise InputError(
+            f"out = {str(out)!r} has {bad[0]!r} in its name, which the address of Optuna's storage"
+            " cannot hold. Choose another name."
+        )
     functions = {"transforms": transforms, "privacy": privacy, "attack": attack}
     made, runs = Points(algorithm, model, clients, functions, options), dict[str, Run]()
     with contextlib.ExitStack() as stack:
@@ -111,10 +122,13 @@ def tune(
                 replicas=replicas,
                 stop=search.rule,
                 on_point=search.tell,
+                raises=False,
             )
             runs |= new
             search.check(new.values())
-    return Tuned(collect(path, search.points, runs, choose_by), search.study)
+            search.settle()
+        search.settle(last=True)
+    return Tuned(collect(path, search.finished, runs, choose_by), search.study)
 
 
 def _study(out: Path | None, choose_by: str) -> Any:
@@ -147,8 +161,13 @@ class _Search:
 
     def __init__(self, study: Any, space: Callable[[Any], Point], choose_by: str):
         """Trials of an earlier call that has not ended are asked for again."""
-        from optuna.trial import FixedTrial, TrialState
+        from optuna.trial import TrialState
 
+        if len(study.directions) != 1:
+            raise InputError(
+                f"The study has {len(study.directions)} objectives, and tune optimises one,"
+                f" {choose_by}. Give study=optuna.create_study(direction=...) with one direction."
+            )
         self.study, self._space, self._choose_by = study, space, choose_by
         self._states = TrialState
         self.points: dict[str, dict[str, Any]] = {}
@@ -158,18 +177,48 @@ class _Search:
         """Name -> the trials that wait for its run."""
         self._told: dict[str, dict[str, Any]] = {}
         """Name -> what Optuna was told of its run."""
+        self._refused: dict[str, str] = {}
+        """Name -> why its run was refused, in this call."""
+        self._held: list[tuple[Any, str]] = []
+        """The trials that have failed, and the names of their points."""
         self._pruned: set[str] = set()
         self._lock = threading.RLock()  # points side by side are threads
+        self.asked = 0
+        """The trials so far, without those that an earlier call has left."""
         for trial in study.get_trials(deepcopy=False):
             if trial.state == TrialState.RUNNING:
                 study.tell(trial.number, state=TrialState.FAIL)
                 study.enqueue_trial(trial.params)
-            elif trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-                name = self._named(dict(space(FixedTrial(trial.params))))
+            elif trial.state != TrialState.FAIL or _REFUSED in trial.user_attrs:
                 value = trial.value if trial.state == TrialState.COMPLETE else None
+                name = self._named(self._repeated(trial))
                 self._told[name] = {"state": trial.state, "values": value}
-        self.asked = len(self._told)
-        """The trials so far, without those that have failed."""
+                self.asked += 1
+
+    def _repeated(self, trial: Any) -> dict[str, Any]:
+        """Returns the point of an earlier trial.
+
+        Raises:
+          InputError: the space does not ask for the values of this trial.
+        """
+        from optuna.distributions import check_distribution_compatibility
+        from optuna.trial import FixedTrial
+
+        again = FixedTrial(trial.params)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a narrower range may go on from a wider one
+                point = dict(self._space(again))
+            for name, before in trial.distributions.items():
+                check_distribution_compatibility(before, again.distributions[name])
+        except (ValueError, KeyError) as error:
+            values, reason = ", ".join(trial.params), first_line(error).partition(". ")[0]
+            raise InputError(
+                f"The study has trials of another space ({values or 'no values'}), which this one"
+                f" cannot continue: {reason}. Choose another out, or give the space of the first"
+                " call."
+            ) from None
+        return point
 
     def ask(self, count: int) -> list[str]:
         """Returns the names of the points to run for the next trials of the study.
@@ -182,10 +231,42 @@ class _Search:
             trial.set_user_attr("run", name)
             self.asked += 1
             if name in self._told:
-                self.study.tell(trial, **self._told[name])
+                self._tell(trial, name)
             else:
                 self._open.setdefault(name, []).append(trial)
         return list(self._open)
+
+    def _tell(self, trial: Any, name: str) -> None:
+        if self._told[name]["state"] == self._states.FAIL:
+            self._held.append((trial, name))
+        else:
+            self.study.tell(trial, **self._told[name])
+
+    def settle(self, *, last: bool = False) -> None:
+        """Tells Optuna of the trials that have failed, once others have not.
+
+        Before, the fault may be that of the call, whose trials the next call does not count.
+
+        Args:
+          last: tell it anyway.
+
+        Raises:
+          InputError: all trials of the search have failed.
+        """
+        if not (self.finished or last):
+            return
+        for trial, name in self._held:
+            if self.finished:
+                trial.set_user_attr(_REFUSED, self._refused.get(name, ""))
+            self.study.tell(trial, **self._told[name])
+        self._held.clear()
+        if last and self._refused:
+            name, reason = next(iter(self._refused.items()))
+            points = f"{len(self._refused)} of {len(self.points)} points of the search"
+            text = f"{points} failed. The first failure, of {name}: {reason}"
+            if not self.finished:
+                raise InputError(text)
+            warnings.warn(text, stacklevel=users_level())
 
     def _named(self, point: dict[str, Any]) -> str:
         """Returns the name of a point, which is added if it is new."""
@@ -209,7 +290,7 @@ class _Search:
                 if found.get(rows[-1]["round"]) is None or not trial.should_prune():
                     return None
                 self._pruned.add(name)
-            return f"Optuna's pruner has given up trial {trial.number}"
+            return pruned(trial.number)
 
         return stop
 
@@ -218,13 +299,20 @@ class _Search:
         name, state = done.job.name, self._states.COMPLETE
         if done.value is None:
             state = self._states.FAIL
+            self._refused[name] = done.error or f"it has no finite {self._choose_by}"
         elif name in self._pruned:
             state = self._states.PRUNED
         values = done.value if state == self._states.COMPLETE else None
         with self._lock:
             self._told[name] = {"state": state, "values": values}
             for trial in self._open.pop(name):
-                self.study.tell(trial, **self._told[name])
+                self._tell(trial, name)
+
+    @property
+    def finished(self) -> dict[str, dict[str, Any]]:
+        """Name -> point, of the runs that were not refused."""
+        failed = {name for name, told in self._told.items() if told["state"] == self._states.FAIL}
+        return {name: point for name, point in self.points.items() if name not in failed}
 
     def check(self, runs: Iterable[Run]) -> None:
         """Raises InputError if runs lack the metric, or the study optimises it the wrong way."""

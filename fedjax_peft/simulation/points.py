@@ -17,7 +17,7 @@ import jax
 from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.simulation.interrupts import noted
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, has_ended, number, read_metrics
-from fedjax_peft.simulation.stopping import Stop, any_of, median_rule
+from fedjax_peft.simulation.stopping import Stop, any_of, median_rule, was_given_up
 from fedjax_peft.support import memory
 from fedjax_peft.support.errors import InputError, first_line
 
@@ -74,6 +74,7 @@ def run_points(
     stop: Callable[[str], Stop | None] = lambda name: None,
     on_start: Callable[[int, Job], None] = lambda index, job: None,
     on_point: Callable[[PointDone], None] = lambda done: None,
+    raises: bool = True,
 ) -> dict[str, Any]:
     """Runs the points of a sweep and returns name -> run, without those that had finished before.
 
@@ -88,6 +89,7 @@ def run_points(
         the rule compares a run with those that have finished.
       stop: returns another rule that can end the point of a name early.
       on_start: called before a point with the number of points that have ended.
+      raises: raise the first reason at the end if points have failed.
 
     Raises:
       InputError: points failed; the message names them and the first reason. Or ``early_stop``
@@ -116,7 +118,8 @@ def run_points(
             results.run(job, out, None)
     else:
         _side_by_side(missing, out, results, count)
-    results.check()
+    if raises:
+        results.check()
     return results.runs
 
 
@@ -206,7 +209,9 @@ class _Results:
             if error is not None:
                 self._failed[job.name] = error
             value, best = _last(rows, self.metric), self._best
-            if value is not None and (best is None or _better(rows, self.metric, value, best[1])):
+            if was_given_up(rows):
+                pass
+            elif value is not None and (best is None or _better(rows, self.metric, value, best[1])):
                 self._best = job.name, value
             self._ended += 1
             self._computed += seconds is not None

@@ -1,5 +1,6 @@
 """Rules that end a run before its last round, as functions of its rows of metrics."""
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
@@ -114,6 +115,23 @@ def median_rule(finished: Sequence[Sequence[Row]], metric: str, least: int = 3) 
         return f"{metric} {best:.4g} is worse than {middle:.4g}, the median of {len(others)} runs"
 
     return stop
+
+
+def pruned(trial: int) -> str:
+    """Returns the reason of a run that Optuna's pruner has stopped."""
+    return f"Optuna's pruner has given up trial {trial}"
+
+
+_GIVEN_UP = re.compile(r"^Optuna's pruner has given up trial |, the median of \d+ runs$")
+
+
+def was_given_up(rows: Sequence[Row]) -> bool:
+    """Returns whether a run was ended because others were better: it does not compete with them.
+
+    Its values are those of another round. A run that its own rule has ended, such as
+    :func:`early_stop`, competes by its last value.
+    """
+    return bool(rows) and bool(_GIVEN_UP.search(str(rows[-1].get("stopped", ""))))
 
 
 def _default_metric(rows: Sequence[Row]) -> str:

@@ -26,6 +26,7 @@ from fedjax_peft.report.intervals import (
 from fedjax_peft.report.records import RunRecord, find_runs
 from fedjax_peft.report.study import make_study, read_study
 from fedjax_peft.report.table_files import Bold, TextTable
+from fedjax_peft.simulation.stopping import pruned
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten
 
@@ -113,6 +114,31 @@ def test_a_setting_that_lacks_a_seed_is_not_chosen(tmp_path):
     assert choice.notes[-1] == (
         "a with learning_rate=0.2 has no validation_accuracy for seed 2: not chosen."
     )
+
+
+@pytest.mark.parametrize(
+    ("stopped", "chosen"),
+    [
+        (pruned(3), 0.2),
+        ("validation_loss 0.9 is worse than 0.4, the median of 3 runs", 0.2),
+        ("validation_accuracy reached 0.8", 0.1),  # its own rule
+        (None, 0.1),
+    ],
+)
+def test_a_run_that_was_given_up_is_not_chosen(tmp_path, stopped, chosen):
+    """Its value is that of an earlier round; at one round all compete."""
+    for rate, score, last in ((0.1, 0.9, 1), (0.2, 0.8, 2), (0.3, 0.7, 2)):
+        rows = [{"round": r, **accuracy(score, 0.5)} for r in range(last + 1 if stopped else 3)]
+        if rate == 0.1 and stopped:
+            rows[-1]["stopped"] = stopped
+        config = {"name": "a", "seed": 0, "optimizer": {"learning_rate": rate}, "rounds": 2}
+        write_run(tmp_path / f"{rate}", config, rows)
+    (tmp_path / "sweep.toml").write_text('keys = ["seed", "optimizer.learning_rate"]')
+    study = read_study(tmp_path)
+    assert study.chosen()["a"].settings == {"optimizer.learning_rate": chosen}
+    assert study.chosen(at=1)["a"].settings == {"optimizer.learning_rate": 0.1}
+    noted = [note for note in study.notes if note.startswith("1 of 3 runs were given up")]
+    assert bool(noted) == (chosen == 0.2)
 
 
 def test_the_settings_of_a_method_are_compared_once(monkeypatch):

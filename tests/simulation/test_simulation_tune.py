@@ -123,6 +123,76 @@ def test_a_point_that_comes_again_is_not_run_again(model):
     assert other.study.best_value != tuned.study.best_value, "the seed of all trials"
 
 
+def test_a_trial_that_was_given_up_does_not_compete(model):
+    """Its value is that of an earlier round, where a high rate may still be ahead."""
+    rates = [0.5, 1e-3, 2e-3]
+
+    def given(trial):
+        rate = rates[trial.number] if hasattr(trial, "study") else trial.params["rate"]
+        return {"rate": trial.suggest_float("rate", rate, rate), "mu": 0.1}
+
+    class First(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return trial.number == 0
+
+    options = {**OPTIONS, "space": given, "study": study(pruner=First())}
+    tuned = fp.tune(make, model, CLIENTS, trials=3, **options)
+    assert states(tuned) == ["PRUNED", "COMPLETE", "COMPLETE"]
+    best, values = tuned.sweep.best(), [trial.value for trial in tuned.study.trials]
+    assert min(values) == values[0]
+    assert best.settings["point.rate"] == tuned.study.best_params["rate"] != rates[0]
+    assert "1 of 3 runs were given up" in str(tuned.sweep.table())
+
+
+def test_a_refused_point_is_a_trial_that_has_failed(model, tmp_path):
+    """It counts, in this call and in later ones; where all fail, the fault may be the call's."""
+
+    def clients(p):
+        if p["rate"] == 7:
+            raise InputError("7 is no rate.")
+        return CLIENTS
+
+    def three(trial):
+        return {"rate": trial.suggest_categorical("rate", [0.05, 7.0, 0.1]), "mu": 0.1}
+
+    options = {**OPTIONS, "space": three, "trials": 6, "batch": 3, "out": tmp_path}
+    wrong = {**options, "space": lambda t: {"rate": 7.0, "mu": 0.1}, "trials": 1}
+    with pytest.raises(InputError, match=r"1 of 1 points of the search failed.*7 is no rate"):
+        fp.tune(make, model, clients, **wrong)
+    with pytest.warns(UserWarning, match=r"1 of 3 points of the search failed.*7 is no rate"):
+        tuned = fp.tune(make, model, clients, **options)
+    assert len(tuned.study.trials) == 7
+    assert {trial.state.name for trial in tuned.study.trials} == {"COMPLETE", "FAIL"}
+    assert len(tuned.sweep.study.cells) == len(tuned.sweep.points) == 2
+    again = fp.tune(make, model, clients, **options)
+    assert (len(again.study.trials), again.sweep.runs) == (7, {})
+    more = fp.tune(make, model, clients, **options | {"trials": 9})
+    assert (len(more.study.trials), more.sweep.runs) == (10, {})
+
+
+def test_a_search_of_another_space_or_in_an_odd_folder_is_refused(model, tmp_path):
+    options = {**OPTIONS, "trials": 1, "out": tmp_path}
+    fp.tune(make, model, CLIENTS, space=space, **options)
+
+    def other(name="rate", low=0.01, suggest="suggest_float"):
+        return lambda t: {"rate": getattr(t, suggest)(name, low, 1), "mu": 0.1}
+
+    for given, reason in (
+        (other("speed"), r"of another space \(rate\).*'speed' is not found"),
+        (other(low=0, suggest="suggest_int"), "of another space.*distribution kind"),
+        (lambda t: {"rate": 0.1, "mu": 0.1}, "of another space.*'rate'"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            fp.tune(make, model, CLIENTS, space=given, **options | {"trials": 2})
+    for name in ("a?b", "a%20b"):
+        with pytest.raises(InputError, match=r"has '[?%]' in its name"):
+            fp.tune(make, model, CLIENTS, space=space, **options | {"out": tmp_path / name})
+        assert not (tmp_path / name).exists()
+    two = optuna.create_study(directions=["minimize", "maximize"])
+    with pytest.raises(InputError, match="has 2 objectives, and tune optimises one"):
+        fp.tune(make, model, CLIENTS, space=space, study=two, **OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
