@@ -10,7 +10,7 @@ from fedjax_peft.data.conversations import Turns
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.formats import tabular
-from fedjax_peft.data.naming import prepare, rename_columns
+from fedjax_peft.data.naming import check_spellings, prepare, rename_columns
 from fedjax_peft.data.partition import natural
 from fedjax_peft.data.reading import OWN
 from fedjax_peft.data.table import Table
@@ -42,7 +42,8 @@ def load_clients(
       tokenizer: as for :func:`fedjax_peft.load_dataset`, like the next two.
       max_length: tokens per example.
       columns: our column name -> the name in the data sets, such as ``{"text": "review"}``.
-      label_names: the names of all classes in order. None: those of the data sets' ``ClassLabel``
+      label_names: the names of all classes in order; numbers in the data sets are numbers of these
+        names. None: those of the data sets' ``ClassLabel``
         if it is the same in all, or else those that occur, sorted. Give the test set the names of
         the training set: ``label_names=train.data.label_names``.
       task: what is learned; None: the task that fits the columns.
@@ -57,11 +58,14 @@ def load_clients(
     if first is None:
         raise InputError("There are no data sets to make clients of.")
     found = tasks.as_task(task or tasks.for_columns(first.columns.keys(), first.origin))
-    encoder, entry = encoder_of(found), OWN._replace(task=found)
+    encoder, given = encoder_of(found), None if label_names is None else tuple(label_names)
+    entry = OWN._replace(task=found, label_names=given)
     tables = {name: prepare(table, entry, turns=turns) for name, table in tables.items()}
     for table in tables.values():  # one by one, so that a message names the client
         encoder.check(table, tuple(label_names or encoder.class_names(table)))
     joined = _joined(tables)
+    if label_names is None:
+        check_spellings(joined, encoder)
     names = tuple(label_names or joined.label_names or encoder.class_names(joined))
     how = arrays.Encoding(tokenizer, max_length, 0, None)
     _, data = arrays.encode_rows(_NAME, found, joined, names, how, {})

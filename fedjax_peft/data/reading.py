@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -36,6 +36,7 @@ class Reading(NamedTuple):
     task: "Task | str | None" = None
     users: int | None = None
     user_examples: int | None = None
+    label_names: Sequence[str] | None = None
     turns: "Turns | None" = None
 
 

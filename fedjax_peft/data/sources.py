@@ -6,7 +6,7 @@ source.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,9 +21,10 @@ from fedjax_peft.data.combine import combine
 from fedjax_peft.data.conversations import Turns
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encode import encoder_of
+from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
-from fedjax_peft.data.naming import prepare, rename_columns
+from fedjax_peft.data.naming import check_spellings, prepare, rename_columns
 from fedjax_peft.data.reading import USUAL, Reading, entry_of, folder_of, read_tables
 from fedjax_peft.data.subsets import draw_rows, equal_shares, keep_users
 from fedjax_peft.data.table import MissingColumn, Table
@@ -66,6 +67,7 @@ def load_dataset(
     template: str | None = None,
     instructions: bool = False,
     turns: Turns | None = None,
+    label_names: Sequence[str] | None = None,
 ) -> dict[str, Dataset]:
     """Returns the encoded splits ``train``, ``test`` and, where there is one, ``validation``.
 
@@ -143,6 +145,9 @@ def load_dataset(
         a language model (:mod:`fedjax_peft.data.instructions`). Texts are cut so that the answers
         fit into ``max_length``. The task is then
         ``instruction_tuning``; ``label`` and ``task`` are keys to partition by.
+      label_names: the names of all classes or tags in the order of their numbers; numbers in the
+        files are numbers of these names. For a test file, give the names of the model. None: those
+        that the source lists, or those that occur, sorted.
       turns: what becomes of conversations whose roles do not alternate. ``skip``: they are left
         out; ``join``: messages of one role in a row become one
         (:func:`fedjax_peft.data.conversations.with_messages`). None: they are an error.
@@ -169,7 +174,8 @@ def load_dataset(
     requests = _requests(name, task) if instructions else None
     own_task = None if instructions else task
     shares = (test_share, validation_share)
-    reading = Reading(source, seed, columns, csv, *shares, own_task, users, user_examples, turns)
+    reading = Reading(source, seed, columns, csv, *shares, own_task, users, user_examples)
+    reading = reading._replace(turns=turns, label_names=label_names)
     options = {"doc_stride": doc_stride, "order": order, "template": template}
     length = _usual_length(entry, source, instructions) if max_length is None else max_length
     how = Encoding(tokenizer, length, seed, requests)
@@ -280,6 +286,8 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
         first = next(iter(tables.values()))
         entry = entry._replace(task=tasks.for_columns(first.columns.keys(), first.origin))
     encoder = encoder_of(entry.find_task())
+    if how.label_names is not None:
+        entry = entry._replace(label_names=_checked_names(name, encoder, how.label_names))
     for table in tables.values():
         if not table.columns or not len(table):
             raise InputError(f"{table.origin} has no rows.")
@@ -302,11 +310,22 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
     if entry.label_names is None:
         # Of all rows that are split here, so that a class with held-out rows only is known too.
         parts = [*tables.values()] if whole else [tables["train"]]
-        names = encoder.class_names(Table.joined(parts[0].origin, parts))
+        joined = Table.joined(parts[0].origin, parts)
+        names = encoder.class_names(joined)
+        check_spellings(joined, encoder)
         entry = entry._replace(label_names=tuple(names) or None)
     if how.validation_share is not None:
         tables |= hold_out_validation(tables["train"], encoder, how.seed, how.validation_share)
     return entry, {part: tables[part] for part in _PARTS if part in tables}
+
+
+def _checked_names(name: str, encoder: Encoder, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the user's names of classes; raises InputError for any other value."""
+    if encoder.label_column is None:
+        refuse(name, label_names=names)
+    if isinstance(names, str) or not all(isinstance(one, str) for one in names) or not names:
+        raise InputError(f"label_names = {names!r} must be a list of names.")
+    return tuple(names)
 
 
 def check_header(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_peft.data.spelling import plain, text_of, whole_number
 from fedjax_peft.support.errors import InputError, nearest
 
 
@@ -112,8 +113,11 @@ def label_names(table: Table) -> tuple[str, ...]:
     """
     if table.label_names is not None:
         return table.label_names
-    names = set(_labels(table))
-    if all(name.removeprefix("-").isdecimal() and len(name) < 20 for name in names):
+    # Of two spellings of one name, the first one: "True" and "true".
+    names = [
+        *{plain(name): name.strip() for name in sorted({*_labels(table)}, reverse=True)}.values()
+    ]
+    if all(map(whole_number, names)):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
@@ -126,7 +130,8 @@ def label_ids(table: Table, names: Sequence[str]) -> np.ndarray:
         row, from 1).
     """
     ids = {name: i for i, name in enumerate(names)}
-    labels = _labels(table)
+    alike = {plain(name): name for name in names}
+    labels = [x if x in ids else alike.get(plain(x), x) for x in _labels(table)]
     for row, name in table.numbered(labels):
         if name not in ids:
             advice = nearest(name, ids)
@@ -140,10 +145,10 @@ def _labels(table: Table) -> list[str]:
     """Returns the labels of all rows as names."""
     labels = _column(table, "label")
     for row, value in table.numbered(labels):
-        if not isinstance(value, (int, str)) or isinstance(value, bool) or value == "":
+        if text_of(value) is None:
             what = "neither a whole number nor a class name"
             raise table.error(row, f"has the label {brief(value)}: {what}.")
-    return [str(value) for value in labels]
+    return [text_of(value) or "" for value in labels]
 
 
 def _column(table: Table, name: str) -> Sequence[Any]:
