@@ -227,6 +227,8 @@ def _add_trained(command: Callable[..., Any]) -> None:
         " Hugging Face hub: an adapter, a model card made from the run, and its config"
     )
     _choice(export, "--format", "peft adapterhub merged hub", text, "peft")
+    text = "of the weights of --format merged: bfloat16 halves the file, and rounds"
+    _choice(export, "--dtype", "float32 bfloat16", text, "float32")
     several = "one export for each of these clients (or all), in a folder"
     _options(export.add_mutually_exclusive_group(), _CLIENT, ("--clients", "0,3,7|all", several))
     _flags(export, {"--overwrite": "replace another export in DIR"})
@@ -255,7 +257,7 @@ def _add_trained(command: Callable[..., Any]) -> None:
     _options(
         predict,
         ("run", "RUN", None, _PATH),
-        ("--input", "FILE.jsonl", None, required),
+        ("--input", "FILE", "JSON lines, or another table that training reads", required),
         ("--output", "FILE.jsonl", "the file to write; with --clients a folder", required),
         ("--max-new-tokens", "N", tokens, _INT),
         ("--temperature", "T", "likewise: 0 takes the most likely tokens", _FLOAT),

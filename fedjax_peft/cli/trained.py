@@ -35,7 +35,7 @@ def export(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> TrainedModels:
     """Writes the export of one model, or of each client, and prints how to load it."""
     models = _models(options)
-    how = {"format": options.format, "overwrite": options.overwrite, "run": options.run}
+    how = {name: getattr(options, name) for name in ("format", "overwrite", "run", "dtype")}
     if options.clients is None:
         params = models.params(options.client)
         first = out = exporting.export(models.model, params, options.out, **how)
@@ -49,6 +49,8 @@ def _export(options: argparse.Namespace) -> TrainedModels:
 
 def _export_to_hub(options: argparse.Namespace) -> TrainedModels:
     """Writes a folder for the Hugging Face hub, and uploads it on request."""
+    if options.dtype != "float32":
+        raise InputError("--dtype is for --format merged.")
     if options.clients is not None:
         raise InputError("A repository has one model: choose it with --client N.")
     if options.push is not None:
@@ -78,9 +80,10 @@ def predict(options: argparse.Namespace) -> None:
         check_output(options.output)  # before the work whose result goes there
         if options.output.is_file() and options.output.resolve() == options.input.resolve():
             raise InputError(f"{options.output} is the input too: choose another --output.")
-    task, length = loading.inputs_of(options.run, record.read_config(options.run))
+    config = record.read_config(options.run)
+    task, length = loading.inputs_of(options.run, config)
     task = _sampled(task, options)
-    rows = inference.read_inputs(options.input, task)
+    rows, numbers = inference.read_inputs(options.input, task, config.get("data"))
     models = _models(options)
     if options.clients is not None:
         options.output.mkdir(parents=True, exist_ok=True)
@@ -88,7 +91,9 @@ def predict(options: argparse.Namespace) -> None:
     for client in clients:
         params = models.params(client)
         answers = inference.answer(models.model, params, rows, task=task, max_length=length or 128)
-        lines = "".join(f"{json.dumps(line)}\n" for line in answers)
+        found = dict(zip(numbers, map(json.dumps, answers), strict=True))
+        # A line has the number of its row in the input, whose blank lines stay.
+        lines = "".join(f"{found.get(i + 1, '')}\n" for i in range(max(numbers, default=0)))
         output = options.output
         if options.clients is not None:
             output = output / f"client_{client:04d}.jsonl"

@@ -40,13 +40,14 @@ def fields_of(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
     for name, parameter in parameters.items():
         default = parameter.default
         kind = hints.get(name, _unannotated(name, default))
+        if Path in typing.get_args(kind):
+            kind = str  # of what the argument takes, a config can write paths
         if not _is_plain(kind) or name in _NOT_CONFIG:
             continue
         if name in OF_THE_RUN and function is not simulate:
             kind, default = int | None, None  # None: that of the run
         if name == "learning_rate" and default is parameter.empty and "optimizer" in parameters:
             kind, default = float | None, None  # None: that of [optimizer], see rate
-        kind = str if kind == str | Path else kind
         fields[name] = (kind, ... if default is parameter.empty else default)
     return MappingProxyType(fields)
 

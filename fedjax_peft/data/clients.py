@@ -9,7 +9,7 @@ from fedjax_peft.data import arrays
 from fedjax_peft.data.conversations import Turns
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.encode import encoder_of
-from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.formats.objects import KINDS, as_table, is_table
 from fedjax_peft.data.naming import check_spellings, prepare, rename_columns
 from fedjax_peft.data.partition import natural
 from fedjax_peft.data.reading import OWN
@@ -37,8 +37,9 @@ def load_clients(
 
     Args:
       datasets: client name -> its ``datasets.Dataset``, such as one split of
-        ``datasets.load_dataset``; or a list of them, whose clients are "0", "1", ... A stream
-        (``IterableDataset``) is read to its end, and the rows of a transform are those it makes.
+        ``datasets.load_dataset``, its DataFrame or its list of dicts; or a list of such tables,
+        whose clients are "0", "1", ... A stream (``IterableDataset``) is read to its end, and the
+        rows of a transform are those it makes.
       tokenizer: as for :func:`fedjax_peft.load_dataset`, like the next two.
       max_length: tokens per example.
       columns: our column name -> the name in the data sets, such as ``{"text": "review"}``.
@@ -91,12 +92,12 @@ def _tables(
         )
     for client, rows in datasets.items():
         origin = f"the data set of client {client!r}"
-        if not hasattr(rows, "features") or not hasattr(rows, "with_format"):
+        if not is_table(rows):
             raise InputError(
-                f"The client {client!r} needs a datasets.Dataset, not a {type(rows).__name__}. Of"
-                " fp.Dataset, fp.combine makes clients."
+                f"The client {client!r} needs {KINDS}, not a {type(rows).__name__}. Of fp.Dataset,"
+                " fp.combine makes clients."
             )
-        table = tabular.from_datasets(rows, origin)
+        table = as_table(rows, origin)
         if not table.columns or not len(table):
             raise InputError(f"The data set of client {client!r} has no rows.")
         table = rename_columns(table, OWN, columns)

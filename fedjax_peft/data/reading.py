@@ -37,6 +37,8 @@ class Reading(NamedTuple):
     users: int | None = None
     user_examples: int | None = None
     label_names: Sequence[str] | None = None
+    given: Mapping[str, Table] | None = None
+    """Tables of the user's program by split, in the place of files."""
     turns: "Turns | None" = None
 
 
@@ -73,6 +75,8 @@ def read_tables(name: str, entry: Source, how: Reading) -> dict[str, Table]:
     Raises:
       InputError: the data cannot be reached, or a file cannot be read.
     """
+    if how.given is not None:
+        return _chosen(name, how.given, entry, how.test_share)
     if how.source == "tiny":
         return tiny_tables(DATASETS[name], how.seed)  # rows for its own task, also with another one
     if name not in DATASETS:
@@ -114,7 +118,7 @@ def _read_folder(folder: Path, entry: Source, how: Reading) -> dict[str, Table]:
 
 
 def _chosen(
-    folder: Path, found: Mapping[str, Found], entry: Source, share: float | None
+    folder: Path | str, found: Mapping[str, Found], entry: Source, share: float | None
 ) -> dict[str, Found]:
     """Returns the splits that are used, out of all tables or files that a folder has by name.
 

@@ -16,13 +16,14 @@ import numpy as np
 from fedjax_peft import tasks
 from fedjax_peft.data import arrays, silo
 from fedjax_peft.data.arrays import Encoding, refuse
-from fedjax_peft.data.catalog import DATASETS, Source
+from fedjax_peft.data.catalog import DATASETS, OWN, Source
 from fedjax_peft.data.combine import combine
 from fedjax_peft.data.conversations import Turns
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.formats.objects import KINDS, splits_of
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
 from fedjax_peft.data.naming import check_spellings, prepare, rename_columns
 from fedjax_peft.data.reading import USUAL, Reading, entry_of, folder_of, read_tables
@@ -43,7 +44,7 @@ _MADE_KEYS = (
 
 
 def load_dataset(
-    name: str,
+    name: str | Path | Any,
     *,
     tokenizer: Any = None,
     max_length: int | None = None,
@@ -76,9 +77,11 @@ def load_dataset(
     (``validation_share``).
 
     Args:
-      name: a key of :data:`DATASETS`, or your own file or directory. A file (``.jsonl``, ``.json``,
-        ``.csv``, ``.tsv``, also with ``.gz``, or ``.parquet``) is split at random into ``train``
-        and ``test``. A directory has one such file per split: ``train``, ``test`` and perhaps
+      name: a key of :data:`DATASETS`, or your own file or directory; or a table: a DataFrame, a
+        list of dicts, a ``datasets.Dataset``, or a dict of them by split. A table, like a file
+        (``.jsonl``, ``.json``, ``.csv``, ``.tsv``, also with ``.gz``, or ``.parquet``), is split
+        at random into ``train`` and ``test``. A directory has one such file per split: ``train``,
+        ``test`` and perhaps
         ``validation`` (which is the test split if there is no ``test``), or ``all`` (or, with
         ``test_share``, ``train`` alone), which is split like a single file. Or it has images
         (:func:`fedjax_peft.data.formats.images.read_images`) or examples by user
@@ -160,8 +163,11 @@ def load_dataset(
       InputError: the name is unknown, the data cannot be reached (the message says how to get
         them), a file cannot be read, or a row cannot be used (with its number).
     """
-    name, source = os.fspath(name), os.fspath(source)
-    entry = entry_of(name, source)
+    given, source = splits_of(name), os.fspath(source)
+    name = _path(name) if given is None else "the table"
+    if given is not None:
+        refuse(name, csv=csv, source=None if source == "auto" else source)
+    entry = entry_of(name, source) if given is None else OWN
     sizes = {"train": train_examples, "validation": validation_examples, "test": test_examples}
     numbers = {f"{part}_examples": size for part, size in sizes.items()}
     numbers |= {"max_length": max_length, "doc_stride": doc_stride, "clusters": clusters}
@@ -175,7 +181,7 @@ def load_dataset(
     own_task = None if instructions else task
     shares = (test_share, validation_share)
     reading = Reading(source, seed, columns, csv, *shares, own_task, users, user_examples)
-    reading = reading._replace(turns=turns, label_names=label_names)
+    reading = reading._replace(turns=turns, label_names=label_names, given=given)
     options = {"doc_stride": doc_stride, "order": order, "template": template}
     length = _usual_length(entry, source, instructions) if max_length is None else max_length
     how = Encoding(tokenizer, length, seed, requests)
@@ -212,6 +218,17 @@ def load_dataset(
             data = arrays.add_clusters(data, table, made, clusters, seed)
         result[part] = replace(data, vocabulary=words)
     return result
+
+
+def _path(name: Any) -> str:
+    """Returns the name of a data set or a file; raises InputError for any other object."""
+    try:
+        return os.fspath(name)
+    except TypeError:
+        raise InputError(
+            f"A {type(name).__name__} is no data set: give a name, a file, a folder, {KINDS}, or a"
+            " dict of such tables by split."
+        ) from None
 
 
 def _usual_length(entry: Source, source: str, instructions: bool) -> int:
@@ -275,7 +292,7 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
     tabular.csv_form(how.csv)  # raises, also where no csv file is read
     if how.turns is not None:
         check_known("turns", how.turns, get_args(Turns))
-    entry = entry_of(name, source)
+    entry = entry_of(name, source) if how.given is None else OWN
     if how.task is not None:
         entry = entry._replace(task=tasks.as_task(how.task))
     if how.users is None:

@@ -369,16 +369,18 @@ def save_checkpoint(
     labels: tuple[str, ...],
     *,
     architecture: str | None = None,
+    dtype: str = "float32",
 ) -> None:
     """Writes leaves as a Hugging Face checkpoint, the inverse of loading.
 
     Args:
-      values: all leaves of a model without a PEFT method; they are written in float32.
+      values: all leaves of a model without a PEFT method.
       config: the ``config.json`` to start from.
       directory: the directory for ``config.json`` and ``model.safetensors``, and of a model of
         images for ``preprocessor_config.json``.
       labels: names of the classes; none for a model whose head has no classes.
       architecture: Hugging Face's class, such as ``BertForSequenceClassification``.
+      dtype: of the file: ``float32``, or ``bfloat16``, to which values are rounded.
     """
     from safetensors.numpy import save_file
 
@@ -390,12 +392,13 @@ def save_checkpoint(
         array = np.asarray(value, np.float32)
         if transposed:
             array = array.transpose(_TORCH_AXES[array.ndim])
-        tensors[substituted(name, family.saved)] = np.ascontiguousarray(array)
+        array = np.ascontiguousarray(array).astype(jnp.dtype(dtype), copy=False)
+        tensors[substituted(name, family.saved)] = array
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     # transformers casts the weights that it reads to the dtype in the config. The two other fields
     # describe the head that the original checkpoint had.
     old = ("torch_dtype", "num_labels", "problem_type")
-    fields = {k: v for k, v in config.items() if k not in old} | {"dtype": "float32"}
+    fields = {k: v for k, v in config.items() if k not in old} | {"dtype": dtype}
     if labels:
         names = dict(enumerate(labels))
         fields |= {"id2label": names, "label2id": {v: k for k, v in names.items()}}

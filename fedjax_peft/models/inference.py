@@ -3,7 +3,7 @@
 import functools
 import json
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,11 @@ import numpy as np
 
 from fedjax_peft import tasks
 from fedjax_peft.contracts import Batch, Outputs, Params
+from fedjax_peft.data.catalog import DATASETS, OWN
 from fedjax_peft.data.encode import encode
+from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.formats.files import lines
+from fedjax_peft.data.formats.objects import texts_of
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.engine.compilation import programs
@@ -27,7 +31,7 @@ from fedjax_peft.tasks.base import Inputs, Task
 def predict(
     model: Model,
     params: Params,
-    texts: Sequence[str],
+    texts: Sequence[str] | Any,
     pairs: Sequence[str] | None = None,
     *,
     max_length: int = 128,
@@ -38,7 +42,8 @@ def predict(
     Args:
       model: a model with a tokenizer and a classification head.
       params: its trainable leaves.
-      texts: the texts.
+      texts: the texts; or a DataFrame or list of dicts with a column ``text``, and perhaps
+        ``text_pair``.
       pairs: a second text for each text, for tasks on pairs.
       max_length: tokens per text; longer texts are cut.
       batch_size: texts per batch.
@@ -47,6 +52,7 @@ def predict(
       InputError: the model has no tokenizer.
     """
     tokenizer = model.require_tokenizer()
+    texts, pairs = texts_of(texts, pairs)
     if not len(texts):
         return np.zeros((0, len(model.labels)), np.float32)
     columns = tokenize(tokenizer, texts, pairs, max_length=max_length)
@@ -59,7 +65,7 @@ def _logits(outputs: Outputs, batch: Batch) -> dict[str, Any]:
 
 def embed(
     model: Model,
-    texts: Sequence[str],
+    texts: Sequence[str] | Any,
     *,
     pooling: Pooling = "mean",
     max_length: int = 128,
@@ -72,7 +78,7 @@ def embed(
 
     Args:
       model: a model with a tokenizer, such as ``run.trained``.
-      texts: the texts.
+      texts: the texts; or a DataFrame or list of dicts with a column ``text``.
       pooling: ``mean``: the mean over a text's tokens; ``cls``: its first token, or the last one in
         a decoder.
       max_length: tokens per text; longer texts are cut.
@@ -83,6 +89,7 @@ def embed(
     """
     check_pooling(pooling)
     tokenizer = model.require_tokenizer()
+    texts, _ = texts_of(texts, None)
     if not len(texts):
         raise InputError("There is no text to embed.")
     columns = tokenize(tokenizer, texts, max_length=max_length)
@@ -182,32 +189,59 @@ def _over_batches(
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def read_inputs(path: str | Path, task: Task) -> list[dict[str, Any]]:
-    """Returns the rows of a JSON-lines file, as :func:`answer` needs them."""
-    inputs = _inputs(task)
+def read_inputs(
+    path: str | Path, task: Task, data: Mapping[str, Any] | None = None
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """Returns the rows of a file, as :func:`answer` needs them, and their lines or row numbers.
+
+    Args:
+      path: JSON lines, or any other file of a table that training reads.
+      data: the table ``[data]`` of the run's config, whose names of columns and form of csv files
+        hold for this file too.
+
+    Raises:
+      InputError: the file cannot be read, or a row lacks a field.
+    """
+    inputs, data = _inputs(task), data or {}
+    renamed = {ours: [theirs] for ours, theirs in (data.get("columns") or {}).items()}
+    for theirs, ours in DATASETS.get(data.get("name", ""), OWN).columns.items():
+        renamed.setdefault(ours, []).append(theirs)
     rows: list[dict[str, Any]] = []
-    try:
-        content = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The input {str(path)!r} cannot be read: {error}.") from None
-    # Not splitlines, because JSON strings can contain other line separators.
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            item = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where} is not JSON: {error}.") from None
+    numbers: list[int] = []
+    for number, where, item in _items(Path(path), data):
         row = {}
         for field in inputs.fields:
-            if not field.required and isinstance(item, Mapping) and field.name not in item:
+            names = [*renamed.get(field.name, ()), field.name]
+            found = [n for n in names if isinstance(item, Mapping) and item.get(n) is not None]
+            if not found and not field.required and isinstance(item, Mapping):
                 continue
-            what = "a list" if field.kind is list else "a string"
-            if not isinstance(item, Mapping) or not isinstance(item.get(field.name), field.kind):
-                raise InputError(f'{where} is not a JSON object with {what} "{field.name}".')
-            row[field.name] = item[field.name]
+            if not found or not isinstance(item[found[0]], field.kind):
+                what, name = "a list" if field.kind is list else "a string", (found or names)[0]
+                raise InputError(f'{where} is not a JSON object with {what} "{name}".')
+            row[field.name] = item[found[0]]
         rows.append(row)
+        numbers.append(number)
         for name in row.keys() ^ rows[0].keys():
             raise InputError(f'{where}: either all lines or none must have "{name}".')
-    return rows
+    return rows, numbers
+
+
+def _items(path: Path, data: Mapping[str, Any]) -> Iterator[tuple[int, str, Any]]:
+    """Yields (number, its name for messages, fields) of each row of a file."""
+    if tabular.kind(path) is not None and ".jsonl" not in map(str.lower, path.suffixes):
+        table = tabular.read_file(path, alone=True, form=tabular.csv_form(data.get("csv")))
+        for number, *values in table.numbered(*table.columns.values()):
+            yield number, table.place(number), dict(zip(table.columns, values, strict=True))
+        return
+    try:  # not splitlines, because JSON strings can contain other line separators
+        packed = path.suffix.lower() == ".gz"
+        content = [x for _, x in lines(path)] if packed else read_text(path).split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The input {str(path)!r} cannot be read: {error}.") from None
+    for number, line in enumerate(content, start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                yield number, where, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where} is not JSON: {error}.") from None

@@ -89,6 +89,7 @@ class Run:
         format: Literal["peft", "adapterhub", "merged", "hub"] = "peft",
         client: int | None = None,
         overwrite: bool = False,
+        dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> Path:
         """Writes an adapter and its head; see :func:`fedjax_peft.peft.io.export.export`.
 
@@ -99,6 +100,7 @@ class Run:
           client: the client whose model is exported, in a run whose clients keep a state; by
             default the global model.
           overwrite: also replace an export of other content in the directory.
+          dtype: of the weights of ``merged``. ``bfloat16`` halves the file, and rounds.
 
         Raises:
           InputError: the format does not support the method; the client does not exist; ``client``
@@ -109,12 +111,14 @@ class Run:
 
         self._warn_personal(client)
         if format == "hub":
+            if dtype != "float32":
+                raise InputError(f"dtype = {dtype!r} is for the format 'merged'.")
             return self._hub_folder(directory, client, (), overwrite)
         check_format(format, moved=self.algorithm.server.frozen_delta is not None)
         params = self._params_of(client)
         model = self.model.replace(frozen=self.trained.frozen)
         how: dict[str, Any] = {"format": format, "overwrite": overwrite, "run": self.out}
-        return export(model, params, directory, **how)
+        return export(model, params, directory, **how, dtype=dtype)
 
     def push_to_hub(
         self,
@@ -164,14 +168,19 @@ class Run:
             return None
 
     def predict(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, client: int | None = None
+        self,
+        texts: Sequence[str] | Any,
+        pairs: Sequence[str] | None = None,
+        *,
+        client: int | None = None,
     ) -> np.ndarray:
         """Returns the logits of texts, ``[texts, classes]``.
 
         Texts are cut and padded as in the run.
 
         Args:
-          texts: n texts.
+          texts: n texts; or a DataFrame or a list of dicts with a column ``text``, and perhaps
+            ``text_pair``.
           pairs: n second texts, for a task on pairs of texts.
           client: the client whose model predicts, in a run whose clients keep a state; by default
             the global model.

@@ -49,6 +49,18 @@ def test_classes_are_those_of_all_clients():
     assert both.data.label_names == ("low", "high")
 
 
+def test_tables_in_memory_are_clients():
+    """A data frame and a list of rows are the data set of the same content."""
+    pairs = {"a": reviews(2), "b": reviews(4, ["x", "1.0"]), "c": reviews(2)}
+    found = load({"a": pairs["a"].to_pandas(), "b": pairs["b"].to_list(), "c": pairs["c"]})
+    same = load(pairs)
+    assert found.data.label_names == same.data.label_names == ("0", "1", "x")
+    for name, column in same.data.columns.items():
+        np.testing.assert_array_equal(found.data.columns[name], column)
+    with pytest.raises(InputError, match=r"client '0' needs .* not a dict"):
+        load(pairs["a"].to_list())
+
+
 def upper(rows):
     """A transform over two columns, as in Flower's recipes."""
     return {"review": [text.upper() for text in rows["review"]], "stars": rows["stars"]}
@@ -96,7 +108,7 @@ def short(rows):
     ("data", "message"),
     [
         (reviews(2), "must be a dict, client name -> data set, or a list .*, not a Dataset"),
-        ([reviews(2), 3], "'1' needs a datasets.Dataset.*not a int"),
+        ([reviews(2), 3], "'1' needs a DataFrame.*not a int"),
         (
             {"a": reviews(2).with_transform(lambda rows: 1 / 0)},
             "client 'a' .*ZeroDivisionError.*map",
@@ -106,8 +118,11 @@ def short(rows):
         ({"a": reviews(2).to_iterable_dataset().take(0)}, "client 'a' has no rows"),
         ({}, "no data sets"),
         ({"train": reviews(2), "test": reviews(2)}, "splits, not clients"),
-        ({"a": {"review": ["x"]}}, "'a' needs a datasets.Dataset.*not a dict"),
-        ({"a": fp.testing.tiny_dataset(4)}, "'a' needs a datasets.Dataset.*fp.combine"),
+        (
+            {"a": {"review": ["x"]}},
+            "'a' needs a DataFrame, .*Dataset, not a dict",
+        ),
+        ({"a": fp.testing.tiny_dataset(4)}, "'a' needs a DataFrame.*fp.combine"),
         ({"a": reviews(2), "b": reviews(0)}, "client 'b' has no rows"),
         ({"a": reviews(2), "b": reviews(2, age=[1, 2])}, "client 'a' and .*'b' differ: age"),
         ({"a": reviews(2), "b": reviews(2).remove_columns("stars")}, "client 'b' has no column"),

@@ -167,7 +167,7 @@ def from_datasets(rows: Any, origin: str) -> Table:
             orders[name] = tuple(names)
             columns[name] = [named(value, names) for value in columns[name][:]]
         if str(getattr(feature, "dtype", "")).startswith(("date", "timestamp")):
-            columns[name] = _dates_as_texts(columns[name][:])
+            columns[name] = dates_as_texts(columns[name][:])
     return Table(origin, columns, orders=orders)
 
 
@@ -195,7 +195,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and not getattr(value, "shape", (0,)) else value
 
 
-def _dates_as_texts(values: Sequence[date | None]) -> list[str | None]:
+def dates_as_texts(values: Sequence[date | None]) -> list[str | None]:
     """Returns dates in ISO form, as json has them, with their times unless all are midnight."""
     days = all(not isinstance(one, datetime) or one.time() == time() for one in values)
     end = len("2020-01-31") if days else None

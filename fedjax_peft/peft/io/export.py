@@ -11,16 +11,17 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 from fedjax_peft.contracts import Params
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import save_checkpoint
-from fedjax_peft.models.registry import FAMILIES, class_name
+from fedjax_peft.models.registry import FAMILIES, Dtype, class_name
 from fedjax_peft.peft.base import merge
 from fedjax_peft.peft.io.describe import card
 from fedjax_peft.peft.io.files import FORMATS, Format
 from fedjax_peft.peft.io.hfpeft import write_peft
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, check_known, nearest
 from fedjax_peft.support.files import replace_file
 
 _HOLDS: dict[str, tuple[str, ...]] = {
@@ -48,6 +49,7 @@ def export(
     base_model: str | None = None,
     overwrite: bool = False,
     run: Path | None = None,
+    dtype: Dtype = "float32",
     finish: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
     """Writes the trained leaves, the head included; returns the directory.
@@ -60,6 +62,7 @@ def export(
         names.
       run: the directory of the run that trained the leaves, which a run that starts from the export
         then knows (``run_of``).
+      dtype: of the weights of a merged model. ``bfloat16`` halves the file, and rounds.
       finish: called with the complete folder before it appears, to add files to it.
 
     Raises:
@@ -67,7 +70,7 @@ def export(
         leaves are those of another model, or the directory holds anything else.
     """
     with _staged(directory, format, overwrite) as scratch:
-        _writer(model, format, base_model)(params, scratch)
+        _writer(model, format, base_model, dtype)(params, scratch)
         _note(scratch, Path(directory), run)
         finish(scratch)
     return Path(directory)
@@ -82,6 +85,7 @@ def export_clients(
     base_model: str | None = None,
     overwrite: bool = False,
     run: Path | None = None,
+    dtype: Dtype = "float32",
 ) -> Path:
     """Writes an export for each client, ``client_0000`` and so on; returns the directory.
 
@@ -91,7 +95,7 @@ def export_clients(
       clients: number and trained leaves of each client.
     """
     with _staged(directory, format, overwrite) as scratch:
-        write = _writer(model, format, base_model)
+        write = _writer(model, format, base_model, dtype)
         for client, params in clients:
             own = client_directory(scratch, client)
             own.mkdir()
@@ -123,8 +127,15 @@ def client_directory(directory: Path, client: int) -> Path:
     return directory / f"client_{client:04d}"
 
 
-def _writer(model: Model, format: Format, base_model: str | None) -> Callable[[Params, Path], None]:
+def _writer(
+    model: Model, format: Format, base_model: str | None, dtype: Dtype
+) -> Callable[[Params, Path], None]:
     """Returns the function that writes trained leaves into an empty directory."""
+    check_known("dtype", dtype, get_args(Dtype))
+    if dtype != "float32" and format != "merged":
+        raise InputError(
+            f"dtype = {dtype!r} is for the format 'merged': an adapter is small, and stays float32."
+        )
     _check_model(model, format)
     architecture = class_name(model)
 
@@ -140,7 +151,9 @@ def _writer(model: Model, format: Format, base_model: str | None) -> Callable[[P
             plain = merge(model, params)
             values = {**plain.frozen, **plain.trainable}
             save_checkpoint(
-                values, model.config, directory, model.labels, architecture=architecture
+                *(values, model.config, directory, model.labels),
+                architecture=architecture,
+                dtype=dtype,
             )
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(str(directory))
