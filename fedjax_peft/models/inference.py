@@ -208,7 +208,7 @@ def read_inputs(
         renamed.setdefault(ours, []).append(theirs)
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
-    for number, where, item in _items(Path(path), data):
+    for number, where, lacks, item in _items(Path(path), data):
         row = {}
         for field in inputs.fields:
             names = [*renamed.get(field.name, ()), field.name]
@@ -217,7 +217,7 @@ def read_inputs(
                 continue
             if not found or not isinstance(item[found[0]], field.kind):
                 what, name = "a list" if field.kind is list else "a string", (found or names)[0]
-                raise InputError(f'{where} is not a JSON object with {what} "{name}".')
+                raise InputError(f'{where} {lacks} {what} "{name}".')
             row[field.name] = item[found[0]]
         rows.append(row)
         numbers.append(number)
@@ -226,12 +226,13 @@ def read_inputs(
     return rows, numbers
 
 
-def _items(path: Path, data: Mapping[str, Any]) -> Iterator[tuple[int, str, Any]]:
-    """Yields (number, its name for messages, fields) of each row of a file."""
+def _items(path: Path, data: Mapping[str, Any]) -> Iterator[tuple[int, str, str, Any]]:
+    """Yields (number, its name and its lack of a field in messages, fields) of each row."""
     if tabular.kind(path) is not None and ".jsonl" not in map(str.lower, path.suffixes):
         table = tabular.read_file(path, alone=True, form=tabular.csv_form(data.get("csv")))
         for number, *values in table.numbered(*table.columns.values()):
-            yield number, table.place(number), dict(zip(table.columns, values, strict=True))
+            item = dict(zip(table.columns, values, strict=True))
+            yield number, table.place(number), "does not have", item
         return
     try:  # not splitlines, because JSON strings can contain other line separators
         packed = path.suffix.lower() == ".gz"
@@ -242,6 +243,6 @@ def _items(path: Path, data: Mapping[str, Any]) -> Iterator[tuple[int, str, Any]
         if line.strip():
             where = f"{path}, line {number}"
             try:
-                yield number, where, json.loads(line)
+                yield number, where, "is not a JSON object with", json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{where} is not JSON: {error}.") from None

@@ -8,11 +8,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 import torch
 from closeness import EXACT, approx, assert_close
 from peft import PeftModel
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch
 from tiny_project import fails, rows
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -26,7 +28,7 @@ from fedjax_peft import (
 )
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config.loading import load_clients, load_run, load_trained
-from fedjax_peft.models.inference import predict
+from fedjax_peft.models.inference import embed, predict
 from fedjax_peft.peft.io.describe import describe
 from fedjax_peft.peft.io.export import export, run_of
 from fedjax_peft.simulation.rows import seen_clients
@@ -261,6 +263,52 @@ def test_predictions_of_clients(alone, texts, tmp_path, capsys):
     same = folder / f"client_{trained:04d}.jsonl"
     assert (tmp_path / "one").read_bytes() == same.read_bytes()
     assert "no client 9" in fails(capsys, *arguments, str(tmp_path / "b"), "--client", "9")
+
+
+def test_predictions_of_a_table_of_any_format(finished, texts, tmp_path, capsys):
+    """An answer has the line of its row, and tables in memory give the same."""
+    rows = [json.loads(line)["text"] for line in texts.read_text().splitlines()]
+    wanted, out = tmp_path / "wanted", tmp_path / "out"
+    assert cli.main(["predict", str(finished), "--input", str(texts), "--output", str(wanted)]) == 0
+    frame = pd.DataFrame({"text": rows, "label": "unknown"})
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    spaced = "".join(f"\n\n{line}\n" for line in texts.read_text().splitlines())
+    (tmp_path / "spaced.jsonl").write_text(spaced + "\n")
+    for name in ("x.csv", "spaced.jsonl"):
+        command = ["predict", str(finished), "--input", str(tmp_path / name), "--output", str(out)]
+        assert cli.main(command) == 0
+        lines = out.read_text().splitlines()
+        assert [i for i, line in enumerate(lines) if line] == [
+            i if name == "x.csv" else 3 * i + 2 for i in range(len(rows))
+        ]
+        assert [line for line in lines if line] == wanted.read_text().splitlines()
+    run = load_run(finished)
+    expected = run.predict(rows)
+    np.testing.assert_array_equal(run.predict(frame), expected)
+    np.testing.assert_array_equal(run.predict(frame[["text"]].to_dict("records")), expected)
+    np.testing.assert_array_equal(embed(run.trained, frame), embed(run.trained, rows))
+    with pytest.raises(InputError, match="one text, 'a text': give a list"):
+        run.predict("a text")
+
+
+def test_a_merged_model_in_bfloat16(finished, tmp_path, capsys):
+    """Each value is rounded as torch rounds it, and the file has half the size."""
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    command = ["export", str(finished), "--format", "merged", "--out"]
+    assert cli.main([*command, str(whole)]) == 0
+    assert cli.main([*command, str(half), "--dtype", "bfloat16"]) == 0
+    one, other = (load_torch(path / "model.safetensors") for path in (whole, half))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(other[name], value.to(torch.bfloat16)), name
+    assert json.loads((half / "config.json").read_text())["dtype"] == "bfloat16"
+    reference = AutoModelForSequenceClassification.from_pretrained(half, dtype=torch.float32)
+    model = load_model(half)
+    assert_close(torch_logits(reference, half), logits(model, model.trainable), **EXACT)
+    for format, out in (("peft", "a"), ("hub", "b")):
+        options = ["--format", format, "--out", str(tmp_path / out), "--dtype", "bfloat16"]
+        assert "format" in fails(capsys, "export", str(finished), *options)
+        assert not (tmp_path / out).exists()
 
 
 @pytest.mark.parametrize(
