@@ -34,9 +34,11 @@ def known_names(labels: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     """
     if has_names(labels):
         return tuple(labels)
-    return (*names, *numbered(len(labels))[len(names) :])[: len(labels) or None]
+    return (*names, *numbered(len(labels))[len(names) :])
 
 
+_SHOWN = 12
+"""Names in a message."""
 _REMEDY = (
     "Read the data with the names of the model (label_names=model.labels), or, if only the names"
     " differ and the order is the same, rename them: dataclasses.replace(data,"
@@ -80,10 +82,10 @@ def class_numbers(
         return None  # a number that the model does not have is the error of another check
     lost = [names[i] for i in used if found[i] < 0]
     if lost:
+        advice = f" {nearest(lost[0], known)}" if len(known) > _SHOWN else ""
         raise InputError(
             f"{what} has the class{'es' if len(lost) > 1 else ''} {_listed(lost)}, and {whose} has"
-            f" the classes {_listed(known)}. {nearest(lost[0], known) if len(known) > 12 else ''}"
-            f" Labels are compared by these names. {remedy}"
+            f" the classes {_listed(known)}.{advice} Labels are compared by these names. {remedy}"
         )
     return np.array(found, np.int32)
 
@@ -96,8 +98,8 @@ def _agree(known: str, name: str, number: int) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return ", ".join(map(repr, names[:12])) + rest
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + rest
 
 
 def in_classes(data: Dataset, known: Sequence[str], what: str, whose: str = "the model") -> Dataset:

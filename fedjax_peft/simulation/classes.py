@@ -29,9 +29,14 @@ def in_models_classes(given: SimpleNamespace) -> SimpleNamespace:
     changed: dict[str, Any] = {}
     if data is not clients.data:
         changed["clients"] = replace(clients, data=data)
-    if model.labels and model.labels != known:
-        changed["model"] = model.replace(labels=known)
-    read = reader(model, clients)
+    labels = known[: len(model.labels)]
+    if model.labels != labels:
+        changed["model"] = model.replace(labels=labels)
+    others = reader(model, clients)
+
+    def read(value: Any, what: str) -> Any:
+        return others(data if value is clients.data else value, what)  # one copy for both
+
     changed |= {name: _read(vars(given).get(name), name, read) for name in ("test", "validation")}
     if (how := vars(given).get("evaluation")) is not None:
         own = ("client_test", "client_validation")

@@ -3,6 +3,7 @@
 import functools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ import fedjax_peft as fp
 from fedjax_peft import InputError, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.data.classes import class_numbers, numbered
+from fedjax_peft.simulation.classes import in_models_classes
 from fedjax_peft.simulation.rows import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -209,6 +211,16 @@ def test_data_whose_numbers_agree_are_not_copied():
     assert opened.read(turned).columns["x"] is turned.columns["x"]
 
 
+def test_examples_that_clients_hold_out_stay_in_the_data_of_the_clients():
+    """Both are one object, which is once on the device."""
+    data, _ = written(TEST, NAMES[::-1])
+    train, held = own(data).holdout(0.25)
+    how = fp.Evaluation(client_test=held)
+    found = in_models_classes(SimpleNamespace(model=MODEL, clients=train, evaluation=how))
+    assert found.clients.data.labels.tolist() == (2 - data.labels).tolist()
+    assert found.evaluation.client_test.data is found.clients.data
+
+
 def test_tags_that_a_test_file_lacks_can_be_predicted():
     """Words without a label stay so, and predictions of a tag that no row has do have a name."""
     tags = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
@@ -226,6 +238,17 @@ CLIENTS_BY_NUMBER = replace(CLIENTS, data=replace(CLIENTS.data, label_names=numb
 def test_two_classes_of_one_name_are_refused():
     with pytest.raises(InputError, match="Two classes of the data set 'toy' have the name 'a'"):
         replace(TEST, label_names=("a", "b", "a"))
+
+
+def test_more_names_than_the_head_has_classes():
+    """Names of classes that nobody has do not matter; others are an error."""
+    model = MODEL.replace(labels=numbered(3))
+    more = replace(TEST, label_names=(*NAMES, "class 3"))
+    assert scores(run(model, own(more), test=more)) == scores(run(model, own(TEST), test=TEST))
+    labels = np.full_like(TEST.labels, 3)
+    odd = replace(more, columns={**TEST.columns, "labels": labels})
+    with pytest.raises(InputError, match="'toy' has the class 'class 3', and the model"):
+        run(model, own(odd))
 
 
 def test_a_model_by_number_gets_the_names_of_its_training_data(tmp_path):
