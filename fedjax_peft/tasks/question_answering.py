@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_peft.contracts import Batch, Metrics, Outputs
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encoders.spans import SPANS, span_text
+from fedjax_peft.data.encoders.spans import SPANS, SPANS_OR_NONE, span_text
 from fedjax_peft.data.table import brief
 from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task
@@ -22,7 +22,10 @@ _HEADLINES = {"squad": "f1", "fednlp_raw": "raw_f1"}
 
 
 def question_answering(
-    n_best: int = 20, max_answer_length: int = 30, metric: Literal["squad", "fednlp_raw"] = "squad"
+    n_best: int = 20,
+    max_answer_length: int = 30,
+    metric: Literal["squad", "fednlp_raw"] = "squad",
+    unanswerable: bool = False,
 ) -> Task:
     """Question answering: where in a context does the answer start and end?
 
@@ -42,6 +45,10 @@ def question_answering(
       n_best: how many starts and ends of each window are combined.
       max_answer_length: the largest number of tokens in an answer.
       metric: which F1 is the headline, SQuAD's or FedNLP's; both are always computed.
+      unanswerable: whether contexts may lack an answer, as in SQuAD 2. Such a question is labelled
+        with the first token ([CLS]); the answer is empty where that token's logits are above those
+        of the best span in every window; and an empty answer is right (Rajpurkar et al. 2018, with
+        the threshold 0).
 
     Raises:
       InputError: an unknown metric, or a number below 1.
@@ -51,7 +58,8 @@ def question_answering(
         raise InputError(
             f"n_best={n_best} and max_answer_length={max_answer_length} must be at least 1."
         )
-    predict, score = _bound(_predict, n_best), _bound(_score, max_answer_length)
+    predict = _bound(_predict_or_none if unanswerable else _predict, n_best)
+    score = _bound(_score, max_answer_length)
     return Task(
         _loss,
         _metrics,
@@ -59,7 +67,7 @@ def question_answering(
         score,
         headline=_HEADLINES[metric],
         name="question_answering",
-        encoder=SPANS,
+        encoder=SPANS_OR_NONE if unanswerable else SPANS,
         head="span_classification",
         inputs=Inputs(
             (Field("question", str), Field("context", str)),
@@ -118,6 +126,12 @@ def _predict(n_best: int, outputs: Outputs, batch: Batch) -> dict[str, jax.Array
     return best
 
 
+def _predict_or_none(n_best: int, outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
+    """Returns those of :func:`_predict`, and ``none_logit`` ``[batch]``: of no answer."""
+    none = outputs.logits[:, 0].astype(jnp.float32).sum(axis=-1)
+    return {**_predict(n_best, outputs, batch), "none_logit": none}
+
+
 def _score(max_answer_length: int, means: Means, predictions: Predictions, data: Any) -> Scores:
     if "offsets" not in data.meta:
         raise InputError(
@@ -136,7 +150,9 @@ def _score(max_answer_length: int, means: Means, predictions: Predictions, data:
 
 
 def answers(predictions: Predictions, data: Any, max_answer_length: int = 30) -> dict[int, str]:
-    """Returns question number -> answer; the answer is empty if no window has a span.
+    """Returns question number -> answer.
+
+    It is empty if no window has a span, or if each window finds no answer more likely.
 
     Args:
       predictions: of each window, by the task's ``predict``: ``[windows, n_best]``.
@@ -144,11 +160,14 @@ def answers(predictions: Predictions, data: Any, max_answer_length: int = 30) ->
       max_answer_length: the largest number of tokens in an answer.
     """
     scores, starts, ends = _best_spans(max_answer_length, predictions)
+    none: dict[int, float] = {}  # the least of all windows: one that has an answer decides
+    for unit, logit in zip(data.meta["unit"], predictions.get("none_logit", ()), strict=False):
+        none[int(unit)] = min(float(logit), none.get(int(unit), np.inf))
     best: dict[int, str] = {}
     for row in np.argsort(-scores, kind="stable"):  # windows without a span, -inf, come last
         unit = int(data.meta["unit"][row])
         if unit not in best:
-            has_span = scores[row] > -np.inf
+            has_span = scores[row] > -np.inf and scores[row] >= none.get(unit, -np.inf)
             best[unit] = span_text(data, row, starts[row], ends[row]) if has_span else ""
     return best
 
@@ -185,7 +204,7 @@ def _check(data: Dataset, which: str) -> None:
     if which == "training":
         return
     for question in data.references:
-        if question.answers and not any(map(has_words, question.answers)):
+        if any(question.answers) and not any(map(has_words, question.answers)):
             raise InputError(
                 f"The {which} data have a question whose gold answer {brief(question.answers[0])}"
                 f" has no word, so that no answer can be scored: {question.id!r}. Remove it."

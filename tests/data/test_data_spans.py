@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft.data.encoders.spans import encode_spans, span_text
+from fedjax_peft.data.formats.squad import canonical
 from fedjax_peft.data.table import Table
 from fedjax_peft.support.errors import InputError
 
@@ -219,7 +220,7 @@ def test_lengths_and_strides_that_do_not_fit_are_refused(options, message, monke
         ({"answer_starts": ["x"]}, "Row 2 .* for its answers"),
         ({"answer_starts": []}, "Row 2 .* for its answers"),
         ({"answers": [], "answer_starts": []}, "Row 2 .* no answer"),
-        ({"answers": [""]}, "Row 2 .* answer ''"),
+        ({"answers": [""]}, r"Row 2 .* no answer.*question_answering\(unanswerable=True\)"),
         ({"answers": [float("nan")]}, "Row 2 .* for its answers"),
         ({"context": None}, "Row 2 .* None in place of a context"),
         ({"question": 3}, "Row 2 .* 3 in place of a question"),
@@ -231,3 +232,45 @@ def test_rows_that_are_refused(change, message):
         rows.columns[name][1] = value
     with pytest.raises(InputError, match=message):
         encode(rows)
+
+
+NONE = [
+    {"answers": {"text": [], "answer_start": []}},  # of the hub
+    {"answers": []},  # of SQuAD 2's own file
+    {"answers": [{"text": " ", "answer_start": 0}]},
+    {"answer": None, "answer_start": None},
+    {"answer": "", "answer_start": -1},
+]
+
+
+@pytest.mark.parametrize("form", NONE)
+def test_questions_without_an_answer(form):
+    """All windows are labelled with the first token, as in transformers' run_qa."""
+    (name, value), *more = form.items()
+    other = {"answers": {"text": ["1871"], "answer_start": [CONTEXT.index("1871")]}}
+    start = [other["answers"]["answer_start"][0], more[0][1]] if more else []
+    rows = Table(
+        "the file",
+        {
+            "question": ["When?"] * 2,
+            "context": [CONTEXT] * 2,
+            name: ["1871" if more else other["answers"], value],
+            **({"answer_start": start} if more else {}),
+        },
+    )
+    with pytest.raises(InputError, match="Row 2 of the file has no answer"):
+        encode(canonical(rows))
+    data = encode(canonical(rows), unanswerable=True)
+    assert [question.answers for question in data.references] == [("1871",), ("",)]
+    assert recovered(data) == {"1": "1871", "2": ""}
+    none = data.meta["unit"] == 1
+    assert none.sum() > 1
+    assert not data.columns["start_positions"][none].any()
+    assert not data.columns["end_positions"][none].any()
+
+
+def test_blank_answers_beside_others_are_left_out():
+    rows = table(["1871"])
+    rows.columns["answers"][0] = ["", "1871"]
+    rows.columns["answer_starts"][0] = [0, CONTEXT.index("1871")]
+    assert encode(rows).references[0].answers == ("1871",)

@@ -172,6 +172,29 @@ def test_several_golds_several_questions():
     assert scored(part, logits(part, (3, 3, 5.0)))["exact_match"] == 1
 
 
+@pytest.mark.parametrize(
+    ("none", "golds", "right"),
+    [
+        # The logits of no answer in both windows; the best span has 5 + 5.
+        ((9.0, 9.0), ("the red boat",), 1),
+        ((11.0, 9.0), ("the red boat",), 1),  # one window decides
+        ((11.0, 12.0), ("the red boat",), 0),
+        ((11.0, 12.0), ("",), 1),
+        ((9.0, 12.0), ("",), 0),
+        ((10.0, 12.0), ("the red boat",), 1),  # equal
+    ],
+)
+def test_no_answer_needs_a_higher_score_in_every_window(none, golds, right):
+    """SQuAD 2's rule, as transformers' run_qa has it: the least of the windows' scores of [CLS]."""
+    data = windows(0, 3, golds=golds)
+    x = logits(data, (4, 6, 5.0), (6, 6, 1.0))
+    x[:, 0] = np.array(none, np.float32)[:, None] / 2
+    scores = scored(data, x, unanswerable=True)
+    assert scores["exact_match"] == scores["f1"] == right
+    # Without the option, [CLS] is no answer.
+    assert scored(data, x)["exact_match"] == float(golds != ("",))
+
+
 def test_fewer_tokens_than_n_best():
     data = windows(8)
     assert data.columns["context_mask"].sum() == 3

@@ -1,5 +1,6 @@
 """Questions about a context to windows of the context, labelled with the answer's position."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ class Question(NamedTuple):
     id: str
     context: str
     answers: tuple[str, ...]
-    """The gold answers, () if unknown. The label is the first one."""
+    """The gold answers, () if unknown; ("",): the context has no answer. The label is the first."""
 
 
 def encode_spans(
@@ -36,6 +37,7 @@ def encode_spans(
     max_length: int,
     name: str,
     doc_stride: int | None = None,
+    unanswerable: bool = False,
 ) -> Dataset:
     """Returns one example for each window of a context, with the question before the context.
 
@@ -46,7 +48,8 @@ def encode_spans(
     The columns are ``id``, ``question``, ``context``, ``answers`` and ``answer_starts``. Without
     the last two, for questions to be answered, all positions are 0. ``doc_stride`` is how many
     tokens of the context neighbouring windows share; by default 128, or half of what a window
-    always holds, if that is less. Other arguments are those of :class:`Encode`.
+    always holds, if that is less. With ``unanswerable``, questions may have no answer, or blank
+    ones, as in SQuAD 2; their positions are 0. Other arguments are those of :class:`Encode`.
 
     Returns:
       ``input_ids`` int32, ``attention_mask`` bool, perhaps ``token_type_ids`` int32, and
@@ -70,7 +73,7 @@ def encode_spans(
             f"doc_stride is {stride}, but with max_length = {max_length} a window may hold only"
             f" {room - limit} tokens of a context: choose a smaller stride or a larger max_length."
         )
-    questions, spans = _questions(table)
+    questions, spans = _questions(table, unanswerable)
     asked = [clean(text) for text in require(table, "question", str, "a question")]
     contexts = [clean(question.context) for question in questions]
     settings = [padding_token(tokenizer), max_length, limit, stride, len(asked)]
@@ -92,7 +95,7 @@ def span_text(data: Dataset, row: int, start: int, end: int) -> str:
     return context[offsets[start, 0] : offsets[end, 1]].strip()
 
 
-def _questions(table: Table) -> tuple[tuple[Question, ...], np.ndarray]:
+def _questions(table: Table, unanswerable: bool) -> tuple[tuple[Question, ...], np.ndarray]:
     """Returns the checked questions, and the characters of the first answers, int32 ``[n, 2]``."""
     if "answers" in table.columns:
         table = canonical(table)
@@ -104,11 +107,22 @@ def _questions(table: Table) -> tuple[tuple[Question, ...], np.ndarray]:
     golds = table.columns["answers"], table.columns["answer_starts"]
     questions, spans = [], []
     for row, id_, context, answers, starts in table.numbered(ids, contexts, *golds):
-        if not answers:
-            raise table.error(row, "has no answer. Every question needs one.")
+        given = [pair for pair in zip(answers, starts, strict=True) if pair[0].strip()]
+        if not given and not unanswerable:
+            raise table.error(
+                row,
+                "has no answer. If some contexts have none, as in SQuAD 2, the task is"
+                " question_answering(unanswerable=True): task = { name = 'question_answering',"
+                " unanswerable = true }.",
+            )
+        if not given:
+            questions.append(Question(str(id_), context, ("",)))
+            spans.append((0, 0))
+            continue
+        answers, starts = zip(*given, strict=True)
         for answer, start in zip(answers, starts, strict=True):
             there = context[start : start + len(answer)] if start >= 0 else ""
-            if there != answer or not answer.strip():
+            if there != answer:
                 place = f"{answer[:60]!r} at character {start} of the context, counted from 0"
                 raise table.error(row, f"has the answer {place}, but there stands {there[:60]!r}.")
         questions.append(Question(str(id_), context, tuple(answers)))
@@ -217,3 +231,5 @@ SPANS = Encoder(
     texts=_texts,
     stand_in=_stand_in,
 )
+SPANS_OR_NONE = SPANS._replace(encode=functools.partial(encode_spans, unanswerable=True))
+"""The same for questions of which some have no answer."""

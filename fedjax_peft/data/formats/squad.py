@@ -102,6 +102,8 @@ def canonical(table: Table) -> Table:
 
 def _spans(value: Any, start: Any, context: str) -> list[tuple[str, int]]:
     """Returns the text and the first character of every answer of one question."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return []
     if isinstance(value, str):  # one answer
         return [_span(value, start)]
     if isinstance(value, dict):  # answers as columns
