@@ -7,6 +7,7 @@ arrays and ``apply``; nothing downstream imports flax.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -18,6 +19,7 @@ from fedjax_peft.contracts import ApplyFn, Batch, Key, Outputs, Params, Platform
 from fedjax_peft.models.attention import Attending
 from fedjax_peft.models.modules import dotted, is_inside, submodules
 from fedjax_peft.models.quantized import parameters
+from fedjax_peft.models.sentencepiece import advice
 from fedjax_peft.models.stacks import (
     Source,
     Stack,
@@ -125,7 +127,8 @@ class Model:
     def require_tokenizer(self) -> Any:
         """Returns the tokenizer."""
         if self.tokenizer is None:
-            raise InputError("This model has no tokenizer, so it cannot read text.")
+            how = advice(Path(self.name))
+            raise InputError(f"This model has no tokenizer, so it cannot read text.{how}")
         return self.tokenizer
 
     def replace(self, **changes: Any) -> "Model":

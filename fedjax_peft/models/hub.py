@@ -19,13 +19,14 @@ from fedjax_peft.models.modules import is_inside
 from fedjax_peft.models.names import normal_names
 from fedjax_peft.models.onnx import Onnx
 from fedjax_peft.models.quantized import Quantization
+from fedjax_peft.models.sentencepiece import NAMES, advice
 from fedjax_peft.models.stored_head import warn_of_head
 from fedjax_peft.support import assets
 from fedjax_peft.support.errors import InputError, first_line, nearest
 from fedjax_peft.support.libraries import printed_once, silence_transformers_advice
 
 _MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
-_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", *NAMES]
 """Patterns of the files to download. Newer repositories have their chat template in a file."""
 _COPIES = ["consolidated*", "original/*"]
 """Second copies of the weights in another format, as in repositories of Mistral and Llama."""
@@ -134,7 +135,8 @@ def load_tokenizer(name: str | Path, *, source: Literal["auto", "hub"] = "auto")
     stored = _open(name, source)
     tokenizer = stored.tokenizer()
     if tokenizer is None:
-        raise InputError(f"{stored.path} holds no tokenizer (tokenizer.json).")
+        how = advice(stored.path)
+        raise InputError(f"{stored.path} holds no tokenizer (tokenizer.json).{how}")
     return tokenizer
 
 

@@ -83,3 +83,21 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(folder):
 def test_a_model_too_large_is_refused_before_it_is_made(change, words):
     with pytest.raises(InputError, match=words):
         random_model({**testing.TINY_BERT, **change}, head=classification(2))
+
+
+@pytest.mark.parametrize("name", ["spm.model", "sentencepiece.bpe.model", "tokenizer.model"])
+def test_a_tokenizer_of_sentencepiece_comes_with_the_line_that_converts_it(folder, name):
+    """The line was tried with transformers 5.23 and sentencepiece, which tests do not install."""
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(InputError, match=r"holds no tokenizer \(tokenizer.json\)\.$"):
+        load_tokenizer(folder)
+    (folder / name).write_bytes(b"")
+    line = f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
+    with pytest.raises(InputError) as error:
+        load_tokenizer(folder)
+    assert f"It has {name}, which" in str(error.value)
+    assert str(error.value).endswith(line)
+    with pytest.raises(InputError, match="This model has no tokenizer") as error:
+        load_model(folder, head=classification(2)).require_tokenizer()
+    assert str(error.value).endswith(line)
