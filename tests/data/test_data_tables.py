@@ -97,6 +97,8 @@ STRAY = ['"Great" is the word\tpos', '" a start\tpos', "three\tpos", "four\tneg"
         ([r'"he said \"hi\" then",pos'], {}, r"Line 2 of .*escape = '\\'"),
         ([r'"he said \"hi\", then",pos'], {}, r"Line 2 of .*escape = '\\'"),
         (['"one"\t"two" more'], {"sep": "\t"}, "Line 2 of .* goes on behind"),
+        # pandas writes such a text without quotation marks, and reads two rows.
+        (["a,b", "a lone\rreturn,c"], {}, "Line 3 of .* ends with a carriage return alone"),
         (["a,b,c"], {}, "Line 2 of .* has 3 fields, but the header has 2"),
         (["a,b", "1,c,d"], {}, "Line 3 of .* has 3 fields"),
         (['"1","a","b"'], {}, "Line 2 of .* has 3 fields"),  # R's names of rows

@@ -124,7 +124,7 @@ def _header(
     first = list(itertools.islice(records, 1))
     row = first[0][1] if first else []
     numbered = [f"column_{i + 1}" for i in range(len(row))]
-    names = [name.strip() for name in top] if form.header else numbered
+    names = [name.removeprefix("\ufeff").strip() for name in top] if form.header else numbered
     shown = top if form.header else row
     other = next((c for c in ";\t|," if c in "".join(shown) and c in "".join(row)), None)
     if len(names) == 1 and other is not None:
@@ -158,7 +158,7 @@ def _records(path: Path, form: Csv) -> Iterator[tuple[int, list[str]]]:
     how: dict[str, Any] = {"delimiter": sep, "escapechar": form.escape or None, "strict": True}
     how |= {"quotechar": mark} if mark else {"quotechar": None, "quoting": csv.QUOTE_NONE}
     quoted, doubt = form.quote is not None or bool(form.escape), (0, 0)
-    count, lines = 0, list[str]()  # fields of the header; lines of the present row
+    count, feeds, lines = 0, False, list[str]()  # fields of the header; lines of the present row
     with _opened(path, form) as file, _long_fields():
         read = csv.reader(_noted(file, lines), **how)
         while True:
@@ -178,7 +178,13 @@ def _records(path: Path, form: Csv) -> Iterator[tuple[int, list[str]]]:
                 quoted = not plain and (len(row) == count or (count == 0 and form.header))
                 if plain and len(lines) > 1 and doubt == (0, 0):
                     doubt = start, read.line_num
-            count = count or len(row)
+            count, feeds = count or len(row), feeds or lines[-1].endswith("\n")
+            if feeds and lines[-1].endswith("\r"):
+                raise InputError(
+                    f"Line {read.line_num} of {path} ends with a carriage return alone, and other"
+                    " lines with a line feed. A text with a line end needs quotation marks around"
+                    " it."
+                )
             yield start, row
     if doubt != (0, 0) and not quoted:
         raise InputError(
