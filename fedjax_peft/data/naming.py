@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_peft.data.catalog import Source
 from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.encoders.base import Encoder
-from fedjax_peft.data.spelling import look, may_number, plain, spelled, whole_number
+from fedjax_peft.data.spelling import as_named, look, may_number, plain, spelled, whole_number
 from fedjax_peft.data.table import Table, named
 from fedjax_peft.support.errors import InputError, nearest, users_level
 
@@ -75,6 +75,16 @@ def prepare(table: Table, entry: Source, **options: Any) -> Table:
     for name in given.keys() - inspect.signature(encoder.prepare).parameters.keys():
         raise InputError(f"{name} = {given[name]!r} means nothing to {table.origin}.")
     return encoder.prepare(replace(table, columns=columns), **given)
+
+
+def with_names(table: Table, encoder: Encoder, names: Sequence[str]) -> Table:
+    """Returns a table whose labels are spelled as the names of the classes."""
+    column = encoder.label_column or ""
+    labels = table.columns.get(column, ())
+    spelled_so = as_named(labels, names)
+    if spelled_so is labels:
+        return table
+    return replace(table, columns={**table.columns, column: spelled_so})
 
 
 def _named(labels: list[Any], names: Sequence[str]) -> list[Any]:

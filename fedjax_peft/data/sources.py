@@ -25,7 +25,7 @@ from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.objects import KINDS, splits_of
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
-from fedjax_peft.data.naming import check_spellings, prepare, rename_columns
+from fedjax_peft.data.naming import check_spellings, prepare, rename_columns, with_names
 from fedjax_peft.data.reading import USUAL, Reading, entry_of, folder_of, read_tables
 from fedjax_peft.data.subsets import draw_rows, equal_shares, keep_users
 from fedjax_peft.data.table import MissingColumn, Table
@@ -331,6 +331,7 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
         names = encoder.class_names(joined)
         check_spellings(joined, encoder)
         entry = entry._replace(label_names=tuple(names) or None)
+        tables = {part: with_names(table, encoder, names) for part, table in tables.items()}
     if how.validation_share is not None:
         tables |= hold_out_validation(tables["train"], encoder, how.seed, how.validation_share)
     return entry, {part: tables[part] for part in _PARTS if part in tables}

@@ -53,6 +53,15 @@ def spelled(labels: Sequence[Any]) -> Sequence[Any]:
     return [short[text] for text in texts if text is not None] if same_kind else texts
 
 
+def as_named(labels: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
+    """Returns labels in the spelling of the names of classes; unknown ones stay."""
+    known = {*names}
+    if not all(isinstance(label, str) for label in labels) or known >= {*labels}:
+        return labels
+    alike = {plain(name): name for name in names}
+    return [label if label in known else alike.get(plain(label), label) for label in labels]
+
+
 def may_number(classes: int, numbers: Iterable[str]) -> bool:
     """Returns whether there are numbers that may be those of several classes, from 0 or 1."""
     found = sorted(map(int, numbers))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft.data.spelling import plain, text_of, whole_number
+from fedjax_peft.data.spelling import as_named, plain, text_of, whole_number
 from fedjax_peft.support.errors import InputError, nearest
 
 
@@ -130,8 +130,7 @@ def label_ids(table: Table, names: Sequence[str]) -> np.ndarray:
         row, from 1).
     """
     ids = {name: i for i, name in enumerate(names)}
-    alike = {plain(name): name for name in names}
-    labels = [x if x in ids else alike.get(plain(x), x) for x in _labels(table)]
+    labels = as_named(_labels(table), names)
     for row, name in table.numbered(labels):
         if name not in ids:
             advice = nearest(name, ids)

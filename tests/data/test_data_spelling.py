@@ -82,6 +82,15 @@ def test_labels_that_look_alike_are_named_with_their_counts(tmp_path, case):
     assert len(names) == classes
 
 
+@pytest.mark.filterwarnings("ignore:In .* the labels .* count as one class")
+def test_answers_of_instructions_are_the_names_of_classes(tmp_path):
+    path = write(tmp_path / "x.csv", ["pos", "pos ", " neg", "neg", "True", "true"])
+    how = {"tokenizer": tiny_tokenizers.gpt2(), "max_length": 300, "test_share": 0.5}
+    data = fp.load_dataset(path, instructions=True, **how)
+    answers = {x for part in data.values() for golds in part.references for x in golds}
+    assert answers == {"pos", "neg", "True"}
+
+
 def test_other_labels_are_not_warned_of(tmp_path):
     labels = ["C", "C++", "C#", "not-C", "not C++", "c-like"]
     assert len(read(write(tmp_path / "x.csv", labels))[0]) == 6

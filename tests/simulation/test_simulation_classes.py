@@ -65,7 +65,7 @@ FILES = {
 FOREIGN = {
     "another class": (*NAMES[:2], "another"),
     "numbers from 1": ("1", "2", "3"),
-    "a space more": (*NAMES[:2], "class 2 "),
+    "another case": (*NAMES[:2], "Class 2"),
 }
 """Lists of names, of which the model does not know the last one."""
 
