@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_peft.data import Dataset, partition
+from fedjax_peft.data.keys import classes
 from fedjax_peft.data.partition.dealing import apportion, draw, fill_up
 from fedjax_peft.data.partition.skew import _proportional, _shards
 from fedjax_peft.support.errors import InputError
@@ -30,6 +31,14 @@ def table(clients):
     """Returns counts ``[clients, labels]``."""
     labels = clients.data
     return np.array([np.bincount(labels[r], minlength=labels.max() + 1) for r in clients.indices])
+
+
+def test_classes_by_a_key_of_whole_numbers_are_its_values():
+    labels = np.array([0, 0, 1], np.int32)
+    data = Dataset({"labels": labels}, ("a", "b"), meta={"year": np.array([2019, 2021, 2019])})
+    numbers, names = classes(data, "year")
+    assert (numbers.tolist(), names) == ([0, 1, 0], ("2019", "2021"))
+    assert classes(data, None)[1] == ("a", "b")
 
 
 def assert_partition(clients, n):

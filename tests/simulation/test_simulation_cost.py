@@ -421,6 +421,13 @@ def test_measured_seconds_are_those_of_the_round():
         assert row["simulated_seconds"] == approx(share + moved)
 
 
+def test_the_measured_seconds_of_a_single_step_are_its_own():
+    time = TimeModel("measured", latency=0.0)
+    costs = Costs(ledger(local(SGD)), time, np.ones(4), None)
+    row = {"round": 1, "clients": [0], "dropped": []}
+    assert costs.charge(row, {0: 1}, 3.0)["simulated_seconds"] == approx(3.0)
+
+
 def test_who_is_late_and_how_long_the_server_waits():
     one = ledger(fedavg(SGD, head="frozen"))
     time = TimeModel(1.0, 8 * A, 8 * TOY_ADAPTER, 0.25)  # A is sent in a second, all is got in one

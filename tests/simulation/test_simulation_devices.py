@@ -26,7 +26,7 @@ from fedjax_peft.simulation.planning.activations import activations
 from fedjax_peft.simulation.planning.compiled_step import compile_step, describe_gpu, target_devices
 from fedjax_peft.simulation.planning.compiled_text import step_traffic
 from fedjax_peft.simulation.planning.memory_plan import example_batch, lowered_round
-from fedjax_peft.simulation.planning.step_cost import count_flops
+from fedjax_peft.simulation.planning.step_cost import _is_computed_with, count_flops
 from fedjax_peft.support.accelerators import DEVICES, find_device
 
 H100 = {
@@ -69,6 +69,17 @@ def test_operations_by_hand():
     image, kernel = jnp.ones((2, 3, 8, 8)), jnp.ones((6, 3, 2, 2))
     convolution = jax.make_jaxpr(lambda x, k: jax.lax.conv(x, k, (2, 2), "VALID"))(image, kernel)
     assert count_flops(convolution.jaxpr) == 2 * (2 * 6 * 4 * 4) * (3 * 2 * 2)
+
+
+def test_rows_of_a_table_are_looked_up_also_in_a_function_within():
+    """A step reads the rows that it needs of such a table, and the whole of other weights."""
+    table, rows = jnp.ones((9, 4)), jnp.zeros(3, jnp.int32)
+    look_up = jax.jit(lambda t, i: t.at[i].get(mode="clip"))
+    found = {}
+    for name, use in {"looked up": look_up, "read": jax.jit(lambda t, i: (t * 2)[i])}.items():
+        made = jax.make_jaxpr(lambda t, i, use=use: use(t, i).sum())(table, rows).jaxpr
+        found[name] = _is_computed_with(made.invars[0], made)
+    assert found == {"looked up": False, "read": True}
 
 
 def test_a_plan_from_python():

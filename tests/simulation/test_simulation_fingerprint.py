@@ -38,6 +38,7 @@ from fedjax_peft.simulation.simulate import check_recorded, simulate
 from fedjax_peft.simulation.storage.fingerprint import (
     MAY_CHANGE,
     changed_leaf,
+    differences,
     fingerprint,
     save,
     sums,
@@ -199,6 +200,12 @@ def test_another_run_is_refused_with_the_first_difference(run, changes, text, tm
     check_recorded(out=out, **run_options(**run))
     with pytest.raises(InputError, match=rf"was run with another config: .*{text}.*out= or --out"):
         check_recorded(out=out, **run_options(**{**run, **changes}))
+
+
+def test_a_value_that_is_no_number_equals_itself_alone():
+    nan, other = {"x": float("nan")}, {"x": 1.0}
+    assert differences(nan, dict(nan)) == []
+    assert differences(nan, other) == differences(other, nan) == ["x"]
 
 
 def test_what_changes_no_result_may_change(tmp_path):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import running
 import tomli_w
 import toy
 from closeness import EXACT, assert_close
@@ -17,6 +18,7 @@ from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft.cli import main as cli
+from fedjax_peft.simulation.client_models import check_global
 from fedjax_peft.support.errors import InputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
@@ -185,3 +187,8 @@ def test_a_run_of_a_config_loads_from_its_directory_alone(checkpoint, tmp_path, 
     assert_same(fp.load_run(out), run)
     assert cli.main(["resume", str(out)]) == 0
     assert "nothing to resume" in capsys.readouterr().out
+
+
+def test_the_refusal_of_a_global_model_counts_the_leaves():
+    with pytest.raises(InputError, match="2 of the 4 trained leaves are private to the clients"):
+        check_global(toy.model(), running.PRIVATE, "Choose a client.")
