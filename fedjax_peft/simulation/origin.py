@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from fedjax_peft.contracts import PyTree
 from fedjax_peft.engine.gathered import split_memory, with_rows
 from fedjax_peft.engine.session import Session
-from fedjax_peft.engine.state import State
+from fedjax_peft.engine.state import KEPT, State
 from fedjax_peft.engine.stores.client_records import ClientRow
 from fedjax_peft.engine.stores.client_store import StoredClients
 from fedjax_peft.models.base import Model
@@ -170,7 +170,7 @@ def _with_shared(session: Session, state: State, run: Run) -> tuple[State, list[
     taken: dict[str, Any] = {}
     algorithm = session.setup.algorithm
     sums = (run.algorithm.server.frozen_delta, algorithm.server.frozen_delta)
-    for part in ("server", "aggregator_state", "transform_state.server", "history"):
+    for part in _SHARED:
         old, new = (_of_part(named, part) for named in (theirs, mine))
         begins = part == "history" or (part == "server" and sums != (None, None))
         if not begins and _shapes(old) == _shapes(new):
@@ -183,6 +183,14 @@ def _with_shared(session: Session, state: State, run: Run) -> tuple[State, list[
     parts = [n for n, x in _named({"aggregator_state": carry}).items() if x is not before[n]]
     anew += dict.fromkeys(".".join(name.split(".")[:2]) for name in parts)
     return made._replace(aggregator_state=carry), anew
+
+
+_SHARED = tuple(
+    "transform_state.server" if name == "transform_state" else name
+    for name in KEPT
+    if name != "client_state"
+)
+"""The parts of a state that are not of single clients."""
 
 
 class _Rows(NamedTuple):

@@ -1,24 +1,26 @@
 """The examples that a model was trained on, by digests of what the model reads.
 
-A run keeps them in ``trained_rows.npy``, so that a run that starts from it, perhaps with another
-split, does not test on them. A digest tells whether an example that somebody has is among them. It
-does not tell the example.
+A run keeps them in ``trained_rows.safetensors``, so that a run that starts from it, perhaps with
+another split, does not test on them. A digest tells whether an example that somebody has is among
+them. It does not tell the example.
 """
 
 import hashlib
-import io
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
 
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.support.errors import InputError, users_level
 from fedjax_peft.support.files import replace_file
 
-NAME = "trained_rows.npy"
+NAME = "trained_rows.safetensors"
+_ROWS = "rows"
 _NOT_READ = ("labels", "attention_mask")
 _BLOCK = 4096
 
@@ -122,9 +124,7 @@ def check_unseen(tested: Mapping[str, Any], before: np.ndarray | None, run: str)
 
 def save_rows(directory: Path, rows: np.ndarray) -> None:
     """Writes the digests of a run's training examples."""
-    file = io.BytesIO()
-    np.save(file, rows, allow_pickle=False)
-    replace_file(directory / NAME, file.getvalue())
+    replace_file(directory / NAME, safetensors.numpy.save({_ROWS: rows}))
 
 
 def read_rows(directory: Path) -> np.ndarray | None:
@@ -137,6 +137,6 @@ def read_rows(directory: Path) -> np.ndarray | None:
     if not path.exists():
         return None
     try:
-        return np.asarray(np.load(path, allow_pickle=False), np.uint64)
-    except (OSError, ValueError, EOFError) as error:
+        return safetensors.numpy.load(path.read_bytes())[_ROWS].astype(np.uint64)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise InputError(f"{path} is damaged: {error}.") from None

@@ -96,9 +96,10 @@ def test_a_run_keeps_what_it_and_its_origins_were_trained_on(first, tmp_path):
 
 
 def test_a_run_that_kept_nothing_says_so_and_damage_is_named(first, tmp_path):
-    (tmp_path / NAME).write_bytes(b"\x93NUMPY")
-    with pytest.raises(InputError, match=f"{NAME} is damaged"):
-        read_rows(tmp_path)
+    for content in (b"", b"PK\x03\x04", (first.out / "params.safetensors").read_bytes()):
+        (tmp_path / NAME).write_bytes(content)
+        with pytest.raises(InputError, match=f"{NAME} is damaged"):
+            read_rows(tmp_path)
     old = fp.load_run(first.out, model=model(), algorithm=ALGORITHM)
     object.__setattr__(old, "trained_on", None)
     with pytest.warns(UserWarning, match="does not say which examples it was trained on"):
