@@ -77,10 +77,10 @@ def with_messages(table: Table, turns: Turns | None = None) -> Table:
 
     The forms, tried in this order, are: ``messages`` (a list of ``role`` and ``content``);
     ``conversations`` (ShareGPT: a list of ``from`` and ``value``); ``prompt`` and ``completion``
-    (or ``response``), perhaps ``system``; ``instruction`` and ``output`` (or ``response``), perhaps
-    ``input`` (or ``context``), which follows the instruction after an empty line. Rows may also be
-    the messages of trees (:mod:`fedjax_peft.data.trees`), which come first. Messages after the last
-    answer are left out.
+    (or ``response``), perhaps ``system``, or both as lists of messages; ``instruction`` and
+    ``output`` (or ``response``), perhaps ``input`` (or ``context``), which follows the instruction
+    after an empty line. Rows may also be the messages of trees (:mod:`fedjax_peft.data.trees`),
+    which come first. Messages after the last answer are left out.
 
     Args:
       turns: what becomes of rows whose roles do not alternate. ``skip``: they are left out.
@@ -101,12 +101,28 @@ def with_messages(table: Table, turns: Turns | None = None) -> Table:
             ' output. To use other columns, name them: columns = {prompt = "...", completion ='
             ' "..."}.'
         )
+    if found[0] == "prompt" and any(isinstance(x, list) for x in table.columns["prompt"]):
+        table, found = _one_list(table, *found), ("messages",)
     if found[0] in _LISTS:
         (table, conversations), used = _read_lists(table, found[0], turns), {*found}
     else:
         conversations, used = _from_columns(table, *found)
     columns = {name: x for name, x in table.columns.items() if name not in used}
     return replace(table, columns={"messages": conversations, **columns})
+
+
+def _one_list(table: Table, request: str, answer: str) -> Table:
+    """Returns a table with the messages of a request and its answer in one list, as TRL has them.
+
+    Raises:
+      InputError: a row has something else.
+    """
+    pairs = zip(
+        *(require(table, name, list, "messages") for name in (request, answer)), strict=True
+    )
+    lists = [[*prompt, *completion] for prompt, completion in pairs]
+    others = {name: x for name, x in table.columns.items() if name not in (request, answer)}
+    return replace(table, columns={"messages": lists, **others})
 
 
 def _from_columns(table: Table, request: str, answer: str) -> tuple[list[Conversation], set[str]]:

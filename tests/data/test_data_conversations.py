@@ -25,6 +25,7 @@ FORMS = {
     },
     "completion": {"prompt": ["2+2?"], "completion": ["4"]},
     "response": {"prompt": ["2+2?"], "response": ["4"]},
+    "trl": {"prompt": [TALK[:1]], "completion": [TALK[1:]]},
     "alpaca": {"instruction": ["2+2?"], "input": [""], "output": ["4"]},
     "alpaca without input": {"instruction": ["2+2?"], "output": ["4"]},
     "alpaca with null": {"instruction": ["2+2?"], "input": [None], "output": ["4"]},
@@ -215,6 +216,10 @@ def tree(rows):
     ("columns", "message"),
     [
         ({"prompt": ["a", "b"], "completion": ["c", None]}, "Row 2 of the file has None in place"),
+        (
+            {"prompt": [TALK[:1], "a"], "completion": [TALK[1:], "b"]},
+            "Row 2 of the file has 'a' in",
+        ),
         ({"instruction": ["a"], "input": [3], "output": ["c"]}, "Row 1 of the file has 3 in place"),
         ({"question": ["a"], "answer": ["b"]}, "no conversations, only the columns question"),
         (tree(MESSAGES[1:]), "Row 1 of the file answers the message '1', which is missing"),
