@@ -113,9 +113,10 @@ def check_golds(tokenizer: str, data: Any, which: str) -> None:
       data: the evaluated :class:`fedjax_peft.data.Dataset`.
       which: the role of the data, such as ``test``.
     """
+    choices = _choices(data)
     rows = [
         (row, choice[0] if choice else "")
-        for row, choice in enumerate(_choices(data), 1)
+        for row, choice in enumerate(choices, 1)
         if not any(has_words(gold, tokenizer) for gold in choice)
     ]
     if rows:
@@ -124,8 +125,9 @@ def check_golds(tokenizer: str, data: Any, which: str) -> None:
         if tokenizer != "unicode":
             remedy = f"tokenizer = {tokenizer!r} knows a to z and 0 to 9 only: use 'unicode'."
         raise InputError(
-            f"The gold answers of {len(rows):,} {which} examples have no word, so that generated"
-            f" answers cannot be scored. The first is {brief(gold)}, of example {row}. {remedy}"
+            f"The gold answers of {len(rows):,} of {len(choices):,} {which} examples have no word,"
+            " so that generated answers cannot be scored. The first is"
+            f" {brief(gold)}, of example {row}. {remedy}"
         )
 
 

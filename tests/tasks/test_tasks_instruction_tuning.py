@@ -85,7 +85,9 @@ def test_gold_answers_without_a_word_are_refused_by_number(told):
     for metric in ("exact_match", "rouge_l", "gsm8k"):
         task = tasks.instruction_tuning(metric)
         task.check(odd, "training")
-        with pytest.raises(InputError, match=r"1 test examples have no word.*'!!!', of example 3"):
+        with pytest.raises(
+            InputError, match=r"1 of 3 test examples have no word.*'!!!', of example 3"
+        ):
             task.check(odd, "test")
     tasks.instruction_tuning().check(odd, "test")  # nothing is generated
     hindi = dataclasses.replace(data, references=("a", "b", "नमस्ते"))
