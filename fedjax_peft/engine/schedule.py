@@ -108,9 +108,11 @@ class Schedule(NamedTuple):
         """Returns the schedule with exactly enough slots for the largest cohort of the rounds.
 
         Where ``uniform`` and ``size`` draw from the clients that are available, it may be any of
-        them, and none may fail, so there are slots for ``per_round``.
+        them, and none may fail, so there are slots for ``per_round``. An asynchronous run's
+        timeline knows who is available, and more than ``per_round`` may arrive in a period.
         """
-        if self.intermittent and self.sampling in ("uniform", "size"):
+        unknown = self.intermittent and self.timelines is None
+        if unknown and self.sampling in ("uniform", "size"):
             return self._replace(slots=self.per_round)
         largest = max(len(self.present(round_index)) for round_index in range(1, rounds + 1))
         return self._replace(slots=max(largest, 1))

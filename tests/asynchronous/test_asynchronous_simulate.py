@@ -81,6 +81,21 @@ def test_clients_left_out_leave_the_versions_of_others():
             assert versions[0].items() <= versions[1].items()
 
 
+def test_a_period_has_room_for_all_arrivals_where_clients_come_and_go():
+    # A client whose upload waits leaves its place to another one, whose upload may come in time.
+    session = fp.session(
+        model(),
+        FEDAVG,
+        CLIENTS,
+        batch_size=4,
+        asynchronous=fp.asynchronous.semi_synchronous(60.0, concurrency=2),
+        system=fp.System(time=TIME, availability=fp.availability.diurnal(1000.0, 0.9)),
+        rounds=4,
+    )
+    plans = [session.plan(number) for number in range(1, 5)]
+    assert max(np.count_nonzero(plan.client >= 0) for plan in plans) > 2
+
+
 def test_first_downloads_are_the_same_after_a_resume(tmp_path):
     """With an SVD start, who comes after version 0 also fetches the factors that make the base."""
     model = toy.lora_model(method=fp.lora(rank=1, init="svd"))

@@ -59,7 +59,8 @@ def cover(
 ) -> list[int]:
     """Returns the places of draws that have many new pairs for their seconds, chosen one by one.
 
-    The first chosen draw of a family pays for the programs, as its costliest draw did.
+    The first chosen draw of a family pays for the programs, as its costliest draw did. A value that
+    no draw has yet counts as many pairs, so that most values run.
     """
     first: dict[int, float] = {}
     for family, cost in zip(families, costs, strict=True):
@@ -70,8 +71,9 @@ def cover(
         opened = {families[i] for i in chosen}
         priced = zip(families, costs, strict=True)
         prices = np.array([cost + (0 if f in opened else first[f]) for f, cost in priced])
-        new = np.array([np.count_nonzero(~done[np.ix_(row, row)]) for row in coded])
-        worth = np.where(prices <= seconds, new / (0.2 + prices), -1)
+        pairs = np.array([np.count_nonzero(~done[np.ix_(row, row)]) for row in coded])
+        new = pairs + 2 * coded.shape[1] * np.array([np.sum(~done[row].any(1)) for row in coded])
+        worth = np.where(prices <= seconds, new / (1 + prices), -1)
         worth[chosen] = -1
         best = int(worth.argmax())
         if worth[best] < 0:
