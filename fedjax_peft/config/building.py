@@ -37,7 +37,7 @@ def build_model(config: Config, labels: Sequence[str], vocabulary: Sequence[str]
     """
     options = dict(config["model"])
     shape, kind = options.pop("config"), options.pop("head") or task_of(config).head
-    head = heads.make(kind, tuple(labels))
+    head = heads.make(kind, tuple(labels))._replace(fresh=bool(options.pop("fresh_head", None)))
     if shape is None:
         model = seeded(hub.load_model, config, options, head=head)
     else:

@@ -108,6 +108,9 @@ class ModelKeys(NamedTuple):
     head: str | None = None
     """The kind of head (``models.heads.KINDS``), or a task that has this head; by default the head
     of the data's task."""
+    fresh_head: bool | None = None
+    """Start from a new head where the checkpoint holds one, as for classes that it does not know;
+    by default its own head is used."""
     config: Mapping[str, _Leaf | Sequence[_Leaf]] | None = None
     """The ``config.json`` of a model with random weights; ``name`` is then only a label."""
 

@@ -42,7 +42,7 @@ _SHOWN = 12
 _REMEDY = (
     "Read the data with the names of the model (label_names=model.labels), or, if only the names"
     " differ and the order is the same, rename them: dataclasses.replace(data,"
-    " label_names=model.labels)."
+    " label_names=model.labels). Other classes need a head of their own."
 )
 
 

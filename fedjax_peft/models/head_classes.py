@@ -36,16 +36,16 @@ def stored_numbers(
             raise
     warnings.warn(
         f"The head in {where} has the classes {', '.join(stored)}, which get the names"
-        f" {', '.join(labels)} in this order. If these are other classes, start a new head:"
-        " fresh=True.",
+        f" {', '.join(labels)} in this order. If these are other classes, start from a new head:"
+        " fresh=True, in a config fresh_head = true of [model].",
         stacklevel=users_level(),
     )
     return None
 
 
 _REMEDY = (
-    "Pass the names of the stored head; to train other classes, start from a head of their own"
-    " (load_model(..., head=heads.classification(names, fresh=True)))."
+    "Pass the names of the stored head; to train other classes, start from a new one:"
+    " head=heads.classification(names, fresh=True), in a config fresh_head = true of [model]."
 )
 
 

@@ -1,12 +1,17 @@
 """A user's table in a config: one file, any column names, paths relative to the config."""
 
+import contextlib
 import csv
 
+import numpy as np
 import pytest
+from small_config import small
 
 from fedjax_peft import testing
 from fedjax_peft.config import config
+from fedjax_peft.config.federation import load_data
 from fedjax_peft.data.sources import load_dataset
+from fedjax_peft.models.checkpoint import save_checkpoint
 from fedjax_peft.models.hub import load_tokenizer
 from fedjax_peft.support.errors import InputError
 
@@ -131,3 +136,29 @@ def test_names_of_data_sets_take_precedence_over_folders(tmp_path):
     raw = config.load(tmp_path / "c.toml")
     assert raw["data"]["name"] == "sst2"
     assert raw["methods"]["a"]["model"]["name"] == "sst2"
+
+
+def test_a_config_reads_labels_by_the_names_that_it_lists(tmp_path):
+    """And it gives classes that a checkpoint's head does not know a head of their own."""
+    checkpoint = testing.write_tiny_checkpoint(tmp_path / "model")
+    model = testing.tiny_model(3, seed=1)
+    values = {**model.frozen, **model.trainable}
+    save_checkpoint(values, model.config, checkpoint, ("1", "2", "other"))
+    write_csv(tmp_path / "x.csv")
+    tables = {
+        "model": {"name": str(checkpoint)},
+        "data": {"name": str(tmp_path / "x.csv"), "columns": COLUMNS, "max_length": 8},
+    }
+    tables["data"]["label_names"] = ["poor", "fair", "good"]
+    resolved = config.resolve(small(**tables))
+    names = load_data(resolved)["train"].label_names
+    assert names == ("poor", "fair", "good")
+    kernels = []
+    for fresh, message in ((None, "which get the names poor, fair, good"), (True, None)):
+        resolved["model"]["fresh_head"] = fresh
+        with pytest.warns(UserWarning, match=message) if message else contextlib.nullcontext():
+            kernels.append(config.build_model(resolved, names).trainable["classifier.kernel"])
+    np.testing.assert_array_equal(kernels[0], model.trainable["classifier.kernel"])
+    assert not np.array_equal(*kernels)
+    with pytest.raises(InputError, match=r"'poor', and the head in .*fresh_head = true of .model"):
+        config.build_model(config.resolve(small(**tables)), ("1", "2", "poor"))
