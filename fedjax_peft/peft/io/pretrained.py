@@ -22,9 +22,9 @@ from fedjax_peft.models.head_classes import in_order_of
 from fedjax_peft.models.modules import is_inside, replace_module, submodule, submodules
 from fedjax_peft.models.names import substituted
 from fedjax_peft.models.registry import FAMILIES
-from fedjax_peft.peft.base import Defaults, Method
-from fedjax_peft.peft.dora import dora
-from fedjax_peft.peft.ia3 import ia3
+from fedjax_peft.peft.base import Adapted, Defaults, Method
+from fedjax_peft.peft.dora import DoRALinear, dora
+from fedjax_peft.peft.ia3 import IA3Linear, ia3
 from fedjax_peft.peft.io.files import (
     LABELS,
     Tensors,
@@ -34,7 +34,7 @@ from fedjax_peft.peft.io.files import (
     read_tensors,
     resolved,
 )
-from fedjax_peft.peft.lora import by_pattern, lora
+from fedjax_peft.peft.lora import LoRALinear, by_pattern, lora, scaling
 from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
 from fedjax_peft.peft.selective import head_only
 from fedjax_peft.support.errors import InputError
@@ -81,16 +81,20 @@ def pretrained(adapter: str | Path) -> Method:
         base = f" It was made for {made_for!r}." if made_for else ""
         check_fits(f"The adapter in {directory}", problems + wrong, base)
         _set(whole)
-        module = read(contents.at(sites)).attach(module, defaults, key, ())
-        for name, path in sites.items():
-            site = submodule(module, path)
-            tensors = contents.sites[name]
-            _set([(getattr(site, _LEAVES[kind]), x.T) for kind, x in tensors.items()])
-            if is_inside(path, head):  # which is trained whole: this is its start
-                replace_module(module, path, site.merged())
+        outside = {name: path for name, path in sites.items() if not is_inside(path, head)}
+        for name in sites.keys() - outside.keys():  # the head is trained whole: this is its start
+            site = _adapted(submodule(module, sites[name]), method, name, contents.sites[name])
+            replace_module(module, sites[name], site.merged())
+        module = inner(outside).attach(module, defaults, key, head)
+        for name, path in outside.items():
+            _fill(submodule(module, path), contents.sites[name])
         if contents.prompt is not None:
             _set([(_prompt_of(module, contents.prompt, directory), contents.prompt)])
         return module
+
+    def inner(outside: Mapping[str, str]) -> Method:
+        """Returns the method without the layers of the head."""
+        return head_only() if contents.sites and not outside else read(contents.at(outside))
 
     named = directory / LABELS
     names = class_names(read_json(named)) if contents.whole and named.is_file() else []
@@ -110,12 +114,29 @@ def pretrained(adapter: str | Path) -> Method:
                     f" {model.name!r} does not hold the weights of that layer: load the checkpoint"
                     " that the adapter was made for."
                 )
-        model = model.replace(fresh=fresh)
-        if not contents.sites:
-            return model
-        return model.replace(method=read(contents.at(outside)) if outside else head_only())
+        return model.replace(fresh=fresh, method=inner(outside))
 
     return Method(method.name, method.options, attach, complete=complete)
+
+
+def _adapted(layer: nnx.Linear, method: Method, name: str, tensors: Tensors) -> Adapted:
+    """Returns a layer with the adapter that a file has for it."""
+    site: Adapted
+    if "ia3_l" in tensors:
+        site = IA3Linear(layer, tensors["ia3_l"].shape[:1] == (1,))
+    else:
+        a, b = (jnp.asarray(tensors[f"lora_{x}.weight"].T) for x in "AB")
+        options = method.options
+        alpha = options["alpha_pattern"].get(name, options["alpha"])
+        scale = scaling(a.shape[1], alpha, options["rslora"])
+        make = DoRALinear if method.name == "dora" else LoRALinear
+        site = make(layer, a, b, scale, dropout=0.0)
+    _fill(site, tensors)
+    return site
+
+
+def _fill(site: Adapted, tensors: Tensors) -> None:
+    _set([(getattr(site, _LEAVES[kind]), x.T) for kind, x in tensors.items()])
 
 
 def _set(values: Values) -> None:
@@ -165,10 +186,14 @@ _LEAVES = {
 """The end of a tensor's name -> the leaf, which is its transpose."""
 
 
+_OUTSIDE = re.compile(r"^(?:.*\.)?base_model\.(?:model\.)?")
+"""What peft puts before the names of its base model, with what is around it."""
+
+
 def _split(tensors: Tensors) -> _Contents:
     contents = _Contents({}, tensors.pop("prompt_embeddings", None), {}, {})
     for key, x in tensors.items():
-        name = key.removeprefix("base_model.").removeprefix("model.")
+        name = _OUTSIDE.sub("", key)
         kind = next((k for k in _LEAVES if name.endswith(f".{k}")), None)
         if kind is None:
             contents.whole[_renamed(name)] = x
@@ -389,7 +414,9 @@ def _fit_sites(
         path = resolved(name, modules)
         layer = modules.get(path)
         if not isinstance(layer, nnx.Linear):
-            problems.append(f"there is no linear layer {name}")
+            tied = path == "lm_head" and getattr(module, "tied", None)
+            why = f" (it is {tied}, as the model's config ties them)" if tied else ""
+            problems.append(f"there is no linear layer {name}{why}")
             continue
         n_in, n_out = layer.kernel.shape
         rank = len(tensors.get("lora_A.weight", ()))

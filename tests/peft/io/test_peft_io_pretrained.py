@@ -279,6 +279,7 @@ IN_HEAD = {
     "dora": LoraConfig(**POOLER, use_dora=True, lora_alpha=5),
     "ia3": IA3Config(**POOLER, feedforward_modules=[]),
     "ia3 of inputs": IA3Config(**POOLER, feedforward_modules=["pooler.dense"]),
+    "above its side": LoraConfig(target_modules=["query", "classifier", "pooler.dense"], r=4),
     "alone": LoraConfig(task_type="SEQ_CLS", target_modules=["pooler.dense"], r=4),
 }
 
@@ -290,9 +291,8 @@ def test_an_adapter_inside_the_head_becomes_its_start(base, name, tmp_path):
     model = assert_reads(base, tmp_path, reference)
     kinds = {leaf: kind for leaf, kind in model.kinds.items() if "pooler" in leaf}
     assert kinds == dict.fromkeys(("bert.pooler.dense.bias", "bert.pooler.dense.kernel"), "head")
-    assert model.method.name == ("head_only" if name == "alone" else name.split()[0]) or (
-        name == "all linear" and model.method.name == "lora"
-    )
+    method = {"alone": "head_only", "dora": "dora"}.get(name, "ia3" if "ia3" in name else "lora")
+    assert model.method.name == method
     format = "merged" if name == "alone" else "peft"
     again = export(model, model.trainable, tmp_path / "again", format=format)
     if format == "peft":  # whose method has no place in the head any more
@@ -348,6 +348,7 @@ def test_other_names_in_the_file_are_read(base, tmp_path):
             n.replace(".layer.", "._orig_mod.layer."): x for n, x in s.items()
         },
         "nested": prefixed("base_model.model."),
+        "elsewhere": prefixed("student.encoder."),
         "in a module": prefixed("model."),
         "fsdp": prefixed("_fsdp_wrapped_module."),
         "bare": lambda _, s: {n.removeprefix("base_model.model."): x for n, x in s.items()},
