@@ -42,5 +42,7 @@ def sentences(table: Table) -> tuple[list[list[str]], list[list[str]]]:
                 raise table.error(row, f"has {word!r} in place of a word.")
             if not isinstance(tag, str) or not TAG.fullmatch(tag):
                 forms = "Tags are O, B-type or I-type (IOB2), or in IOB1, BIOES or BILOU form."
+                if isinstance(tag, int):
+                    forms += " Numbers need the names of all tags, in order: label_names = [...]."
                 raise table.error(row, f"has the tag {tag!r} at the word {word!r}. {forms}")
     return [list(row) for row in words], [iob2(row) for row in tags]

@@ -322,3 +322,15 @@ def test_classes_keep_the_order_of_their_source(tmp_path, form, column):
     free = pd.DataFrame({"text": list("abcd"), "label": pd.Categorical(found, categories=names)})
     free.to_parquet(path)  # an order that means nothing
     assert load_tables(str(path), Reading(test_share=0.3))[0].label_names == ("high", "low", "mid")
+
+
+def test_numbers_of_tags_get_their_names(tmp_path, tokenizer):
+    rows = [{"tokens": ["w1", "w2"], "tags": [i % 2, 2 * (i % 2)]} for i in range(4)]
+    path = put(tmp_path, "\n".join(map(json.dumps, rows)), "x.jsonl")
+    how = {"tokenizer": tokenizer, "max_length": 8, "test_share": 0.5}
+    names = ["O", "B-X", "I-X"]
+    data = load_dataset(str(path), label_names=names, **how)
+    found = {tags for part in data.values() for tags in part.references}
+    assert found == {("O", "O"), ("B-X", "I-X")}
+    with pytest.raises(InputError, match=r"tag 0 at .* label_names = \["):
+        load_dataset(str(path), **how)
