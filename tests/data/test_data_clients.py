@@ -104,6 +104,20 @@ def short(rows):
     return {"review": rows["review"], "stars": rows["stars"][:1]}
 
 
+def test_conversations_of_clients_whose_roles_do_not_alternate():
+    ask, say = ({"role": role, "content": "w1"} for role in ("user", "assistant"))
+    tokenizer = tiny_tokenizers.gpt2()
+    rows = {"a": [[ask, say], [ask, ask, say]], "b": [[ask, say]]}
+    data = {k: datasets.Dataset.from_dict({"messages": x}) for k, x in rows.items()}
+    with pytest.raises(InputError, match="Row 2 of the data set of client 'a'"):
+        fp.load_clients(data, tokenizer=tokenizer)
+    for turns, sizes in (("skip", [1, 1]), ("join", [2, 1])):
+        with pytest.warns(UserWarning, match="1 of 2 conversations of the data set of client 'a'"):
+            clients = fp.load_clients(data, tokenizer=tokenizer, turns=turns)
+        assert clients.sizes.tolist() == sizes
+        assert len(clients.data.notes) == 1
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -278,7 +278,12 @@ def test_a_tracker_that_fails_warns_once_and_its_rows_are_sent_later(tmp_path, c
     assert len({identity for identity, _ in taken}) == 1
 
 
-@pytest.mark.parametrize("ending", [SystemExit(3), SystemExit(), KeyboardInterrupt()])
+class Wordless(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt(), Wordless()])
 @pytest.mark.parametrize("place", ["a row", "the end"])
 def test_a_tracker_that_exits_is_said_like_one_that_fails(tmp_path, ending, place):
     """Python ends a thread that calls exit() without a word."""
@@ -292,7 +297,8 @@ def test_a_tracker_that_exits_is_said_like_one_that_fails(tmp_path, ending, plac
         run.opened(dict, stop if place == "the end" else (lambda made: None))
 
     out, others = tmp_path / "run", []
-    said = rf"The tracker service takes no more rows: {type(ending).__name__}"
+    words = f"{type(ending).__name__}{': 3' if ending.args else ''}"
+    said = rf"The tracker service takes no more rows: {words}\. The run goes on"
     with pytest.warns(UserWarning, match=said):
         record(out, service, lambda row, run: others.append(row))
     assert others == ROWS

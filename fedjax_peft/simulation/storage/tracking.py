@@ -261,8 +261,11 @@ def _numbered(text: str, count: int) -> str:
 
 
 def _sentence(error: BaseException) -> str:
-    text = one_line(f"{type(error).__name__}: {error}").rstrip(". ")
-    return f"{text[:_LONGEST]}."
+    try:
+        text = str(error)
+    except Exception:  # of a user's own kind
+        text = ""
+    return f"{one_line(f'{type(error).__name__}: {text}').rstrip('. :')[:_LONGEST]}."
 
 
 _LONGEST = 300
