@@ -219,6 +219,28 @@ def test_a_named_column_with_a_fault_is_not_passed_over(place, capsys):
     assert "The column 'category' of r.csv cannot be the labels: it has no value in row 10" in error
 
 
+@pytest.mark.parametrize(
+    ("lines", "words", "csv_table"),
+    [
+        (['"one" is {}\t{}'], ["--sep", "\\t", "--quote", "none"], {"sep": "\t", "quote": ""}),
+        (['"a \\"{}\\", b",{}'], ["--escape", "\\"], {"escape": "\\"}),
+        (['"a, {}\nb",{}'], ["--quote", '"'], {"quote": '"'}),
+    ],
+)
+def test_quotation_marks_of_a_csv_file(place, capsys, lines, words, csv_table):
+    """A doubt is refused with the flag; the config has what settles it, and reads the rows."""
+    sep = "\t" if "--sep" in words else ","
+    rows = [lines[0].format(f"text {i}", f"c{i % 2}") for i in range(40)]
+    (place / "r.csv").write_text("\n".join([f"text{sep}label", *rows]))
+    option = words[-2]
+    assert option in refused(capsys, "x", "--data", "r.csv", *words[:-2])
+    assert cli.main(["init", "x", "--data", "r.csv", *words]) == 0
+    data = config.resolve(config.load(place / "x/config.toml"))["data"]
+    assert data["csv"] == csv_table
+    _, tables = load_tables(data["name"], Reading(csv=data["csv"], test_share=0.2))
+    assert sum(map(len, tables.values())) == 40
+
+
 def test_a_few_rows_are_not_held_out_for_validation(place):
     """A tenth of them would be less than one, and the run would fail."""
     for count in (5, 10):
