@@ -444,6 +444,7 @@ FORMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::fedjax_peft.models.stored_head.HeadWarning")
 @pytest.mark.parametrize(("family", "kind", "change", "loaded"), FORMS)
 def test_every_form_of_a_checkpoint_has_the_same_leaves(family, kind, change, loaded, tmp_path):
     """With another head than the stored one, all leaves but those of the head."""
