@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,10 +83,9 @@ def load_run(
         server, client_state, kept = tree.select(params, names["shared"]), {}, {}
     ranks = config.get("system", {}).get("client_ranks")
     task, length = inputs_of(directory, config)
-    seen = read_rows(directory)
     return Run(
         *(model, algorithm, params, client_state, server, rows, directory),
-        *(ranks, length, task, seen, kept),
+        *(ranks, length, task, partial(read_rows, directory), kept),
     )
 
 

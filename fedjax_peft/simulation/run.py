@@ -1,7 +1,7 @@
 """``Run``: the result of a simulation."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -47,9 +47,9 @@ class Run:
     """Tokens that a text was cut and padded to; None if the data are no texts."""
     task: Task | None = None
     """What was trained."""
-    trained_on: np.ndarray | None = None
-    """Digests of the training examples (``fedjax_peft.simulation.trained_rows``); None: a run of
-    an earlier version did not keep them."""
+    trained_on: Callable[[], np.ndarray | None] = lambda: None
+    """Returns digests of the training examples (``fedjax_peft.simulation.trained_rows``); None: a
+    run of an earlier version did not keep them."""
     kept: Mapping[str, PyTree] = field(default_factory=dict)
     """What aggregator, upload transforms and asynchronous server keep, by the names of the fields
     of ``State``."""

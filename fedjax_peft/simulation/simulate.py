@@ -52,7 +52,7 @@ from fedjax_peft.simulation.trained_rows import (
     check_unseen,
     rows_before,
     save_rows,
-    trained_rows,
+    when_asked,
 )
 
 
@@ -180,7 +180,7 @@ def simulate(
     metadata = {**({} if complete else metadata), **(records.config or {})}
     found = fingerprint(vars(raw)) if out is not None or processes() > 1 else {}
     before = rows_before(records.origin, out if resume else None)
-    trained_on = trained_rows(clients, _tested(given), before)
+    trained_on = when_asked(clients, _tested(given), before)
     check_same_run({**metadata, **_of_this_process(given), **found})
     shown = records.progress if is_writer() else False
     with (
@@ -192,7 +192,7 @@ def simulate(
     ):
         if record.out is not None:
             _save_start(record.out, given, session, recipe=not complete)
-            save_rows(record.out, trained_on)
+            save_rows(record.out, trained_on())
         loop = Loop(**parts, record=record, phases=phases, request=request)
         state = _train(loop, state, given)
     server, client_state, *others = whole(saved_parts(session.trimmed(state)))
@@ -258,7 +258,7 @@ def _check(given: SimpleNamespace) -> None:
     check_counts({"rounds": given.rounds}, {"seed": given.seed})
     if (origin := given.records.origin) is not None:
         check_start(given.model, origin)
-        check_unseen(_tested(given), origin.trained_on, origin_text(origin))
+        check_unseen(_tested(given), origin.trained_on(), origin_text(origin))
     deadline = given.system.deadline
     if given.asynchronous is not None and deadline is not None:
         refused = {"deadline": deadline}

@@ -88,9 +88,9 @@ def test_an_evaluation_on_what_the_origin_was_trained_on_is_refused(first, data,
 @pytest.mark.slow
 def test_a_run_keeps_what_it_and_its_origins_were_trained_on(first, tmp_path):
     second = run(OTHER[:10], first, out=tmp_path / "run")
-    np.testing.assert_array_equal(second.trained_on, np.sort(digests(ROWS)[:30]))
+    np.testing.assert_array_equal(second.trained_on(), np.sort(digests(ROWS)[:30]))
     resumed = run(OTHER[:10], first, out=tmp_path / "run", resume=True)
-    np.testing.assert_array_equal(resumed.trained_on, second.trained_on)
+    np.testing.assert_array_equal(resumed.trained_on(), second.trained_on())
     with pytest.raises(InputError, match="30 of the 40 examples of test"):
         run(OTHER, second, test=ROWS)
 
@@ -101,6 +101,17 @@ def test_a_run_that_kept_nothing_says_so_and_damage_is_named(first, tmp_path):
         with pytest.raises(InputError, match=f"{NAME} is damaged"):
             read_rows(tmp_path)
     old = fp.load_run(first.out, model=model(), algorithm=ALGORITHM)
-    object.__setattr__(old, "trained_on", None)
+    object.__setattr__(old, "trained_on", lambda: None)
     with pytest.warns(UserWarning, match="does not say which examples it was trained on"):
         run(OTHER, old, test=ROWS)
+
+
+def test_a_run_without_a_directory_computes_digests_when_they_are_asked_for(monkeypatch):
+    """They take seconds for a million examples, and a sweep has many runs."""
+    alone = run(SPLIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "fedjax_peft.simulation.trained_rows.digests", lambda data: pytest.fail("made")
+        )
+        run(SPLIT)
+    np.testing.assert_array_equal(alone.trained_on(), np.sort(digests(ROWS.take(SPLIT))))
