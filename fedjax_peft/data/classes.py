@@ -56,9 +56,9 @@ def class_numbers(
 ) -> np.ndarray | None:
     """Returns the number of each name in ``known``, int32 ``[names]``; None: numbers agree.
 
-    Numbers agree where both lists have the same name at a number, or one of them has none there:
-    ``LABEL_2``, or the number itself, ``2``. Otherwise names are looked up. Names that are whole
-    numbers from 0 up stand for these numbers.
+    Names are looked up. ``LABEL_2`` is the name of number 2 in both lists, and a class that is
+    called so in ``known`` may be that of any name. Where all names are whole numbers, with 0, and
+    no known one is, they are the numbers themselves.
 
     Args:
       known: the classes of a model or head.
@@ -72,15 +72,20 @@ def class_numbers(
       InputError: a name is not known.
     """
     used = range(len(names)) if used is None else used
-    numbers = {plain(name): i for i, name in enumerate(known)}
-    if "0" in names and not any(map(whole_number, numbers)):
+    theirs = [plain(name) for name in names]
+    numbers = {name: i for i, name in enumerate(numbered(len(known)))}
+    numbers |= {plain(name): i for i, name in enumerate(known)}
+    if "0" in theirs and all(map(whole_number, theirs)) and not any(map(whole_number, numbers)):
         numbers |= {str(i): i for i in range(len(known))}
-    found = [numbers.get(plain(name), -1) for name in names]
-    for i, (one, other) in enumerate(zip(map(plain, known), map(plain, names), strict=False)):
-        found[i] = i if _agree(one, other, i) else found[i]
-    if not has_names(known) or all(found[i] == i for i in used):
-        return None  # a number that the model does not have is the error of another check
+    found = [numbers.get(name, -1) for name in theirs]
+    for i, name in enumerate(known[: len(names)]):
+        if found[i] < 0 and name == f"LABEL_{i}":
+            found[i] = i  # a class without a name may be that of any name
+    if all(found[i] == i for i in used):
+        return None
     lost = [names[i] for i in used if found[i] < 0]
+    if lost and not has_names(known):
+        return None  # a number that the model does not have is the error of another check
     if lost:
         advice = f" {nearest(lost[0], known)}" if len(known) > _SHOWN else ""
         raise InputError(
@@ -88,13 +93,6 @@ def class_numbers(
             f" the classes {_listed(known)}.{advice} Labels are compared by these names. {remedy}"
         )
     return np.array(found, np.int32)
-
-
-def _agree(known: str, name: str, number: int) -> bool:
-    """Returns whether two names of one number may mean the same class."""
-    if f"LABEL_{number}" in (known, name) or known == name:
-        return True
-    return name == str(number) and not whole_number(known)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -132,6 +130,16 @@ def in_classes(data: Dataset, known: Sequence[str], what: str, whose: str = "the
 
 
 def with_all_names(data: Dataset, known: Sequence[str]) -> Dataset:
-    """Returns a data set that also names the classes that it lacks, which a model may predict."""
-    more = tuple(known[len(data.label_names) :]) if "labels" in data.columns else ()
-    return replace(data, label_names=(*data.label_names, *more)) if more else data
+    """Returns a data set, whose numbers agree, with the known names: a model may predict them all.
+
+    Classes without a known name keep that of the data.
+    """
+    if "labels" not in data.columns:
+        return data
+    own = data.label_names
+    names = [
+        own[i] if i < len(own) and name == f"LABEL_{i}" else name for i, name in enumerate(known)
+    ]
+    every = (*names, *own[len(names) :])
+    unlike = len({*every}) < len(every)  # a class that nobody has may have the name of another
+    return data if every == tuple(own) or unlike else replace(data, label_names=every)

@@ -189,7 +189,12 @@ def test_unknown_names_are_refused_in_every_way_in(way, file):
         ("012", "abc", "'a', 'b', 'c'"),
         ("abc", "bcd", "'d'"),
         (("no", "yes"), ("No", "yes"), "'No'"),
-        (("123"), ("0", "1"), "'0'"),
+        ("123", "01", "'0'"),
+        ("abc", ("0", "a"), "'0'"),
+        ("abc", ("LABEL_1", "LABEL_2"), [1, 2]),
+        (numbered(3), ("LABEL_1", "LABEL_2"), [1, 2]),
+        (numbered(3), "123", None),
+        (("a", "b", "LABEL_2"), "bc", "'c'"),
     ],
 )
 def test_numbers_of_names(known, names, numbers):
@@ -229,7 +234,8 @@ def test_tags_that_a_test_file_lacks_can_be_predicted():
     model = MODEL.replace(labels=tags)
     read = fp.session(model, FEDAVG, CLIENTS_BY_NUMBER, local_steps=1, batch_size=4).read
     assert read(data).labels.tolist() == [[0, 4, -100], [3, -100, -100]]
-    assert read(replace(data, label_names=tags[:3])).label_names == tags
+    for names in (tags[:3], ("0", "1", "2"), numbered(3)):
+        assert read(replace(data, label_names=names)).label_names == tags
 
 
 CLIENTS_BY_NUMBER = replace(CLIENTS, data=replace(CLIENTS.data, label_names=numbered(3)))
