@@ -55,10 +55,11 @@ def plan(options: argparse.Namespace) -> None:
             total = found.needed
             print(found)
         elif options.compile:
-            size = in_bytes(compiled_bytes(planned.parts, lanes))
-            print(f"  The compiler for {jax.default_backend()} plans {size} with {_lanes(lanes)}.")
+            total = compiled_bytes(planned.parts, lanes)
+            where, size = jax.default_backend(), in_bytes(total)
+            print(f"  The compiler for {where} plans {size} with {_lanes(lanes)}.")
         if limit is not None:
-            print(_verdict(planned, lanes, limit))
+            print(_verdict(planned, lanes, limit, total))
         if most is not None:
             print(*_advice(options, name, planned, lanes, total, USABLE * most), sep="\n")
 
@@ -78,6 +79,7 @@ def table(planned: Planned, lanes: int) -> list[str]:
         ("trained weights, gradient and optimizer state", plan.lane),
         (f"activations of {planned.shape}", a.residuals),
         ("activations of a block that is computed again", a.recomputed),
+        ("what the algorithm's step holds besides", a.of_algorithm),
         (f"layer at work, largest array: {planned.largest}", a.working),
     ]
     total = f"together: {in_bytes(plan.fixed)} + {lanes:,} x {in_bytes(plan.per_lane)}"
@@ -92,14 +94,20 @@ def table(planned: Planned, lanes: int) -> list[str]:
     return lines
 
 
-def _verdict(planned: Planned, lanes: int, limit: float) -> str:
-    """Returns the line that says whether a plan fits into a memory, and how many lanes do."""
-    missing = planned.plan.total(lanes) - USABLE * limit
+def _verdict(planned: Planned, lanes: int, limit: float, total: float) -> str:
+    """Returns the line that says whether a plan fits into a memory, and how many lanes do.
+
+    Args:
+      total: the bytes that ``lanes`` lanes need; the compiler's, if it was asked. Other numbers of
+        lanes are planned by arithmetic, which is taken to be wrong by the same factor.
+    """
+    missing = total - USABLE * limit
+    most = planned.plan.most_lanes(USABLE * limit * planned.plan.total(lanes) / total)
     does = "fits" if missing <= 0 else f"is {in_bytes(missing)} too large to fit"
     return (
         f"  {_lanes(lanes).capitalize()}: {does} into {in_bytes(limit)}, of which"
         f" {1 - USABLE:.0%} are left to the driver. Most lanes that fit:"
-        f" {planned.plan.most_lanes(USABLE * limit):,}."
+        f" {most:,}."
     )
 
 
@@ -147,7 +155,8 @@ def _smaller(planned: Planned, usable: float) -> Iterator[list[str]]:
     plan, size = planned.plan, planned.parts[3]["mask"].shape[0]
     room = usable - plan.fixed - plan.lane
     fewer = max(int(size * room / max(plan.activations.total, 1)), 1)
-    remat = [] if plan.activations.recomputed else ["model.remat=blocks"]
+    recomputes = planned.parts[0].recipe.get("remat", "none") != "none"
+    remat = [] if recomputes else ["model.remat=blocks"]
     if remat:
         yield remat
     if fewer < size:

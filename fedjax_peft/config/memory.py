@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.contracts import Platform
+from fedjax_peft.config.building import NOISE
+from fedjax_peft.contracts import Algorithm, Federation, Platform
 from fedjax_peft.data.sources import DATASETS
 from fedjax_peft.models import heads
 from fedjax_peft.models.base import Model
@@ -108,7 +109,7 @@ def planned(config: Mapping[str, Any], device: Device | None = None) -> Planned:
     else:
         batch = example_batch(kind, batch_size=size, image=image)
         words = f"{size} images of {image[1]} x {image[2]} pixels"
-    algorithm = configs.build_algorithm(resolved)
+    algorithm = _algorithm(resolved, batch)
     reuse, split = config["placement"]["reuse"], None
     if reuse != "none":
         whole, split = model, split_model(model, {n: x for n, x in batch.items() if n != "mask"})
@@ -131,6 +132,34 @@ def planned(config: Mapping[str, Any], device: Device | None = None) -> Planned:
     steps = steps if isinstance(steps, int) else None
     reused = None if split is None else _reused(whole, split, parts)
     return Planned(plan, words, largest, cohort, parts, steps, device, reused)
+
+
+def _algorithm(config: dict[str, Any], batch: Mapping[str, Any]) -> Algorithm:
+    """Returns the algorithm of a config with its mechanism of privacy, as its clients run it."""
+    algorithm: Algorithm = configs.build_algorithm(config)
+    table = config["privacy"]
+    if not table:
+        return algorithm
+    if "epsilon" in table:  # the noise that it stands for depends on the data; any needs the same
+        table = {**table, NOISE: 1.0}
+    privacy = configs.build_privacy({**config, "privacy": table})
+    assert privacy is not None
+    clients = config["partition"].get("clients") or config["clients_per_round"] or 2
+    size = config["batch_size"]
+    federation = Federation(
+        clients=clients,
+        per_round=config["clients_per_round"] or clients,
+        sampling=config["sampling"],
+        batch_size=size,
+        batch_sampling=config["batch_sampling"],
+        most_steps=1,
+        most_passes=1,
+        fewest_examples=size,
+        columns=tuple((name, x.shape[1:]) for name, x in batch.items() if name != "mask"),
+        workloads=((size, 1),),
+        gradients_per_step=algorithm.gradients_per_step,
+    )
+    return privacy.protect(algorithm, federation)
 
 
 def _reused(whole: Model, split: Split, parts: tuple[Any, ...]) -> Reused:

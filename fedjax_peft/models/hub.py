@@ -1,5 +1,6 @@
 """Pretrained models and tokenizers by name: a directory, a GGUF file, an asset, or a hub id."""
 
+import json
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -119,8 +120,17 @@ def load_model(
 def read_config(name: str | Path, *, source: Literal["auto", "hub"] = "auto") -> dict[str, Any]:
     """Returns the ``config.json`` of the model that :func:`load_model` would load.
 
-    Of a model on the hub, only this file is downloaded.
+    Of a model on the hub, only this file is downloaded. The sizes of the papers' models are known
+    by name (``sizes.json``), and nothing is downloaded.
+
+    Args:
+      name: as for ``load_model``, or the path of a ``config.json``.
     """
+    if Path(name).is_file() and Path(name).suffix == ".json":
+        return read_json(Path(name))
+    known: dict[str, Any] = json.loads((Path(__file__).parent / "sizes.json").read_text())
+    if not Path(name).exists() and str(name) in known:
+        return known[str(name)]
     if Path(name).exists() or str(name) in _MODELS:
         return _open(name, source).config()
     return read_json(_download(_hub_id(name), ["config.json"]) / "config.json")

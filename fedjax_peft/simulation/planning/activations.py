@@ -1,4 +1,10 @@
-"""The arrays that a local step keeps for its gradient, from its jaxpr."""
+"""The arrays that a local step holds at once, from its jaxpr.
+
+For a CPU they are those of the algorithm's own step over time
+(:mod:`fedjax_peft.simulation.planning.liveness`). For accelerators they are those that one gradient
+of the plain loss keeps, by rules that were compared with their compilers, and what the algorithm's
+step needs more than this gradient over time.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,9 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_peft.contracts import Params, Platform, Task
+from fedjax_peft.contracts import Algorithm, Params, Platform, Task
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
+from fedjax_peft.simulation.planning.liveness import CALLS, FUSED, is_shared, needed_memory
+from fedjax_peft.simulation.planning.local_step import local_step, traced_live
 from fedjax_peft.simulation.planning.storage import Storage, plain_nbytes, storage_on
 
 
@@ -17,7 +25,7 @@ class Activations(NamedTuple):
     """Bytes of one lane's step that depend on its examples."""
 
     residuals: int
-    """What the forward pass keeps for the backward pass."""
+    """What the forward pass keeps for the backward pass; for a CPU, what the step holds at once."""
     recomputed: int
     """With ``remat``: what one block that is computed again keeps meanwhile."""
     working: int
@@ -29,33 +37,69 @@ class Activations(NamedTuple):
     """Dequantised kernels that exist at once, those of all layers that read one array, such as
     query, key and value. All lanes share them, so :attr:`total` is without them."""
     moved: int = 0
-    """Bytes of the arrays of :attr:`residuals` and :attr:`recomputed` without padding: at least so
-    many are written once and read once."""
+    """Bytes of the arrays that are written once and read once at least, without padding."""
+    of_algorithm: int = 0
+    """What the algorithm's step holds beside the arrays of one gradient: other passes, gradients of
+    single examples. Of a CPU's compiler :attr:`residuals` have it in them."""
 
     @property
     def total(self) -> int:
         """The bytes of one lane."""
-        return self.residuals + self.recomputed + self.working
+        return self.residuals + self.recomputed + self.working + self.of_algorithm
 
 
 def activations(
     model: Model,
+    algorithm: Algorithm,
     task: Task,
     batch: Mapping[str, Any],
     *,
-    train: bool = True,
     platform: Platform = Platform(),
 ) -> Activations:
-    """Returns the activations of one lane, from shapes alone.
+    """Returns the activations of one lane's step, from shapes alone.
 
     Args:
       model: arrays or shapes; its frozen leaves as a run holds them.
+      algorithm: whose step is taken, with a mechanism of privacy in it if the run has one.
       platform: whose compiler stores the arrays.
     """
+    own = local_step(model, algorithm, task, batch)
+    count = len(model.frozen)
+    needed = needed_memory(own.program, platform, lambda i: i >= count)
+    plain = one_gradient(model, task, batch, platform)
+    if not storage_on(platform).fuses:
+        return plain._replace(
+            residuals=max(needed.peak - own.results, 0),
+            recomputed=0,
+            working=2 * plain_nbytes(needed.largest),
+            largest=tuple(getattr(needed.largest, "shape", ())),
+            moved=needed.written,
+        )
+    alone = needed_memory(plain_gradient(model, task, batch), platform, lambda i: i >= count)
+    more = max(needed.peak - own.results - alone.peak, 0)
+    moved = plain.moved * needed.written // max(alone.written, 1)
+    return plain._replace(of_algorithm=more, moved=moved)
+
+
+def plain_gradient(model: Model, task: Task, batch: Mapping[str, Any]) -> Any:
+    """Returns the program of the gradient of the plain loss."""
+
+    def loss(frozen: Params, trainable: Params, batch: Any, key: Any) -> jax.Array:
+        return task.loss(model.apply(frozen, trainable, batch, key, True), batch)[0]
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shapes = tree.shapes((model.frozen, model.trainable, dict(batch), key))
+    return traced_live(jax.grad(loss, 1), *shapes)
+
+
+def one_gradient(
+    model: Model, task: Task, batch: Mapping[str, Any], platform: Platform
+) -> Activations:
+    """Returns the activations of one gradient of the plain loss, as an accelerator stores them."""
     storage = storage_on(platform)
 
     def loss(frozen: Params, trainable: Params, batch: Any, key: Any) -> jax.Array:
-        return task.loss(model.apply(frozen, trainable, batch, key, train), batch)[0]
+        return task.loss(model.apply(frozen, trainable, batch, key, True), batch)[0]
 
     def residuals(frozen: Params, trainable: Params, batch: Any, key: Any) -> Any:
         return jax.vjp(lambda trainable: loss(frozen, trainable, batch, key), trainable)
@@ -78,7 +122,7 @@ def activations(
     blocks = [_residuals_of_block(*block, storage) for block in forward.blocks]
     again = max((x for x, _ in blocks), key=lambda kept: _total(kept, storage), default=[])
     largest = _largest(made, storage)
-    shared = storage.shares_recomputed and any(_are_alike(largest, x) for x in again)
+    shared = any(_are_alike(largest, x) for x in again)
     kernels = [trace.kernels, forward.kernels, *(x.kernels for _, x in blocks)]
     return Activations(
         _total(kept, storage),
@@ -98,9 +142,7 @@ def _total(arrays: Sequence["_Array"], storage: Storage) -> int:
 def _largest(made: Sequence["_Array"], storage: Storage) -> "_Array":
     """Returns the largest array at work."""
     # What a loop makes is kept, and what one of its turns makes is at work.
-    at_work = [x for x in _with_loops(made) if not x.inside]
-    if storage.fuses:
-        at_work = _without_widened(at_work)
+    at_work = _without_widened([x for x in _with_loops(made) if not x.inside])
     nothing = _Array(jax.core.ShapedArray((), jnp.int8))
     return max(at_work, key=lambda x: storage.nbytes(x.aval), default=nothing)
 
@@ -115,7 +157,7 @@ def _without_widened(arrays: Sequence["_Array"]) -> list["_Array"]:
         sizes = [y.aval.dtype.itemsize for y in x.inputs]
         size = x.aval.dtype.itemsize
         wider = x.name == "convert_element_type" and size > min(sizes, default=size)
-        stays = x.name in _FUSED and sizes and size >= max(sizes)
+        stays = x.name in FUSED and sizes and size >= max(sizes)
         if wider or (stays and {id(y) for y in x.inputs} <= widened):
             widened.add(id(x))
     return [x for x in arrays if id(x) not in widened]
@@ -155,38 +197,11 @@ def _residuals_of_block(
     return _residuals(results, trace.made, storage), trace
 
 
-# fmt: off
-_CHEAP = frozenset(
-    [
-        "add", "add_any", "and", "broadcast_in_dim", "convert_element_type", "copy", "eq",
-        "ge", "gt", "integer_pow", "iota", "le", "lt", "max", "min", "mul", "ne", "neg",
-        "not", "or", "reshape", "select_n", "sign", "square", "squeeze", "stop_gradient",
-        "sub", "transpose",
-    ]
-)
-# fmt: on
-"""Operations that a compiler repeats inside the operation that uses their result, so that the
-result is not stored, if it is made of one stored array.
-"""
-
-# fmt: off
-_FUSED = _CHEAP | frozenset(
-    [
-        "abs", "clamp", "concatenate", "div", "dynamic_slice", "erf", "erf_inv", "exp", "exp2",
-        "is_finite", "log", "log1p", "logistic", "pad", "pow", "rem", "rev", "rsqrt",
-        "shift_left", "shift_right_logical", "slice", "sqrt", "tanh", "xor",
-    ]
-)
-# fmt: on
-"""Operations that a compiler repeats which fuses residuals (:attr:`Storage.fuses`)."""
-
 _VIEWS = frozenset(["convert_element_type", "copy", "reshape", "squeeze", "transpose"])
 
 _REMAT = frozenset(["checkpoint", "remat", "remat2"])
 
-_CALLS = frozenset(
-    ["closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit"]
-)
+_CALLS = CALLS - _REMAT
 """Operations that contain others."""
 
 _LOOPS = {"scan": "jaxpr", "while": "body_jaxpr"}
@@ -264,7 +279,7 @@ def _apply(equation: Any, inner: Any, given: Sequence[_Array], trace: _Trace) ->
         _run_once(equation, given, outputs, trace)
     elif name in _REMAT:
         trace.blocks.append((inner, tuple(x.depends for x in given)))
-    elif name == "custom_vmap_call" and _is_shared(equation, given):
+    elif name == "custom_vmap_call" and is_shared(equation, [x.depends for x in given]):
         for x in outputs:
             x.waits, x.depends, x.inputs = next(y for y in given if y.depends), False, []
     elif name == "dot_general":
@@ -275,27 +290,6 @@ def _apply(equation: Any, inner: Any, given: Sequence[_Array], trace: _Trace) ->
                 size = trace.storage.nbytes(x.aval)
                 trace.kernels.setdefault(x.waits, []).append(size)
     return outputs
-
-
-def _is_shared(equation: Any, given: Sequence[_Array]) -> bool:
-    """Returns whether the results have no axis of lanes, although an argument has one."""
-    depends = [x.depends for x in given]
-    if not any(depends):
-        return False
-
-    def call(*values: jax.Array) -> Any:
-        return equation.primitive.bind(*values, **equation.params)
-
-    axes = tuple(0 if x else None for x in depends)
-    values = [
-        jax.ShapeDtypeStruct((2, *x.aval.shape) if moved else x.aval.shape, x.aval.dtype)
-        for x, moved in zip(given, depends, strict=True)
-    ]
-    try:
-        jax.eval_shape(jax.vmap(call, axes, None), *values)
-    except ValueError:  # `out_axes` None is refused for results with the axis
-        return False
-    return True
 
 
 def _run_once(
@@ -334,37 +328,6 @@ def _used(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
 
 
 def _residuals(results: Sequence[_Array], made: Sequence[_Array], storage: Storage) -> list[_Array]:
-    """Returns the arrays that a compiler stores so that it has the results when it needs them.
-
-    Args:
-      made: all arrays of the program, in its order.
-    """
-    if storage.fuses:
-        return _sources(results, made, storage)
-    return _not_free(results, made)
-
-
-def _not_free(results: Sequence[_Array], made: Sequence[_Array]) -> list[_Array]:
-    """Returns the residuals that are stored: those that are no cheap function of stored ones."""
-    asked, kept = set(map(id, results)), []
-    free: set[int] = set()
-
-    def is_free(x: _Array) -> bool:
-        """Whether a cheap function of stored arrays gives ``x``."""
-        return id(x) in free or (
-            x.name in _CHEAP and len(set(x.inputs)) == 1 and is_free(x.inputs[0])
-        )
-
-    for x in made:  # in the order of the program
-        if not x.stored and is_free(x):
-            free.add(id(x))
-        elif id(x) in asked:
-            free.add(id(x))
-            kept.append(x)
-    return kept
-
-
-def _sources(results: Sequence[_Array], made: Sequence[_Array], storage: Storage) -> list[_Array]:
     """Returns the stored arrays from which fused operations make the residuals.
 
     The residuals are decided one after the other. One is stored itself where it is smaller than
@@ -374,7 +337,7 @@ def _sources(results: Sequence[_Array], made: Sequence[_Array], storage: Storage
     asked, kept = set(map(id, results)), dict[int, _Array]()
 
     def is_repeated(x: _Array) -> bool:
-        return bool(x.inputs) and not x.stored and x.name in _FUSED
+        return bool(x.inputs) and not x.stored and x.name in FUSED
 
     def missing(result: _Array) -> dict[int, _Array]:
         """Returns the arrays to store besides those that are kept, so that there is a result."""

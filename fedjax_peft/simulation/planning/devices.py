@@ -181,8 +181,8 @@ def plan_on(device: Device, parts: Any, memory: MemoryPlan, lanes: int) -> Devic
     Args:
       parts: model, algorithm, task and batch, as :func:`plan_memory` takes them.
     """
-    model, _, task, batch = parts
-    cost = step_cost(model, task, batch, memory)
+    model, algorithm, task, batch = parts
+    cost = step_cost(model, algorithm, task, batch, memory)
     dtype = np.dtype(model.dtype).name
     return DevicePlan(device, memory, cost, lanes, dtype, batch["mask"].shape[0])
 

@@ -131,7 +131,7 @@ def plan_memory(
         clients=clients * tree.nbytes(own),
         columns=examples * sum(tree.nbytes(x) // x.shape[0] for x in rows.values()),
         lane=tree.nbytes(local) + 2 * tree.nbytes((shared, private)),
-        activations=activations(model, task, batch, platform=platform),
+        activations=activations(model, algorithm, task, batch, platform=platform),
     )
 
 
@@ -200,7 +200,8 @@ def check_step_memory(session: Session, model: Model, schedule: Schedule, lanes:
     }
     batch["mask"] = jax.ShapeDtypeStruct((size,), jnp.bool_)
     model = model.replace(apply=session.setup.apply, frozen=session.setup.frozen)
-    needed = activations(model, session.setup.task, batch, platform=layout.platform)
+    setup = session.setup
+    needed = activations(model, setup.algorithm, setup.task, batch, platform=layout.platform)
     one = side * needed.total / size
     if needed.kernels + size * one <= free:
         return

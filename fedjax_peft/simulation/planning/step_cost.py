@@ -1,28 +1,29 @@
 """The arithmetic and the memory traffic of a local step, from shapes alone.
 
-The loss of one lane's batch and its gradient are traced, and the operations of all matrix products
-and convolutions are counted, those of blocks that are computed again included. The bytes are the
-least that a program of these arrays moves::
+The algorithm's own step is traced, and the operations of all matrix products and convolutions are
+counted, those of blocks that are computed again included. The bytes are the least that a program of
+these arrays moves::
 
-    passes · frozen weights + lanes · (2 · (activations + a recomputed block's) + 2 · trained state)
+    passes · frozen weights + lanes · (2 · activations + 2 · trained state)
 
-A pass over the frozen weights is the forward pass, the backward pass, or the second forward pass of
+A pass over a frozen weight is a forward pass, a backward pass, or the second forward pass of
 ``remat``. All lanes share a pass. An activation is written once and read once. Real programs move
 several times as many bytes; :mod:`fedjax_peft.simulation.planning.compiled_step` counts theirs.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import jax
-from jax.extend.core import Literal, jaxprs_in_params
-from jax.interpreters import partial_eval
+from jax.extend.core import jaxprs_in_params
 
-from fedjax_peft.contracts import Params, Task
+from fedjax_peft.contracts import Algorithm, Task
 from fedjax_peft.models.base import Model
-from fedjax_peft.numerics import tree
+from fedjax_peft.simulation.planning.activations import plain_gradient
+from fedjax_peft.simulation.planning.local_step import local_step, traced_live
 from fedjax_peft.simulation.planning.memory_plan import MemoryPlan
+
+__all__ = ["StepCost", "count_flops", "step_cost", "step_flops", "traced_live"]
 
 
 class StepCost(NamedTuple):
@@ -40,42 +41,26 @@ class StepCost(NamedTuple):
         return self.frozen + lanes * self.lane
 
 
-def step_cost(model: Model, task: Task, batch: Mapping[str, Any], plan: MemoryPlan) -> StepCost:
-    """Returns the cost of a step.
+def step_cost(
+    model: Model, algorithm: Algorithm, task: Task, batch: Mapping[str, Any], plan: MemoryPlan
+) -> StepCost:
+    """Returns the cost of a step of the algorithm.
 
     Args:
       model: arrays or shapes, with a PEFT method; its frozen leaves as a run holds them.
+      algorithm: with a mechanism of privacy in it if the run has one.
       batch: columns of one client's batch, arrays or shapes.
       plan: the memory of the same model and batch.
     """
-    traced = _traced_step(model, task, batch)
-    start = len(model.trainable)
-    weights = traced.invars[start : start + len(model.frozen)]
-    looked_up = {v for v in weights if not _is_computed_with(v, traced)}
-    a = plan.activations
-    passes = 3 if a.recomputed else 2
-    read = sum(v.aval.size * v.aval.dtype.itemsize for v in weights if v not in looked_up)
-    return StepCost(count_flops(traced), passes * read, 2 * (a.moved + plan.lane))
+    traced = local_step(model, algorithm, task, batch).program
+    weights = traced.invars[: len(model.frozen)]
+    read = sum(v.aval.size * v.aval.dtype.itemsize * _passes(v, traced) for v in weights)
+    return StepCost(count_flops(traced), read, 2 * (plan.activations.moved + plan.lane))
 
 
 def step_flops(model: Model, task: Task, batch: Mapping[str, Any]) -> int:
-    """Returns the operations of the products of a step; the arguments are those above."""
-    return count_flops(_traced_step(model, task, batch))
-
-
-def _traced_step(model: Model, task: Task, batch: Mapping[str, Any]) -> Any:
-    def loss(trainable: Params, frozen: Params, batch: Any, key: Any) -> jax.Array:
-        return task.loss(model.apply(frozen, trainable, batch, key, True), batch)[0]
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = tree.shapes((model.trainable, model.frozen, dict(batch), key))
-    return traced_live(jax.grad(loss), *shapes)
-
-
-def traced_live(function: Callable[..., Any], *shapes: Any) -> Any:
-    """Returns the jaxpr of a function, without the operations that its results do not need."""
-    traced = jax.make_jaxpr(function)(*shapes).jaxpr
-    return partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars), instantiate=True)[0]
+    """Returns the operations of the products of one gradient of the plain loss."""
+    return count_flops(plain_gradient(model, task, batch))
 
 
 def count_flops(jaxpr: Any) -> int:
@@ -108,15 +93,16 @@ def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
         yield getattr(inner, "jaxpr", inner)
 
 
-def _is_computed_with(variable: Any, jaxpr: Any) -> bool:
-    """Returns whether a program does more with an array than to look rows of it up."""
+def _passes(variable: Any, jaxpr: Any) -> int:
+    """Returns how often a program reads an array, where it does more than to look rows of it up."""
+    total = 0
     for equation in jaxpr.eqns:
         places = [i for i, v in enumerate(equation.invars) if v is variable]
         if not places or equation.primitive.name == "gather":
             continue
         bodies = list(_inner(equation.params))
-        if len(bodies) != 1 or len(bodies[0].invars) != len(equation.invars):
-            return True
-        if any(_is_computed_with(bodies[0].invars[i], bodies[0]) for i in places):
-            return True
-    return any(v is variable for v in jaxpr.outvars if not isinstance(v, Literal))
+        if len(bodies) == 1 and len(bodies[0].invars) == len(equation.invars):
+            total += sum(_passes(bodies[0].invars[i], bodies[0]) for i in places)
+        else:
+            total += 1
+    return total

@@ -20,14 +20,12 @@ class Storage(NamedTuple):
     """What a compiler stores between the forward and the backward pass, and in how many bytes."""
 
     fuses: bool
-    """Whether the kernels that use a residual make it again from several stored arrays. Otherwise
-    they make it again from one array only, and only with a cheap operation."""
+    """Whether the kernels that use a residual make it again from several stored arrays, and run in
+    the order of the program. Otherwise what several kernels read is stored, and each kernel runs as
+    soon as its inputs are there."""
     product_inputs: bool
     """Whether the inputs of matrix products are stored. Otherwise a product makes its inputs again
     like other kernels."""
-    shares_recomputed: bool
-    """Whether the layer at work uses an array that its recomputed block keeps (``remat``), so that
-    the array is there once. Otherwise there is a copy."""
     bfloat16: int = 2
     """Bytes of one element of bfloat16."""
     tile: tuple[int, int] = (1, 1)
@@ -62,8 +60,8 @@ def _padding(shape: tuple[int, ...], tile: tuple[int, int]) -> float:
     return min((padded(i, rows) * padded(j, columns) for i, j in pairs), default=1.0)
 
 
-_CPU = Storage(fuses=False, product_inputs=True, shares_recomputed=False)
-_GPU = Storage(fuses=True, product_inputs=True, shares_recomputed=True)
+_CPU = Storage(fuses=False, product_inputs=True)
+_GPU = Storage(fuses=True, product_inputs=True)
 # GPUs before Ampere have no units for bfloat16: XLA computes in float32, and stores float32.
 _OLD_GPU = _GPU._replace(product_inputs=False, bfloat16=4)
 _TPU = _GPU._replace(product_inputs=False, tile=(8, 128))
