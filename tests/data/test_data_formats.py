@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_peft.data.formats import tabular
+from fedjax_peft.data.formats.files import find
 from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_dataset, load_tables
 from fedjax_peft.support.errors import InputError
@@ -31,6 +32,12 @@ def tables(name, folder, **options):
 
 def columns(table):
     return {name: list(values) for name, values in table.columns.items()}
+
+
+def test_files_in_subfolders_count_where_they_may(tmp_path):
+    put(tmp_path, inner_in_train__tsv="")
+    assert find(tmp_path, "train.tsv") == tmp_path / "inner" / "train.tsv"
+    assert find(tmp_path, "train.tsv", deep=False) is None
 
 
 # GLUE.
