@@ -5,7 +5,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from fedjax_peft.data.classes import has_names, in_classes, known_names, with_all_names
+from fedjax_peft.data.classes import (
+    has_names,
+    in_classes,
+    known_names,
+    numbered,
+    with_all_names,
+)
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.models.base import Model
 
@@ -54,7 +60,9 @@ def reader(model: Model, clients: Clients) -> Callable[..., Any]:
     def read(data: Any, what: str = "test") -> Any:
         if not isinstance(data, Dataset):
             return data
-        return with_all_names(in_classes(data, known, what, whose), known)
+        # A model without labels may have more classes than its training data.
+        more = () if model.labels else numbered(len(data.label_names))[len(known) :]
+        return with_all_names(in_classes(data, (*known, *more), what, whose), (*known, *more))
 
     return read
 

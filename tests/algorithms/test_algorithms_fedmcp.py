@@ -103,7 +103,7 @@ def task_data(examples, classes, seed):
         "attention_mask": np.arange(LENGTH)[None] < rng.integers(1, LENGTH + 1, (examples, 1)),
         "labels": rng.integers(0, classes, examples).astype(np.int32),
     }
-    return Dataset(columns, tuple("abc"[:classes]), f"task {seed}")
+    return Dataset(columns, MODEL.labels[:classes], f"task {seed}")
 
 
 COUNTS = (2, 3, 2)

@@ -79,7 +79,9 @@ def test_texts_take_the_padded_lengths_of_the_others():
         mask = np.arange(32)[None] < np.asarray(lengths)[:, None]
         ids = np.where(mask, rng.integers(5, 60, mask.shape), 0).astype(np.int32)
         columns = {"input_ids": ids, "attention_mask": mask}
-        return Dataset(columns | {"labels": np.arange(len(ids), dtype=np.int32) % 2}, ("a", "b"))
+        return Dataset(
+            columns | {"labels": np.arange(len(ids), dtype=np.int32) % 2}, ("class 0", "class 1")
+        )
 
     data = texts([8] * 4)
     clients = Clients(data, (np.arange(4, dtype=np.int32),))

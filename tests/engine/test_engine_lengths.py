@@ -115,7 +115,7 @@ def federation():
     lengths = np.where(rng.random(n) < 0.75, rng.integers(1, 8, n), rng.integers(8, 32, n))
     lengths[5] = 0  # a text without tokens, as GPT-2's tokenizer makes of an empty one
     labels = (np.arange(n) % 3).astype(np.int32)
-    data = Dataset({**columns(lengths, 32), "labels": labels}, ("a", "b", "c"))
+    data = Dataset({**columns(lengths, 32), "labels": labels}, ("class 0", "class 1", "class 2"))
     rows = np.split(rng.permutation(n).astype(np.int32), np.cumsum(SIZES)[:-1])
     return Clients(data, tuple(rows))
 

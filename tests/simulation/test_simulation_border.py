@@ -107,7 +107,7 @@ WHO_WORKS = [
 DATA = [
     ({"test": UNLABELLED}, r"The test data are for classification, but have no column 'lab"),
     ({"test": UNANSWERED}, "test data have questions without an answer: 'q1'"),
-    ({"test": FOUR}, r"The test data have the label 3, but .* head has 3 classes \(0 to 2\)"),
+    ({"test": FOUR}, r"has the class 'class 3', and the model has the classes 'class 0'"),
     ({"test": FOUR, "model": NAMELESS}, r"The test data have the label 3, but .* head has 3"),
     ({"test": MASKED}, "The test data have a column 'mask', which a batch has"),
     ({"clients": Clients(FOUR, SOME)}, r"The training data have the label 3"),

@@ -42,7 +42,9 @@ def runs(checkpoint, tmp_path_factory):
     """Returns finished runs of a loaded model by name of their algorithm."""
     root = tmp_path_factory.mktemp("runs")
     clients = fp.partition.iid(fp.testing.tiny_dataset(12), clients=3)
-    model = fp.load_model(checkpoint, head=fp.heads.classification(["a", "b", "c", "d"]))
+    model = fp.load_model(
+        checkpoint, head=fp.heads.classification([f"class {i}" for i in range(4)])
+    )
     attached = {
         "shared": fp.attach(model, fp.lora(rank=2, init="svd"), seed=5),
         "private": fp.attach(model, fp.lora(rank=2)),
