@@ -5,6 +5,8 @@ import errno
 import io
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 
 from fedjax_peft.support import memory
 from fedjax_peft.support.display import paragraph, show
@@ -72,6 +74,29 @@ def print_error(text: str) -> None:
     """Prints to standard error; does nothing if it cannot be written to."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Makes warnings to users one paragraph like errors, without a line of this program."""
+    usual = warnings.formatwarning
+
+    def plain(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if category is UserWarning:
+            return f"fedjax-peft: {paragraph(str(message))}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = plain
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def flush_output() -> None:

@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults.guard_streams()
     try:
         try:
-            return _main(arguments)
+            with faults.plain_warnings():
+                return _main(arguments)
         finally:  # also after --help, which ends with SystemExit
             faults.flush_output()
     except InputError as error:

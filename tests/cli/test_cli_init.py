@@ -4,10 +4,12 @@ import csv
 import io
 import json
 import re
+import warnings
 
 import pytest
 
 from fedjax_peft import testing
+from fedjax_peft.cli import faults
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
 from fedjax_peft.data.reading import Reading
@@ -239,6 +241,16 @@ def test_quotation_marks_of_a_csv_file(place, capsys, lines, words, csv_table):
     assert data["csv"] == csv_table
     _, tables = load_tables(data["name"], Reading(csv=data["csv"], test_share=0.2))
     assert sum(map(len, tables.values())) == 40
+
+
+def test_a_warning_is_one_paragraph():
+    usual = warnings.formatwarning
+    with faults.plain_warnings():
+        shown = warnings.formatwarning(UserWarning("Bad\x1b row."), UserWarning, "main.py", 3)
+        assert shown == "fedjax-peft: Bad\\x1b row.\n"
+        other = warnings.formatwarning("Old.", FutureWarning, "main.py", 3)
+        assert other == usual("Old.", FutureWarning, "main.py", 3)
+    assert warnings.formatwarning is usual
 
 
 def test_a_few_rows_are_not_held_out_for_validation(place):
