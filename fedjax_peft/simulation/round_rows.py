@@ -49,7 +49,7 @@ def round_row(info: RoundInfo, *, each: bool = False, lower: Sequence[str] = ("l
     if not plan.client_steps:  # nobody takes part; the server may still move (``every_round``)
         row |= {"clients": [], "dropped": [], "steps": 0, "lanes": plan.lanes}
         return row | _aggregation_fields(aggregation)
-    for name, (total, count) in sums.items():
+    for name, (total, count) in sums.items() if plan.useful else ():  # all may only send noise
         good = finite & (count > 0)
         row[f"train_{name}"] = (
             finite_or_none(total[good].sum() / count[good].sum()) if good.any() else None

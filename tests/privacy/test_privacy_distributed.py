@@ -412,6 +412,8 @@ def test_late_clients_and_those_without_examples_send_noise_in_a_run(make, least
     for found in (row, nobody.metrics[1]):
         assert least * (1 - 1e-6) <= found["privacy_noise_std"] < 1.02 * least
         assert found["bytes_up"] == 4 * size
+    plain = running.run(clients=clients, deadline=0.5, engine="reference", **options)
+    assert plain.metrics[1].keys() == nobody.metrics[1].keys()
     start = linear.model().trainable["head.bias"]
     assert np.abs(nobody.params["head.bias"] - start).max() > 1e-5
 

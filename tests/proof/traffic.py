@@ -39,11 +39,14 @@ def counted(built: Built, run: fp.Run) -> list[tuple[int, int]] | None:
         return None
     twice = 2 if draw["algorithm"] == "scaffold" else 1
     of = [twice * _bytes(built, client) for client in range(len(built.sizes))]
+    # FedNova's clients send the number of steps of each leaf, too.
+    leaves = sum(_travels(draw, leaf, kind) for leaf, kind in _moving(built))
+    extra = 4 * leaves if draw["algorithm"] == "fednova" else 0
     last: dict[int, int] = {}
     changed, rows = 0, []
     for row in run.metrics[1:]:
         here = [*row["clients"], *row.get("failed", ()), *row.get("late", ())]
-        up = sum(of[c] for c in row["clients"])
+        up = sum(of[c] + extra for c in row["clients"])
         down = sum(of[c] for c in here if c not in last or changed >= last[c])
         last |= dict.fromkeys(here, row["round"])
         if [c for c in row["clients"] if c not in row["dropped"]]:
@@ -57,14 +60,19 @@ def _bytes(built: Built, client: int) -> int:
     draw, model = built.draw, built.model
     ranks, full = built.options["system"].client_ranks, RANKS.get(draw["peft"], 2)
     total = 0
-    for leaf, kind in model.kinds.items():
-        if kind == "fixed" or not _travels(draw, leaf, kind):  # such as a scale
+    for leaf, kind in _moving(built):
+        if not _travels(draw, leaf, kind):
             continue
         x, size = model.trainable[leaf], model.trainable[leaf].size
         if ranks and kind == "adapter" and "lora" in leaf.lower() and x.ndim >= 2:
             size = size * ranks[client % len(ranks)] // full
         total += 4 * size
     return total
+
+
+def _moving(built: Built) -> list[tuple[str, str]]:
+    """Returns the leaves and their kinds, without fixed ones, such as a scale."""
+    return [item for item in built.model.kinds.items() if item[1] != "fixed"]
 
 
 def _travels(draw: Draw, leaf: str, kind: str) -> bool:
