@@ -86,7 +86,8 @@ def load_model(
     set_options(abstract, remat, scan_layers, attention)
     shapes = registry.leaf_shapes(abstract)
     plan = checkpoint.match(str(name), family, kind, shapes, names, tensors, head)
-    warn_of_head(str(name), config, kind, head, plan, names)
+    if str(name) not in _MODELS:  # of these, what the files lack is known
+        warn_of_head(str(name), config, kind, head, plan, names)
     hold = registry.holder(abstract, kind.head, dtype, quantize)
     values = {leaf: hold(leaf, tensors.read(*source)) for leaf, source in plan.items()}
     if any(is_inside(leaf, kind.head[-1:]) for leaf in plan):

@@ -400,7 +400,7 @@ def _details(
         "clients": len(given.clients),
         "clients_per_round": session.schedule(given.seed).per_round,
         "parameters": given.model.counts(),
-        "fresh": given.model.fresh,
+        "fresh": () if saved or given.records.origin else given.model.fresh,
         "train_examples": int(sizes.sum()),
         "batch_size": given.batch_size,
         "most_examples": int(sizes.max()),
