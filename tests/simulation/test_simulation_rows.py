@@ -197,6 +197,7 @@ def test_summary():
     assert summary(rows) == dict.fromkeys(nothing) | {
         **{"headline": "accuracy", "rounds": 4, "client_rounds": 3, "dropped": 2, "trained": 34},
         **{"final_score": 0.3, "final_round": 4, "best_score": 0.4, "best_round": 2},
+        **{"global_score": 0.3, "personal_score": None},
         **{"bytes_up": 35, "bytes_down": 80, "simulated_seconds": 4.5, "wall_seconds": 3.0},
         **{"slot_utilisation": 0.5, "aggregation_error_relative": 0.2, "client_worst": 0.05},
         **{"tuned_score": 0.5, "tuned_client_mean": 0.6, "tuned_client_std": 0.2},
