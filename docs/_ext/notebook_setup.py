@@ -27,8 +27,9 @@ if importlib.util.find_spec("fedjax_peft"):
     print(f"{place}: {machine}; fedjax_peft is installed.")
 elif not wanted:
     raise SystemExit(
-        "Upload fedjax_peft-....whl beside this notebook (`make dist` writes it into"
-        " dist/), or put a checkout into the folder fedjax_peft. Then run this cell again."
+        "Upload fedjax_peft-....whl beside this notebook (`make dist` writes it"
+        " into dist/), or put a checkout into the folder fedjax_peft. Then run this"
+        " cell again."
     )
 else:
     print(f"{place}: {machine}; installing fedjax_peft{extra} from {origin}.")
