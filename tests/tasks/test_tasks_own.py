@@ -73,6 +73,8 @@ def test_tasks_of_columns_and_names():
         tasks.for_columns(columns, "x.csv")
     assert tasks.for_columns({"text", "stars"}, "x.csv").name == "next_token"
     assert tasks.for_columns({"stars"}, "x.csv").name == "classification"
+    both = {"text", "question", "context"}  # two columns count for more than one
+    assert tasks.for_columns(both, "x.csv").name == "question_answering"
     with pytest.raises(InputError, match=r"no task 'taging'\. Did you mean 'tagging'"):
         tasks.find("taging")
 
