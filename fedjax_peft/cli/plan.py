@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.config import memory
+from fedjax_peft.config import hours, memory
 from fedjax_peft.config.memory import Planned
 from fedjax_peft.simulation.planning import devices
 from fedjax_peft.simulation.planning.memory_plan import compiled_bytes
@@ -54,6 +54,8 @@ def plan(options: argparse.Namespace) -> None:
             found = devices.asked(found, planned.parts) if options.compile else found
             total = found.needed
             print(found)
+            work = (configs.load(options.config), options.overrides, name)
+            print("  " + hours.in_words(*work, (lanes, found.seconds)))
         elif options.compile:
             total = compiled_bytes(planned.parts, lanes)
             where, size = jax.default_backend(), in_bytes(total)

@@ -26,7 +26,7 @@ from fedjax_peft.simulation.planning.activations import activations
 from fedjax_peft.simulation.planning.compiled_step import compile_step, describe_gpu, target_devices
 from fedjax_peft.simulation.planning.compiled_text import step_traffic
 from fedjax_peft.simulation.planning.memory_plan import example_batch, lowered_round
-from fedjax_peft.simulation.planning.step_cost import _is_computed_with, count_flops
+from fedjax_peft.simulation.planning.step_cost import _passes, count_flops
 from fedjax_peft.support.accelerators import DEVICES, find_device
 
 H100 = {
@@ -78,8 +78,8 @@ def test_rows_of_a_table_are_looked_up_also_in_a_function_within():
     found = {}
     for name, use in {"looked up": look_up, "read": jax.jit(lambda t, i: (t * 2)[i])}.items():
         made = jax.make_jaxpr(lambda t, i, use=use: use(t, i).sum())(table, rows).jaxpr
-        found[name] = _is_computed_with(made.invars[0], made)
-    assert found == {"looked up": False, "read": True}
+        found[name] = _passes(made.invars[0], made)
+    assert found == {"looked up": 0, "read": 1}
 
 
 def test_a_plan_from_python():
