@@ -10,7 +10,15 @@ from typing import Any
 from fedjax_peft.data.catalog import Source
 from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.encoders.base import Encoder
-from fedjax_peft.data.spelling import as_named, look, may_number, plain, spelled, whole_number
+from fedjax_peft.data.spelling import (
+    as_named,
+    look,
+    may_number,
+    plain,
+    spelled,
+    text_of,
+    whole_number,
+)
 from fedjax_peft.data.table import Table, named
 from fedjax_peft.support.errors import InputError, nearest, users_level
 
@@ -37,7 +45,9 @@ def rename_columns(table: Table, entry: Source, chosen: Mapping[str, str] | None
     }
     orders = (table.orders.get(ours.get(name, name)) for name in ("label", "tags"))
     names = entry.label_names or table.label_names or next(filter(None, orders), None)
-    return replace(table, columns=columns, label_names=names)
+    # Ordered categories may be numbers.
+    listed = None if names is None else tuple(text_of(name) or str(name) for name in names)
+    return replace(table, columns=columns, label_names=listed)
 
 
 def _chosen(table: Table, chosen: Mapping[str, str]) -> Table:

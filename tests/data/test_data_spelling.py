@@ -8,8 +8,11 @@ import pytest
 import tiny_tokenizers
 
 import fedjax_peft as fp
+from fedjax_peft.data.catalog import OWN
+from fedjax_peft.data.naming import prepare, rename_columns
 from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_tables
+from fedjax_peft.data.table import Table, label_ids
 from fedjax_peft.support.errors import InputError
 
 TOKENIZER = tiny_tokenizers.bert()
@@ -170,3 +173,10 @@ def test_tags_that_look_alike_are_named(tmp_path):
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.warns(UserWarning, match=r"'B-LOC' \(2\), 'B-loc' \(1\) differ.*2 classes"):
         load_tables(str(tmp_path / "x.jsonl"), Reading(test_share=0.4))
+
+
+def test_ordered_categories_that_are_numbers_are_names():
+    table = Table("x", {"text": ["a"] * 3, "label": [1, 3, 2]}, orders={"label": (3, 1, 2)})
+    renamed = rename_columns(table, OWN, None)
+    assert renamed.label_names == ("3", "1", "2")
+    assert label_ids(prepare(renamed, OWN), renamed.label_names).tolist() == [1, 0, 2]
