@@ -34,7 +34,8 @@ import fedjax_peft as fp
 
 __all__ = ["Verdict", "check"]
 
-CLOSE = 1e-5
+CLOSE = {"bf16": 2.0**-8}
+"""What two programs may differ by: one rounding of bfloat16; of float32, the usual 1e-5."""
 AMPLIFIED = 30.0
 
 
@@ -119,7 +120,7 @@ class _Checks:
 
     def _compare(self, name: str, run: fp.Run) -> None:
         worst, where = difference(self._observed(run), self.result)
-        if worst <= CLOSE:
+        if worst <= CLOSE.get(self.draw["model"], 1e-5):
             return
         rounding, place = self._rounding()
         said = f"{name} {worst:.1e} at {where}"
