@@ -96,14 +96,12 @@ class Session:
         self._make = self._make_plain = computation.make
         self.client_place: ClientPlace = computation.client_state
         self.examples_place: ExamplesPlace = computation.examples
-        self._values, self._salt = dict(values or {}), salt
+        self._values, self._salt, self.read = dict(values or {}), salt, read
         self._lanes: int | None = None
         self._planner = Planner(schedule, self._rounds, setup.layout, self.lanes)
         self._programs: dict[Any, Any] = {}
-        self.read = read
         self._evaluators: dict[tuple, tuple[Examples, Examples, Evaluator]] = {}
-        self._train_with: Callable[..., Any]
-        self._train_with = self._make if on_device else streaming(self._make)
+        self._train_with: Callable[..., Any] = self._make if on_device else streaming(self._make)
         check_shapes(self.setup, leaves[0])
         self._store = self._store_in(computation.client_state)
         if self._store is not None:
@@ -251,8 +249,7 @@ class Session:
             evaluator = self.evaluator(known.columns, members, batch_size, personal=personal)
             last = list(self._evaluators.items())[1 - _EVALUATORS :]
             self._evaluators = {**dict(last), key: (data, known, evaluator)}
-        _, known, evaluator = self._evaluators[key]
-        made = evaluator(state)
+        _, known, made = *self._evaluators[key][:2], self._evaluators[key][2](state)
         return mean_figures(made if personal else joined(made), self.setup.task, known)
 
     def evaluator(

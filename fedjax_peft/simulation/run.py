@@ -25,6 +25,10 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Task as BuiltTask
 
 
+def _not_kept() -> None:
+    """Returns None: the run did not keep digests of its training examples."""
+
+
 @dataclass(frozen=True, repr=False)
 class Run:
     """The result of :func:`simulate`: trained leaves, and one row of metrics for each round."""
@@ -47,7 +51,7 @@ class Run:
     """Tokens that a text was cut and padded to; None if the data are no texts."""
     task: Task | None = None
     """What was trained."""
-    trained_on: Callable[[], np.ndarray | None] = lambda: None
+    trained_on: Callable[[], np.ndarray | None] = _not_kept
     """Returns digests of the training examples (``fedjax_peft.simulation.trained_rows``); None: a
     run of an earlier version did not keep them."""
     kept: Mapping[str, PyTree] = field(default_factory=dict)

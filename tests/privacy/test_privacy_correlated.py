@@ -138,5 +138,5 @@ def test_clients_that_always_take_part_pay_for_it_in_the_sensitivity():
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization", None)
-    with pytest.raises(InputError, match=r"fedjax_peft\[privacy\]"):
+    with pytest.raises(InputError, match="jax-privacy: pip install 'dp-acc"):
         strategy(17, 2, 5)

@@ -154,7 +154,8 @@ def test_fresh_head_of_a_bare_encoder_is_exported_with_its_pooler(tmp_path):
     config = tiny_model("bert").config
     encoder = randomised(AutoModel.from_config(config, add_pooling_layer=False))
     base = saved(encoder, tmp_path / "base")
-    model = attach(load_model(base, head=classification(CLASSES)), peft.lora(4))
+    with pytest.warns(UserWarning, match="does not hold bert.pooler and classifier"):
+        model = attach(load_model(base, head=classification(CLASSES)), peft.lora(4))
     params = trained(model)
     adapter = export(model, params, tmp_path / "adapter")
     written = load_file(adapter / "adapter_model.safetensors")
