@@ -38,7 +38,10 @@ def plan(options: argparse.Namespace) -> None:
     limit = None if options.memory is None else read_bytes(options.memory)
     if options.lanes is not None and options.lanes < 1:
         raise InputError(f"--lanes must be 1 or more, not {options.lanes}.")
-    for name, raw in configs.methods(configs.load(options.config), options.overrides).items():
+    written = configs.load(options.config)
+    runs = {} if device is None else hours.runs_of(written, options.overrides)
+    totals = []
+    for name, raw in configs.methods(written, options.overrides).items():
         config = configs.resolve(raw)
         planned = memory.planned(config, device)
         chosen = config["placement"]["lanes"]
@@ -54,8 +57,8 @@ def plan(options: argparse.Namespace) -> None:
             found = devices.asked(found, planned.parts) if options.compile else found
             total = found.needed
             print(found)
-            work = (configs.load(options.config), options.overrides, name)
-            print("  " + hours.in_words(*work, (lanes, found.seconds)))
+            totals.append(hours.hours_of(runs[name], found.seconds, lanes))
+            print(f"  {totals[-1]}")
         elif options.compile:
             total = compiled_bytes(planned.parts, lanes)
             where, size = jax.default_backend(), in_bytes(total)
@@ -64,6 +67,8 @@ def plan(options: argparse.Namespace) -> None:
             print(_verdict(planned, lanes, limit, total))
         if most is not None:
             print(*_advice(options, name, planned, lanes, total, USABLE * most), sep="\n")
+    if len(totals) > 1:
+        print(hours.together(totals))
 
 
 def table(planned: Planned, lanes: int) -> list[str]:

@@ -40,10 +40,19 @@ class Work(NamedTuple):
     """What the steps were computed from."""
 
 
-def examples_of(name: str) -> dict[str, int]:
-    """Returns the examples of a data set's splits that the catalogue states: split -> number."""
-    entry = DATASETS.get(name)
-    found = re.search(r"([\d,]+) train(.*)", "" if entry is None else entry.description)
+def examples_of(data: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the examples of a config's data set that the catalogue states: split -> number."""
+    entry = DATASETS.get(data["name"])
+    if entry is None:
+        return {}
+    if entry.examples:
+        first = next(iter(entry.examples.values()))
+        return dict(zip(("train", "test"), entry.examples.get(data["split"], first), strict=True))
+    if rows := re.search(r"([\d,]+) rows", entry.description):  # a share of them is the test split
+        count = int(rows[1].replace(",", ""))
+        tests = round(count * (data["test_share"] or 0.2))
+        return {"train": count - tests, "test": tests}
+    found = re.search(r"([\d,]+) train(.*)", entry.description)
     if found is None:
         return {}
     after = re.findall(r"\d[\d,]*", found[2])  # the split that is tested stands last
@@ -53,16 +62,16 @@ def examples_of(name: str) -> dict[str, int]:
 
 def work_of(config: Mapping[str, Any]) -> Work:
     """Returns the work of a resolved config."""
-    data, partition, steps = config["data"], config["partition"], config["local_steps"]
-    known = examples_of(data["name"])
-    clients = partition.get("clients") or _clients_of(partition)
+    data, steps = config["data"], config["local_steps"]
+    known = examples_of(data)
+    clients, share = _clients_of(config)
     cohort = config["clients_per_round"] or clients
     note = "steps of the config"
     train = data["train_examples"] or known.get("train")
     if not isinstance(steps, int):
         steps = None
-        if train and clients and isinstance(config["epochs"], int):
-            kept = train * (1 - (data["validation_share"] or 0))
+        if train and clients and share and isinstance(config["epochs"], int):
+            kept = share * train * (1 - (data["validation_share"] or 0))
             batches = math.ceil(kept / clients / config["batch_size"])
             steps, note = config["epochs"] * batches, "steps from the mean examples of a client"
     every = config["evaluation"]["every"]
@@ -71,13 +80,27 @@ def work_of(config: Mapping[str, Any]) -> Work:
     return Work(steps, cohort, rounds, math.ceil(rounds / every) if every else 1, tests, note)
 
 
-def _clients_of(partition: Mapping[str, Any]) -> int | None:
-    """Returns the clients of partitions that say so in other words."""
-    if partition["name"] == "pooled":
-        return 1
-    if partition["name"] == "label_share":
-        return len(partition["shares"][0])
-    return None
+def _clients_of(config: Mapping[str, Any]) -> tuple[int | None, float | None]:
+    """Returns the clients, and the share of the training examples that they have together.
+
+    None stands for what only the data know.
+    """
+    partition, entry = config["partition"], DATASETS.get(config["data"]["name"])
+    name, clients = partition["name"], partition.get("clients")
+    if name == "pooled":
+        return 1, 1.0
+    if name == "label_share":
+        return len(partition["shares"][0]), 1.0
+    drawn = None if config["data"]["users"] else 1.0
+    if name not in ("natural", "grouped"):
+        return clients, drawn
+    by = partition.get("by") or "client"
+    owners = None
+    if entry is not None:
+        owners = len(entry.parts if by == "task" else entry.keys.get(by, ())) or entry.users
+    taken = partition.get("of") or clients or owners
+    share = taken / owners if owners and taken and drawn else None
+    return (partition["groups"] if name == "grouped" else taken), share
 
 
 def run_hours(config: Mapping[str, Any], step: float, lanes: int) -> float | None:
@@ -95,24 +118,55 @@ def run_hours(config: Mapping[str, Any], step: float, lanes: int) -> float | Non
     return (training + work.evaluations * batches * step / 3) / 3600
 
 
-def in_words(
-    raw: configs.Config, overrides: Sequence[str], name: str, seconds: tuple[int, float]
-) -> str:
-    """Returns the hours of a method's runs in words, of all points of its sweep.
+def runs_of(raw: configs.Config, overrides: Sequence[str] = ()) -> dict[str, list[configs.Config]]:
+    """Returns method ("" without methods) -> the configs of its runs, all points of its sweep."""
+    methods = configs.methods(raw, overrides)
+    if not any(one.get("sweep", {}).get("grid") for one in methods.values()):
+        return {name: [one] for name, one in methods.items()}
+    found: dict[str, list[configs.Config]] = {}
+    for point in sweeps.plan(raw, overrides).points:
+        found.setdefault(point.method, []).append(point.config)
+    return found
+
+
+class Hours(NamedTuple):
+    """The hours of some runs, one after another."""
+
+    runs: int
+    work: Work
+    """Of the first of them."""
+    least: float | None
+    """By the least time of a step; None: only the data know."""
+
+    def __str__(self) -> str:
+        """Returns a line of them."""
+        if self.least is None:
+            return "hours: only the data know the steps or the clients of a round"
+        count = f"{self.runs:,} run{'s' * (self.runs != 1)} of {self.work.rounds:,} rounds"
+        return f"{count}: {from_to(self.least)} hours ({self.work.note})"
+
+
+def hours_of(runs: Sequence[configs.Config], step: float, lanes: int) -> Hours:
+    """Returns the hours of a method's runs, as :func:`runs_of` has them.
 
     Args:
-      name: of the method; empty without methods.
-      seconds: a number of lanes, and the least seconds of a step of all of them.
+      step: the least seconds of a step of all lanes.
     """
-    runs = [configs.methods(raw, overrides)[name]]
-    if raw.get("sweep", {}).get("grid"):
-        points = sweeps.plan(raw, overrides).points
-        runs = [point.config for point in points if point.method == name]
-    config = configs.resolve(runs[0])  # the points differ in seeds and rates, which take no time
-    work, (lanes, step) = work_of(config), seconds
-    one = run_hours(config, step, lanes)
-    if one is None:
-        return "hours: only the data know the steps or the clients of a round"
-    low, high = (len(runs) * one * x for x in SLOWER)
-    count = f"{len(runs):,} run{'s' * (len(runs) != 1)} of {work.rounds:,} rounds"
-    return f"{count}: {low:,.4g} to {high:,.4g} hours ({work.note})"
+    resolved = [configs.resolve(run) for run in runs]
+    each = [run_hours(config, step, lanes) for config in resolved]
+    known = [one for one in each if one is not None]
+    least = math.fsum(known) if len(known) == len(each) else None
+    return Hours(len(runs), work_of(resolved[0]), least)
+
+
+def from_to(least: float) -> str:
+    """Returns the range of hours, from the fastest to the slowest round that was measured."""
+    low, high = (f"{least * factor:.2g}" for factor in SLOWER)
+    return " to ".join(f"{float(text):,g}" for text in (low, high))
+
+
+def together(found: Sequence[Hours]) -> str:
+    """Returns the line of all methods' runs."""
+    least = [one.least for one in found if one.least is not None]
+    some = "" if len(least) == len(found) else f" for {len(least)} of {len(found)} methods"
+    return f"together: {from_to(math.fsum(least))} hours{some}" if least else "together: not known"

@@ -65,6 +65,11 @@ class Source(NamedTuple):
     """What to download by hand."""
     parts: tuple[str, ...] = ()
     """The data sets that it combines; () for a single data set."""
+    examples: Mapping[str, tuple[int, int]] = {}
+    """Way to split it ("" where there is one) -> examples of training and test, where the
+    description does not state them."""
+    users: int | None = None
+    """Users, if they have equal numbers of training examples and their number is known."""
     settings: Settings = Settings()
 
     def find_task(self) -> "Task":
@@ -196,6 +201,7 @@ DATASETS: dict[str, Source] = {
     "glue_silo": Source(
         description="six GLUE tasks, one for each client, of MRPC's size (FedMCP)",
         parts=("rte", "mrpc", "sst2", "qnli", "qqp", "mnli"),
+        examples={"6:2:2": (13_885, 4_634), "fedpetuning": (20_830, 1_159)},
         settings=Settings(
             128, "FedMCP, experimental settings", {"name": "natural", "by": "task"}, 6, 25
         ),
@@ -228,6 +234,7 @@ DATASETS: dict[str, Source] = {
             " data/annotated/wnut16) and OntoNotes 5 (LDC2013T19) as words and tags in columns, in"
             " folders conll2003, wnut16, and bc, bn, mz, nw, tc, wb for the genres of OntoNotes"
         ),
+        examples={"": (14_000, 3_500)},  # FeDeRA, Table 1
         settings=papers.federa(64, 100, 10, 0.01, 150, by="source_type_set"),
     ),
     "squad": Source(
@@ -252,6 +259,7 @@ DATASETS: dict[str, Source] = {
             "the six training files, SQuAD.jsonl.gz to NaturalQuestionsShort.jsonl.gz, linked in"
             " github.com/mrqa/MRQA-Shared-Task-2019"
         ),
+        examples={"": (45_500, 11_300)},  # FeDeRA, Table 1
         settings=papers.federa(512, 300, 15, 0.01, 200, by="source"),
     ),
     "stack_overflow": Source(
@@ -380,6 +388,7 @@ DATASETS: dict[str, Source] = {
         hub="uoft-cs/cifar100",
         columns={"img": "image", "fine_label": "label", "image_jpeg": "image"},
         label_names=tuple(_CIFAR100.split()),
+        users=500,  # of TensorFlow Federated's h5 files
         shape=(32, 32, 3),
         formats=(read_h5, read_users, read_images),
         download=(

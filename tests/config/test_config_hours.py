@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from closeness import approx
 from small_config import small
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import hours
+from fedjax_peft.data import silo
+from fedjax_peft.data.catalog import DATASETS
+from fedjax_peft.data.table import Table
 from fedjax_peft.models import hub
 
 CONFIG = small(
@@ -36,19 +40,80 @@ def test_steps_and_evaluations_from_the_catalogue():
     assert hours.run_hours(config, 2.0, 3) == approx((training + tested) / 3600)
 
 
+def in_words(raw):
+    """Returns the line of a config without methods, for steps of an hour of three lanes."""
+    return str(hours.hours_of(hours.runs_of(raw)[""], 3600.0, 3))
+
+
 def test_a_sweep_is_the_sum_of_its_points():
     raw = {**CONFIG, "sweep": {"grid": {"seed": [0, 1, 2, 3]}}}
-    one = hours.in_words(CONFIG, [], "", (3, 3600.0))
-    four = hours.in_words(raw, [], "", (3, 3600.0))
-    assert one.startswith("1 run of 10 rounds: 84 to 204 hours (steps of the config)")
-    assert four.startswith("4 runs of 10 rounds: 336 to 816 hours")
+    assert in_words(CONFIG) == "1 run of 10 rounds: 84 to 200 hours (steps of the config)"
+    assert in_words(raw).startswith("4 runs of 10 rounds: 340 to 820 hours")
+
+
+def test_points_with_more_work_count_for_more():
+    """60 steps of two waves; 3 and 9 local steps, so once 60 hours and once 180."""
+    raw = {**CONFIG, "sweep": {"grid": {"local_steps": [3, 9]}}}
+    assert hours.hours_of(hours.runs_of(raw)[""], 3600.0, 3).least == approx(60 + 180)
+
+
+def test_all_methods_together():
+    """Two of three methods are known: 60 and 2 x 60 hours."""
+    other = {"optimizer": {"learning_rate": 0.5}, "sweep": {"grid": {"seed": [0, 1]}}}
+    raw = {**CONFIG, "methods": {"a": {}, "b": other}}
+    runs = hours.runs_of(raw)
+    found = [hours.hours_of(runs[name], 3600.0, 3) for name in ("a", "b")]
+    assert hours.together(found) == "together: 250 to 610 hours"
+    found.append(found[0]._replace(least=None))
+    assert hours.together(found) == "together: 250 to 610 hours for 2 of 3 methods"
+    assert hours.together(found[2:]) == "together: not known"
 
 
 @pytest.mark.parametrize("key", ["clients_per_round", "local_steps"])
 def test_what_only_the_data_know_is_said(key):
     raw = {**CONFIG, "partition": {"name": "natural", "by": "client"}}
     del raw[key]
-    assert "only the data know" in hours.in_words(raw, [], "", (1, 1.0))
+    assert "only the data know" in in_words(raw)
+
+
+@pytest.mark.parametrize(
+    ("data", "partition", "clients", "steps"),
+    [
+        ({"name": "mrqa"}, {"name": "iid", "clients": 300}, 300, 10),  # 45,500 / 300 / 16
+        ({"name": "alpaca"}, {"name": "iid", "clients": 2600}, 2600, 2),  # .8 x 52,002 / 2,600
+        ({"name": "alpaca", "test_share": 0.5}, {"name": "iid", "clients": 1000}, 1000, 2),
+        ({"name": "dolly"}, {"name": "natural", "by": "category"}, 8, 94),  # .8 x 15,011 / 8
+        ({"name": "glue_silo"}, {"name": "natural", "by": "task"}, 6, 145),  # 13,885 / 6
+        ({"name": "glue_silo", "split": "fedpetuning"}, {"name": "natural", "by": "task"}, 6, 217),
+        ({"name": "cifar100"}, {"name": "natural", "clients": 9}, 9, 7),  # 100 images each
+        ({"name": "cifar100"}, {"name": "grouped", "groups": 9, "of": 27}, 9, 19),
+        ({"name": "emnist"}, {"name": "natural", "clients": 9}, 9, None),
+        ({"name": "shakespeare", "users": 9}, {"name": "natural"}, None, None),
+    ],
+)
+def test_clients_and_their_mean_examples(data, partition, clients, steps):
+    raw = {**CONFIG, "data": data, "partition": partition, "clients_per_round": None}
+    del raw["local_steps"], raw["clients_per_round"]
+    work = hours.work_of(configs.resolve(raw))
+    assert (work.clients, work.steps) == (clients, steps)
+
+
+def test_the_silo_has_the_stated_examples():
+    """Tables of the sizes of GLUE's tasks, cut by the code that cuts the real ones."""
+    sizes = {
+        task: list(hours.examples_of({"name": task}).values())
+        for task in DATASETS["glue_silo"].parts
+    }
+    for split in ("6:2:2", "fedpetuning"):
+        found = {"train": 0, "test": 0}
+        for task, (train, test) in sizes.items():
+            tables = {
+                part: Table(part, {"label": list(np.arange(count) % 2)})
+                for part, count in {"train": min(train, 9_000), "test": min(test, 900)}.items()
+            }
+            parts = silo.divide(task, tables, split, 0)
+            found = {part: n + len(parts[part]) for part, n in found.items()}
+        assert hours.examples_of({"name": "glue_silo", "split": split}) == found
 
 
 def test_the_papers_models_are_known_without_a_network(tmp_path, monkeypatch):

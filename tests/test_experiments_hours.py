@@ -1,0 +1,69 @@
+"""``experiments/hours.py``: the hours in the heads of the papers' configs, and their table."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import tomli_w
+from small_config import small
+
+from fedjax_peft import testing
+from fedjax_peft.support.errors import InputError
+
+FOLDER = Path(__file__).parents[1] / "experiments"
+SCRIPT = runpy.run_path(str(FOLDER / "hours.py"))
+CONFIG = small(batch_size=2, data={"name": "mine/texts", "max_length": 16, "test_examples": 8})
+SHAPE = {key: value for key, value in testing.TINY_LLAMA.items() if value is not None}
+CONFIG["model"] = {"name": "tiny", "head": "causal_lm", "config": SHAPE}
+CONFIG |= {"local_steps": 3, "partition": {"name": "iid", "clients": 5}}
+
+
+def test_the_heads_and_the_table_agree():
+    SCRIPT["check"]()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Returns a folder of one paper with one config, as the script sees it."""
+    place = tmp_path / "mine" / "paper"
+    place.mkdir(parents=True)
+    text = "# A title.\n#\n#   a command\n" + tomli_w.dumps(CONFIG)
+    (place / "one.toml").write_bytes(text.replace("\n[", "  # no\n\n[", 1).encode())
+    (tmp_path / "README.md").write_text("before\n" + "".join(SCRIPT["MARKS"]) + "after\n")
+    monkeypatch.setitem(SCRIPT["main"].__globals__, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_a_head_is_written_once_and_the_rest_is_kept(folder):
+    path = folder / "mine" / "paper" / "one.toml"
+    before = path.read_bytes().decode()
+    SCRIPT["main"]([])
+    once = path.read_bytes().decode()
+    line = once.splitlines()[3]
+    assert once.replace(line + "\n", "") == before
+    assert line.startswith("# Hours of 1 run: ")
+    assert line.endswith("; steps of the config; with evaluation (experiments/hours.py).")
+    SCRIPT["main"]([str(path)])
+    assert path.read_bytes().decode() == once
+    readme = (folder / "README.md").read_text()
+    assert "| [mine/paper/one.toml](mine/paper/one.toml) | 1 | " in readme
+    assert readme.startswith("before\n")
+    assert readme.endswith("after\n")
+    SCRIPT["check"]()
+
+
+@pytest.mark.parametrize(("old", "new"), [("of 1 run", "of 2 runs"), ("# Hours", "# Days")])
+def test_heads_that_do_not_agree_with_the_table_are_refused(folder, old, new):
+    SCRIPT["main"]([])
+    path = folder / "mine" / "paper" / "one.toml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(InputError, match="is not that of"):
+        SCRIPT["check"]()
+
+
+def test_a_config_with_more_runs_than_its_head_is_refused(folder):
+    SCRIPT["main"]([])
+    path = folder / "mine" / "paper" / "one.toml"
+    path.write_text(path.read_text() + "\n[sweep.grid]\nseed = [0, 1]\n")
+    with pytest.raises(InputError, match="its 2 runs"):
+        SCRIPT["check"]()
