@@ -30,7 +30,8 @@ class Activations(NamedTuple):
     """With ``remat``: what one block that is computed again keeps meanwhile."""
     working: int
     """Room for the layer at work: its largest array with this array's gradient. Without the array,
-    if it is among the arrays of :attr:`recomputed` and the compiler shares it."""
+    if it is among the arrays of :attr:`recomputed` and the compiler shares it. For a CPU, one turn
+    of the loop at work, such as a chunk of the loss, or what kernels outside of loops need."""
     largest: tuple[int, ...]
     """The shape of this array, such as ``[positions, vocabulary]`` for logits."""
     kernels: int = 0
@@ -69,9 +70,9 @@ def activations(
     plain = one_gradient(model, task, batch, platform)
     if not storage_on(platform).fuses:
         return plain._replace(
-            residuals=max(needed.peak - own.results, 0),
+            residuals=max(needed.peak - needed.room - own.results, 0),
             recomputed=0,
-            working=2 * plain_nbytes(needed.largest),
+            working=needed.room,
             largest=tuple(getattr(needed.largest, "shape", ())),
             moved=needed.written,
         )

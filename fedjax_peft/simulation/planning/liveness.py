@@ -6,15 +6,18 @@ that writes it to the last one that reads it. The rules for what is written are 
 * Equal operations are computed once, and what no result needs is left out.
 * An elementwise operation whose result one kernel reads is a part of that kernel. If several read
   it, it is written; an accelerator makes it again where its inputs take no more memory.
-* Products, reductions, lookups and loops are kernels. A loop has the arrays of one turn.
+* Products, reductions, lookups and loops are kernels. A loop has the arrays of one turn, and
+  nothing besides. Outside of it, a CPU needs room for two of the largest arrays that wait for the
+  backward pass, because kernels read constants in their shape.
 
 The compiler for CPUs orders kernels breadth first: each one runs as soon as its inputs are there,
 so that two gradients of one step, or the passes of a contrastive loss, are in memory at once. Those
 for accelerators are taken to keep the order of the program.
 """
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -50,6 +53,7 @@ BODIES = {"scan": ("jaxpr",), "while": ("body_jaxpr",), "cond": ("branches",)}
 """Loops and branches -> the parameters that hold their programs."""
 
 _VIEWS = frozenset(["copy", "optimization_barrier", "reshape", "squeeze", "stop_gradient"])
+_PRODUCTS = frozenset(["conv_general_dilated", "dot_general"])
 _REDUCTIONS = frozenset(f"reduce_{name}" for name in ("and", "max", "min", "or", "prod", "sum"))
 
 
@@ -58,9 +62,11 @@ class Needed(NamedTuple):
 
     peak: int
     """The most bytes at once."""
+    room: int
+    """Of the peak, the bytes of the layer at work: one turn of a loop, or the inputs of kernels
+    that the CPU's compiler writes besides."""
     largest: Any
-    """The shape and dtype of the largest array at work: inside of a loop if the loop has half of
-    the peak or more, else outside of loops. None: there are no arrays."""
+    """The shape and dtype of the largest array at work. None: there are no arrays."""
     written: int
     """Bytes that its kernels write."""
 
@@ -184,20 +190,55 @@ class _Graph:
     def _over_time(self, order: Sequence[_Operation], read: "_Readings") -> Needed:
         last = {x: i for i, kernel in enumerate(order) for x in read.by[kernel]}
         last |= dict.fromkeys(read.results, len(order))
+        held = [x for kernel in order for x in kernel.results if x.depends]
+        room = 0 if self.storage.fuses else 2 * self._waiting(held, order, read, last)
+        at_work = max((x.aval for x in held), key=self.storage.nbytes, default=None)
         ending: dict[int, list[_Array]] = {}
-        now, peak, written = 0, 0, 0
-        at_work, loop = [], Needed(0, None, 0)
+        now, found, written = 0, Needed(0, 0, None, 0), 0
         for i, kernel in enumerate(order):
             inner = self._turn(kernel)
-            loop = max(loop, inner, key=lambda x: x.peak)
             for x in (x for x in kernel.results if x.depends):
                 now, written = now + self.storage.nbytes(x.aval), written + plain_nbytes(x.aval)
                 ending.setdefault(last.get(x, i), []).append(x)
-                at_work.append(x.aval)
-            peak, written = max(peak, now + inner.peak), written + inner.written
+            written += inner.written
+            is_loop = kernel.name in BODIES
+            most, largest = (inner.peak, inner.largest) if is_loop else (room, at_work)
+            most = max(most, self._start(kernel))
+            found = max(found, Needed(now + most, most, largest, 0), key=lambda x: x.peak)
             now -= sum(self.storage.nbytes(x.aval) for x in ending.pop(i, ()))
-        largest = max(at_work, key=self.storage.nbytes, default=None)
-        return Needed(peak, loop.largest if 2 * loop.peak > peak else largest, written)
+        return found._replace(written=written)
+
+    def _start(self, kernel: _Operation) -> int:
+        """Returns the bytes of the constant, such as zeros, that rows are added to.
+
+        The compiler for CPUs makes it once, outside of the loop over steps, and copies it.
+        """
+        adds = kernel.name.startswith("scatter") and not self.storage.fuses
+        if not adds or kernel.given[0] is None or kernel.given[0].depends:
+            return 0
+        return self.storage.nbytes(kernel.results[0].aval)
+
+    def _waiting(
+        self,
+        held: Sequence[_Array],
+        order: Sequence[_Operation],
+        read: "_Readings",
+        last: Mapping[_Array, int],
+    ) -> int:
+        """Returns the bytes of the largest array that is in memory while a product runs without it.
+
+        The compiler joins a product with the elementwise operations after it. Constants and masks
+        that they read are then arrays of their own, as large as what waits for the backward pass.
+        """
+        place = {kernel: i for i, kernel in enumerate(order)}
+        products = [i for i, kernel in enumerate(order) if kernel.name in _PRODUCTS]
+
+        def waits(x: _Array) -> bool:
+            times = products[bisect_right(products, place[x.maker]) :]  # type: ignore[index]
+            return any(i < last.get(x, 0) and x not in read.by[order[i]] for i in times)
+
+        largest = sorted(held, key=lambda x: -self.storage.nbytes(x.aval))
+        return next((self.storage.nbytes(x.aval) for x in largest if waits(x)), 0)
 
     def _turn(self, kernel: _Operation) -> Needed:
         """Returns the memory of one turn of a loop, with the bytes that all turns write."""
@@ -212,7 +253,7 @@ class _Graph:
             first = len(own) - len(body.jaxpr.invars)
             found.append(needed_memory(body.jaxpr, self.platform, lambda i, n=first: own[n + i]))  # type: ignore[misc]
         turns = parameters["length"] if kernel.name == "scan" else 1
-        most = max(found, key=lambda x: x.peak, default=Needed(0, None, 0))
+        most = max(found, key=lambda x: x.peak, default=Needed(0, 0, None, 0))
         return most._replace(written=turns * most.written)
 
 
