@@ -38,6 +38,8 @@ class Computation(NamedTuple):
     """Where the examples are."""
     complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda columns: columns
     """Adds to the columns of any examples what the forward pass reads beside them."""
+    read: Callable[[Any], Any] = lambda data: data
+    """Returns examples with the numbers of classes that the model has."""
 
     @property
     def make(self) -> Callable[..., Any]:

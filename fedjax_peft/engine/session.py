@@ -66,7 +66,6 @@ class Session:
         *,
         values: Values | None = None,
         salt: Callable[[Values], np.ndarray] | None = None,
-        read: Callable[[Any], Any] = lambda data: data,
     ):
         """Prepares the rounds; the program is compiled when the first round runs.
 
@@ -78,7 +77,6 @@ class Session:
           computation: how the rounds are computed.
           values: the run-time values of the states that :meth:`init` returns.
           salt: run-time values -> ``State.salt``; None: there is no noise to tell apart.
-          read: examples -> the same with the numbers of classes that the model has.
 
         Raises:
           InputError: an unknown engine or place, lanes that do not fit the devices, or leaves that
@@ -96,7 +94,7 @@ class Session:
         self._make = self._make_plain = computation.make
         self.client_place: ClientPlace = computation.client_state
         self.examples_place: ExamplesPlace = computation.examples
-        self._values, self._salt, self.read = dict(values or {}), salt, read
+        self._values, self._salt, self.read = dict(values or {}), salt, computation.read
         self._lanes: int | None = None
         self._planner = Planner(schedule, self._rounds, setup.layout, self.lanes)
         self._programs: dict[Any, Any] = {}
@@ -249,7 +247,8 @@ class Session:
             evaluator = self.evaluator(known.columns, members, batch_size, personal=personal)
             last = list(self._evaluators.items())[1 - _EVALUATORS :]
             self._evaluators = {**dict(last), key: (data, known, evaluator)}
-        _, known, made = *self._evaluators[key][:2], self._evaluators[key][2](state)
+        _, known, evaluator = self._evaluators[key]
+        made = evaluator(state)
         return mean_figures(made if personal else joined(made), self.setup.task, known)
 
     def evaluator(

@@ -140,20 +140,20 @@ def session(
     setup = _setup(given, made, schedule, federation, names["fixed"])
     hashable = tuple(transforms) if isinstance(transforms, list) else transforms
     setup = setup._replace(maker=Maker(make, _Transform(hashable)))
-    place: tuple = (placement.engine, placement.client_state, placement.examples)
+    place = (placement.engine, placement.client_state, placement.examples)
+    computation = Computation(placement.lanes, rounds, *place, read=reader(model, clients))
     if placement.reuse != "none":
         upper, complete = _reusing(given, setup.task)
         setup = setup._replace(apply=upper.apply, frozen=upper.compute_frozen())
-        place += (complete,)
+        computation = computation._replace(complete=complete)
     return Session(
         setup._replace(transform=transform),
         (shared, private),
         schedule,
         clients.data.columns,
-        Computation(placement.lanes, rounds, *place),
+        computation,
         values=values,
         salt=None if privacy is None else _salter(given, federation, schedule, setup.task),
-        read=reader(model, clients),
     )
 
 
