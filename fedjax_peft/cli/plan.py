@@ -162,8 +162,7 @@ def _smaller(planned: Planned, usable: float) -> Iterator[list[str]]:
     plan, size = planned.plan, planned.parts[3]["mask"].shape[0]
     room = usable - plan.fixed - plan.lane
     fewer = max(int(size * room / max(plan.activations.total, 1)), 1)
-    recomputes = planned.parts[0].recipe.get("remat", "none") != "none"
-    remat = [] if recomputes else ["model.remat=blocks"]
+    remat = [] if planned.remat else ["model.remat=blocks"]
     if remat:
         yield remat
     if fewer < size:

@@ -73,6 +73,8 @@ class Planned(NamedTuple):
     """Of each client in a round; None: only the data know."""
     device: Device | None
     """The accelerator that it is planned for."""
+    remat: bool
+    """Whether the backward pass computes activations again."""
     reused: Reused | None = None
     """What is computed once for each example (``placement.reuse``); None: nothing."""
 
@@ -131,7 +133,8 @@ def planned(config: Mapping[str, Any], device: Device | None = None) -> Planned:
     steps = config["local_steps"]
     steps = steps if isinstance(steps, int) else None
     reused = None if split is None else _reused(whole, split, parts)
-    return Planned(plan, words, largest, cohort, parts, steps, device, reused)
+    remat = config["model"]["remat"] != "none"
+    return Planned(plan, words, largest, cohort, parts, steps, device, remat, reused)
 
 
 def _algorithm(config: dict[str, Any], batch: Mapping[str, Any]) -> Algorithm:

@@ -163,6 +163,14 @@ def test_the_plan_is_of_the_algorithms_own_step(plan):
     assert arithmetic[2] == approx(2 * arithmetic[0], rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["squad", "ploner", "alpaca"])
+def test_every_kind_of_task_is_planned(plan, name):
+    """By a data set of each: question answering ended with a KeyError."""
+    shape = testing.TINY_LLAMA if name == "alpaca" else testing.TINY_BERT
+    tables = {"model": {"name": "tiny", "config": shape}, "data": {"name": name, "max_length": 16}}
+    assert "together" in plan(tables, "--memory", "1GB")
+
+
 SMALLEST = "model.quantize=nf4 batch_size=1 --lanes 1"
 
 

@@ -156,7 +156,8 @@ def example_batch(
         case "token_classification":
             columns |= {"labels": ((length,), whole)}
         case "span_classification":
-            columns |= {"start": ((), whole), "end": ((), whole), "context": ((length,), truth)}
+            columns |= {"start_positions": ((), whole), "end_positions": ((), whole)}
+            columns |= {"context": ((length,), truth)}
         case _:
             columns |= {"labels": ((), whole)}
     shapes = {n: jax.ShapeDtypeStruct((batch_size, *s), d) for n, (s, d) in columns.items()}
