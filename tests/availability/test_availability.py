@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_peft as fp
+from fedjax_peft.availability import draws
 from fedjax_peft.availability.draws import uniforms
 from fedjax_peft.availability.markov import _Events
 
@@ -261,3 +262,14 @@ def test_what_does_not_fit_is_refused(tmp_path):
         simulated(fp.availability.markov(), time_model=fp.TimeModel("measured"))
     with pytest.raises(fp.InputError, match=r"is not an fp\.contracts\.Availability"):
         simulated("diurnal")
+
+
+def test_bits_are_mixed_as_in_splitmix64():
+    """The first outputs for the seed 1234567, as other implementations print them."""
+    with np.errstate(over="ignore"):
+        states = np.uint64(1234567) + np.arange(1, 6, dtype=np.uint64) * draws._ODD
+        found = draws._mixed(states).tolist()
+    assert found == [
+        *(6457827717110365317, 3203168211198807973, 9817491932198370423),
+        *(4593380528125082431, 16408922859458223821),
+    ]

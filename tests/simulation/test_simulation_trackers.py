@@ -99,6 +99,8 @@ def test_tensorboard_shows_all_numbers_once_also_after_a_resume(tmp_path):
     assert read_events(out) == ({key: x for key, x in TAGS.items() if key[1] < 2}, 5)
     record(out, board, rows=ROWS[1:], resume=True, drop=0)
     assert read_events(out)[0] == TAGS
+    record(tmp_path / "named", fp.trackers.tensorboard(folder="board"), rows=ROWS[:1])
+    assert [*(tmp_path / "named" / "board").iterdir()]
 
 
 def test_csv_has_a_line_for_each_round_and_a_column_for_each_number(tmp_path):
@@ -110,6 +112,8 @@ def test_csv_has_a_line_for_each_round_and_a_column_for_each_number(tmp_path):
     assert [found[name, 1] for name in ("round", "bytes_up", "time.train_s")] == ["1", "9", "0.5"]
     assert found["test_accuracy", 2] == "0.75"
     assert {index for _, index in found} == {0, 1, 2}
+    record(out, table, rows=ROWS[2:], resume=True, drop=0)  # the last row once more
+    assert len((out / "metrics.csv").read_text().splitlines()) == 4
     elsewhere = tmp_path / "all.csv"
     record(None, fp.trackers.csv(path=str(elsewhere)))
     assert elsewhere.read_text().startswith("round,test_accuracy,bytes_up,parameters.head,")
