@@ -7,19 +7,26 @@ H100 real steps took :data:`SLOWER` times the least time (``docs/explanation/acc
 evaluation is a forward pass, about a third of a step. Compilation, loading and generation of texts
 are not counted.
 
-The steps of a client follow from ``local_steps``, or else from the mean number of examples of a
-client and the epochs. The examples are those that the catalogue states for the data set; the data
-are not read.
+If the data are a file or folder here, they are read and divided, and the steps of a round are the
+mean over its clients. Otherwise the steps of a client follow from ``local_steps``, or else from the
+mean number of examples of a client and the epochs. The examples are then those that the catalogue
+states for the data set.
 """
 
+import functools
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import sweeps
+from fedjax_peft.config.federation import evaluation_data
 from fedjax_peft.data.sources import DATASETS
+from fedjax_peft.engine.plan import steps_of
+from fedjax_peft.support.errors import InputError
 
 SLOWER = (1.4, 3.4)
 """A measured step over its least time, from the fastest to the slowest round of an H100."""
@@ -28,8 +35,8 @@ SLOWER = (1.4, 3.4)
 class Work(NamedTuple):
     """The work of a run."""
 
-    steps: int | None
-    """Local steps of a client in a round; None: only the data know."""
+    steps: float | None
+    """Local steps of a client in a round, a mean; None: only the data know."""
     clients: int | None
     """In a round; None: only the data know."""
     rounds: int
@@ -63,6 +70,14 @@ def examples_of(data: Mapping[str, Any]) -> dict[str, int]:
 def work_of(config: Mapping[str, Any]) -> Work:
     """Returns the work of a resolved config."""
     data, steps = config["data"], config["local_steps"]
+    every, rounds = config["evaluation"]["every"], config["rounds"]
+    evaluations = math.ceil(rounds / every) if every else 1
+    if (read := _read(config)) is not None:
+        sizes, tests = read
+        given = steps if isinstance(steps, int) else None
+        each = [steps_of(n, config["batch_size"], config["epochs"], given) for n in sizes]
+        cohort, note = config["clients_per_round"] or len(each), "steps from the clients' examples"
+        return Work(sum(each) / len(each), cohort, rounds, evaluations, tests, note)
     known = examples_of(data)
     clients, share = _clients_of(config)
     cohort = config["clients_per_round"] or clients
@@ -74,10 +89,32 @@ def work_of(config: Mapping[str, Any]) -> Work:
             kept = share * train * (1 - (data["validation_share"] or 0))
             batches = math.ceil(kept / clients / config["batch_size"])
             steps, note = config["epochs"] * batches, "steps from the mean examples of a client"
-    every = config["evaluation"]["every"]
     tests = data["test_examples"] or known.get("test", 0)
-    rounds = config["rounds"]
-    return Work(steps, cohort, rounds, math.ceil(rounds / every) if every else 1, tests, note)
+    return Work(steps, cohort, rounds, evaluations, tests, note)
+
+
+def _read(config: Mapping[str, Any]) -> tuple[tuple[int, ...], int] | None:
+    """Returns the examples of each client and of the test data; None if the data are not here.
+
+    Points of a sweep that differ in their seeds only count as one.
+    """
+    places = [config["data"][key] for key in ("name", "source")]
+    if not any(place and Path(str(place)).exists() for place in places):
+        return None
+    return _divided(json.dumps({**config, "seed": 0, "name": ""}, default=str))
+
+
+@functools.lru_cache(maxsize=64)
+def _divided(text: str) -> tuple[tuple[int, ...], int] | None:
+    """Returns what :func:`_read` does, of a resolved config as JSON."""
+    config = json.loads(text)
+    try:
+        data, clients = configs.federation(config)
+        clients, tested = evaluation_data(config, data, clients)
+    except InputError:  # such as a tokenizer that is not here: what is stated must do
+        return None
+    test = tested["test"]
+    return tuple(map(len, clients.indices)), 0 if test is None else len(test)
 
 
 def _clients_of(config: Mapping[str, Any]) -> tuple[int | None, float | None]:

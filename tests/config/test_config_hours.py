@@ -7,6 +7,7 @@ import pytest
 from closeness import approx
 from small_config import small
 
+from fedjax_peft import testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import hours
 from fedjax_peft.data import silo
@@ -126,3 +127,21 @@ def test_the_papers_models_are_known_without_a_network(tmp_path, monkeypatch):
             assert model["config"] or hub.read_config(model["name"])["model_type"]
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
     assert hub.read_config(tmp_path / "config.json") == {"model_type": "gpt2"}
+
+
+def test_steps_are_exact_where_the_data_are_at_hand(tmp_path):
+    """Each client rounds its batches up by itself: a mean of the examples would not do."""
+    rows = [f"w{i} w{i % 7},{'ab'[i % 2]},{min(i // 45, 2)}" for i in range(100)]
+    (tmp_path / "mine.csv").write_text("\n".join(["text,label,client", *rows]))
+    encoder = testing.write_tiny_checkpoint(tmp_path / "encoder")
+    raw = {**CONFIG, "data": {"name": str(tmp_path / "mine.csv"), "test_share": 0.1}, "epochs": 2}
+    raw |= {"model": {"name": str(encoder)}, "partition": {"name": "natural"}}
+    del raw["local_steps"], raw["clients_per_round"]
+    config = configs.resolve(raw)
+    sizes = [*map(len, configs.federation(config)[1].indices)]
+    work = hours.work_of(config)
+    assert work.clients == len(sizes) == 3
+    assert sum(sizes) + work.tested == 100
+    assert work.note == "steps from the clients' examples"
+    assert work.steps == approx(sum(2 * -(-n // 16) for n in sizes) / 3)
+    assert hours.work_of(configs.resolve({**raw, "local_steps": 1})).steps == approx(1)
