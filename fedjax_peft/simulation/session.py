@@ -143,9 +143,7 @@ def session(
     place = (placement.engine, placement.client_state, placement.examples)
     computation = Computation(placement.lanes, rounds, *place, read=reader(model, clients))
     if placement.reuse != "none":
-        upper, complete = _reusing(given, setup.task)
-        setup = setup._replace(apply=upper.apply, frozen=upper.compute_frozen())
-        computation = computation._replace(complete=complete)
+        setup, computation = _reusing(given, setup, computation)
     return Session(
         setup._replace(transform=transform),
         (shared, private),
@@ -205,8 +203,10 @@ def _setup(
     )
 
 
-def _reusing(given: SimpleNamespace, task: c.Task) -> tuple[Model, Callable[[Any], Any]]:
-    """Returns the model above what no training changes, and what adds this to columns.
+def _reusing(
+    given: SimpleNamespace, setup: Setup, computation: Computation
+) -> tuple[Setup, Computation]:
+    """Returns the setup of the model above what no training changes, and what adds this to columns.
 
     Raises:
       InputError: nothing can be reused.
@@ -217,7 +217,7 @@ def _reusing(given: SimpleNamespace, task: c.Task) -> tuple[Model, Callable[[Any
             f"placement.reuse keeps what the examples give, and the attack {attack.name!r} changes"
             " examples while clients train. Leave reuse out."
         )
-    if getattr(task, "generate", None) is not None:
+    if getattr(setup.task, "generate", None) is not None:
         raise InputError(
             "placement.reuse starts from kept hidden states, and the score of this task completes"
             " prompts with the whole model. Leave reuse out, or score without completions."
@@ -225,7 +225,9 @@ def _reusing(given: SimpleNamespace, task: c.Task) -> tuple[Model, Callable[[Any
     model, placement = given.model, given.placement
     parts = split(model, given.clients.data.columns)
     on_disk = placement.examples == "host"
-    return parts.above, storing(parts, model, placement.reuse, on_disk=on_disk)
+    complete = storing(parts, model, placement.reuse, on_disk=on_disk)
+    above = setup._replace(apply=parts.above.apply, frozen=parts.above.compute_frozen())
+    return above, computation._replace(complete=complete)
 
 
 def _salter(
