@@ -45,7 +45,7 @@ def configs(
         if "clients" in raw["partition"]:
             raw["partition"]["clients"] = 1
         if name == "hilora":
-            raw["algorithm"]["clients"] = 1
+            raw["algorithm"] |= {"clients": 1, "fewest_clusters": 1}
         yield name, config.resolve(raw)
 
 
