@@ -96,12 +96,13 @@ def work_of(config: Mapping[str, Any]) -> Work:
 def _read(config: Mapping[str, Any]) -> tuple[tuple[int, ...], int] | None:
     """Returns the examples of each client and of the test data; None if the data are not here.
 
-    Points of a sweep that differ in their seeds only count as one.
+    Points of a sweep that differ in their seed and optimizer only are read once.
     """
     places = [config["data"][key] for key in ("name", "source")]
     if not any(place and Path(str(place)).exists() for place in places):
         return None
-    return _divided(json.dumps({**config, "seed": 0, "name": ""}, default=str))
+    unread = {"seed": 0, "name": "", "optimizer": None}
+    return _divided(json.dumps({**config, **unread}, default=str))
 
 
 @functools.lru_cache(maxsize=64)

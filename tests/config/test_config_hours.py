@@ -145,3 +145,7 @@ def test_steps_are_exact_where_the_data_are_at_hand(tmp_path):
     assert work.note == "steps from the clients' examples"
     assert work.steps == approx(sum(2 * -(-n // 16) for n in sizes) / 3)
     assert hours.work_of(configs.resolve({**raw, "local_steps": 1})).steps == approx(1)
+    before = hours._divided.cache_info().misses
+    other = {**raw, "optimizer": {"name": "sgd", "learning_rate": 0.5}, "seed": 3}
+    assert hours.work_of(configs.resolve(other)) == work
+    assert hours._divided.cache_info().misses == before  # a sweep over rates reads the data once
