@@ -1,5 +1,6 @@
 """``make`` checks the version of Python before it installs, and replaces a .venv of another one."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,8 +27,14 @@ def make(tmp_path):
             python(tmp_path / ".venv/bin/python", venv)
             (tmp_path / ".venv/.base").touch()
         path = f"PYTHON={tmp_path / 'python'}" if named.get("asked", True) else "-R"
+        # A make above this test (`make test`) would hand down its options and its variables.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         done = subprocess.run(
-            ["make", "-n", "demo", path], cwd=tmp_path, capture_output=True, text=True
+            ["make", "-n", "demo", path],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         return done.returncode, done.stdout + done.stderr
 
