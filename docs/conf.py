@@ -16,7 +16,14 @@ author = "the fedjax_peft authors"
 copyright = f"2026, {author}"
 version = release = fedjax_peft.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "library_reference"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "myst_nb",
+    "library_reference",
+]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -27,6 +34,10 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "exclude-members": "__new__, __init__"}
 napoleon_numpy_docstring = False
+
+# Code has a button that copies it without prompts and printed lines. Outputs have no button.
+copybutton_selector = "div:not(.highlight-text):not(.output) > div.highlight > pre"
+copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
 html_title = f"fedjax_peft {release}"
