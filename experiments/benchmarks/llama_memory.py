@@ -7,7 +7,7 @@ rank 8 on query and value, AdamW, batches of 4 x 512 tokens, activations in bflo
 aggregation error is not measured (``mean(error=False)``). What the sum of the uploads needs with it
 is printed at the end, for few clients (held as factors) and for many (as matrices). The figures are
 the arithmetic of ``simulation/planning/memory_plan.py``; a device's compiler may need less or more.
-The table is in ``docs/howto/memory.md``. Five minutes on an idle CPU core.
+The table is in ``docs/explanation/planned-memory.md``. Five minutes on an idle CPU core.
 """
 
 import sys
