@@ -343,12 +343,12 @@ DATASETS: dict[str, Source] = {
     ),
     "aya": _instructions(
         "Aya, instructions and answers in 65 languages by annotator: 202,362 train, 1,750 test",
-        "CohereForAI/aya_dataset",
+        "CohereLabs/aya_dataset",
         columns={"inputs": "prompt", "targets": "completion", "user_id": "client"},
         test="test",
         keys={"client": (), "language": ()},
         download=(
-            "the parquet files from huggingface.co/datasets/CohereForAI/aya_dataset, as train and"
+            "the parquet files from huggingface.co/datasets/CohereLabs/aya_dataset, as train and"
             " test"
         ),
         settings=papers.pfl({"name": "natural"}),

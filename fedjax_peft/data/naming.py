@@ -43,11 +43,30 @@ def rename_columns(table: Table, entry: Source, chosen: Mapping[str, str] | None
         for name, values in table.columns.items()
         if name in new or name not in ours
     }
-    orders = (table.orders.get(ours.get(name, name)) for name in ("label", "tags"))
-    names = entry.label_names or table.label_names or next(filter(None, orders), None)
+    orders = {name: table.orders.get(ours.get(name, name)) for name in ("label", "tags")}
+    names = entry.label_names or table.label_names or next(filter(None, orders.values()), None)
+    for name, theirs in orders.items():
+        if entry.label_names and theirs and (other := _respelled(theirs, entry.label_names)):
+            columns[name] = [_replaced(value, other) for value in columns[name]]
     # Ordered categories may be numbers.
     listed = None if names is None else tuple(text_of(name) or str(name) for name in names)
     return replace(table, columns=columns, label_names=listed)
+
+
+def _respelled(theirs: Sequence[str], ours: Sequence[str]) -> dict[str, str]:
+    """Returns a source's names that we do not know -> our names of the same numbers.
+
+    The hub's CIFAR-100 calls its class 26 "cra", which is "crab" everywhere else.
+    """
+    pairs = zip(theirs, ours, strict=False) if len(theirs) == len(ours) else ()
+    return {there: here for there, here in pairs if there not in ours and here not in theirs}
+
+
+def _replaced(value: Any, names: Mapping[str, str]) -> Any:
+    """Returns the other name of a class, if it has one; of every class in a list."""
+    if isinstance(value, list):
+        return [_replaced(one, names) for one in value]
+    return names.get(value, value)
 
 
 def _chosen(table: Table, chosen: Mapping[str, str]) -> Table:

@@ -1,4 +1,4 @@
-"""Data sets by name, from directories, and from a fake hub."""
+"""Data sets by name, and from directories."""
 
 import copy
 import gzip
@@ -380,24 +380,6 @@ def test_tab_asset(tmp_path, tokenizer, monkeypatch):
         (tmp_path / "20newsgroups-test.tab").write_bytes(content)
         with pytest.raises(InputError, match=message):
             load("20newsgroups", tokenizer)
-
-
-def test_hub(tokenizer, monkeypatch):
-    tables = {
-        "train": {"text": ["one", "two"], "label": [1, 0], "label_text": ["b", "a"]},
-        "test": {"text": ["two"], "label": [0], "label_text": ["a"]},
-    }
-
-    def from_hub(path, config, *, split, cache_dir):
-        assert (path, config) == ("SetFit/20_newsgroups", None)
-        assert cache_dir.startswith(str(assets.cache_dir()))
-        return datasets.Dataset.from_dict(tables[split])
-
-    monkeypatch.setattr(datasets, "load_dataset", from_hub)
-    data = load("20newsgroups", tokenizer, source="hub")
-    assert data["train"].label_names == ("a", "b")
-    assert data["train"].labels.tolist() == [1, 0]
-    assert data["test"].labels.tolist() == [0]
 
 
 @pytest.mark.assets
