@@ -49,10 +49,12 @@ RARE = (
     "howto/memory.md",
     "howto/own-texts.md",
     "howto/privacy.md",
+    "howto/resume.md",
     "howto/reuse.md",
     "howto/robustness.md",
     "howto/search.md",
     "howto/study.md",
+    "howto/sweep.md",
     "howto/unequal-work.md",
     "tutorials/language-models.md",
 )

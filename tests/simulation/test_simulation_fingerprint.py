@@ -249,7 +249,7 @@ def options_of_simulate():
 def test_the_list_of_what_may_change_is_that_of_simulate_and_of_the_documentation():
     names = {name for names in MAY_CHANGE.values() for name in names}
     assert names - {"stop", "trackers", "records"} <= set(options_of_simulate())
-    page = (Path(__file__).parents[2] / "docs" / "howto" / "study.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "resume.md").read_text()
     assert not {name for name in names if f"`{name}`" not in page}
 
 
