@@ -5,6 +5,7 @@ import difflib
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from fedjax_peft.cli import faults
 from fedjax_peft.cli.parser import WITHOUT_JAX, build_parser
@@ -12,7 +13,7 @@ from fedjax_peft.cli.process import prepare_jax
 from fedjax_peft.engine.devices import distributed
 from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.support import libraries
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, MissingPath, nearest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +74,13 @@ def _main(arguments: Sequence[str] | None) -> int:
     module, function = options.command.split(".")
     if module not in WITHOUT_JAX:
         prepare_jax(options)
-    getattr(importlib.import_module(f"fedjax_peft.cli.{module}"), function)(options)
+    try:
+        getattr(importlib.import_module(f"fedjax_peft.cli.{module}"), function)(options)
+    except MissingPath as error:
+        folder = getattr(options, "config", Path()).parent.absolute()
+        if folder == Path.cwd():
+            raise
+        raise InputError(f"{error} Nor is it beside the config, in {folder}.") from None
     return 0
 
 

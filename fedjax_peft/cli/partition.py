@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedjax_peft.config import config as configs
+from fedjax_peft.config import sweeps
 from fedjax_peft.report import partition as reports
 from fedjax_peft.report import partition_files
 
@@ -14,7 +15,7 @@ from fedjax_peft.report import partition_files
 def partition(options: argparse.Namespace) -> None:
     """Prints and writes the report of a config's partition."""
     out = options.out or Path("runs") / f"{options.config.stem}-partition"
-    raw = configs.methods(configs.load(options.config), options.overrides)
+    raw = configs.methods(*sweeps.read(options.config, options.overrides))
     resolved = {name: configs.resolve(one) for name, one in raw.items()}
     distinct = reports.distinct_partitions(resolved)
     for name, config in distinct.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.config import hours, memory
+from fedjax_peft.config import hours, memory, sweeps
 from fedjax_peft.config.memory import Planned
 from fedjax_peft.simulation.planning import devices
 from fedjax_peft.simulation.planning.memory_plan import compiled_bytes
@@ -38,7 +38,7 @@ def plan(options: argparse.Namespace) -> None:
     limit = None if options.memory is None else read_bytes(options.memory)
     if options.lanes is not None and options.lanes < 1:
         raise InputError(f"--lanes must be 1 or more, not {options.lanes}.")
-    written = configs.load(options.config)
+    written, options.overrides = sweeps.read(options.config, options.overrides)
     runs = {} if device is None else hours.runs_of(written, options.overrides)
     totals = []
     for name, raw in configs.methods(written, options.overrides).items():

@@ -11,7 +11,7 @@ from fedjax_peft.cli import console, resuming, sweeping
 from fedjax_peft.cli.process import join_processes
 from fedjax_peft.cli.results import print_table
 from fedjax_peft.config import config as configs
-from fedjax_peft.config import early, labels, loading, origins, presets
+from fedjax_peft.config import early, labels, loading, origins, presets, sweeps
 from fedjax_peft.engine.devices.distributed import is_writer
 from fedjax_peft.peft.io.export import formats
 from fedjax_peft.report.page import write_report
@@ -120,7 +120,8 @@ def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> lis
     """Runs every method of a config file, prints the table and returns the records."""
     out = options.out or default_out
     # All configs are checked before the first run starts.
-    raw = configs.methods(configs.load(path), options.overrides)
+    written, options.overrides = sweeps.read(path, options.overrides)
+    raw = configs.methods(written, options.overrides)
     raw = configs.only(raw, getattr(options, "only", []))
     if origin := getattr(options, "origin", None):
         if any(origin.resolve() == (out / name).resolve() for name in raw):

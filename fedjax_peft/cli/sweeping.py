@@ -26,7 +26,7 @@ from fedjax_peft.support.files import replace_file
 
 def sweep(options: argparse.Namespace) -> None:
     """Runs the points of a sweep, and prints the table of its methods."""
-    raw = configs.load(options.config)
+    raw, options.overrides = sweeps.read(options.config, options.overrides)
     planned = sweeps.plan(raw, options.overrides, options.only)
     out, title = options.out or Path("runs") / options.config.stem, options.config.stem
     early.check(point.config for point in planned.points)

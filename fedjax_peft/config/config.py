@@ -18,7 +18,8 @@ means the same as the argument in Python.
 A string can stand for a table: ``algorithm = "fedprox"`` is ``[algorithm]`` with
 ``name = "fedprox"``. A list of names stands for tables without options:
 ``transforms = ["my.py:codec"]``. In a method, an empty list removes the transforms of the config.
-A relative path is searched beside the config file first, then in the working directory.
+A relative path is searched beside the config file first, then in the working directory; that of an
+override the other way round.
 
 ``name`` can also be a function of yours, as ``module:function`` or ``file.py:function``, for
 example ``[aggregator] name = "my:median"``. The module is searched in the config's folder, then
@@ -51,7 +52,16 @@ from fedjax_peft.config.keys import (
     all_keys,
     in_words,
 )
-from fedjax_peft.config.reading import expanded, key_parts, load, methods, of_method, only, override
+from fedjax_peft.config.reading import (
+    expanded,
+    key_parts,
+    load,
+    methods,
+    of_method,
+    only,
+    override,
+    placed,
+)
 from fedjax_peft.config.resolving import (
     head_kind,
     is_constant,

@@ -104,6 +104,26 @@ def _absolute(value: Any, folder: Path) -> Any:
     return value
 
 
+def placed(parts: list[str], value: Any, folder: Path) -> tuple[list[str], Any]:
+    """Returns the parts of a key and its value with absolute paths for the files in ``folder``."""
+    before = expanded(_nested(parts, value))
+    after: Any = _with_absolute_paths(before, folder)
+    if after == before:
+        return parts, value
+    names = []
+    for _ in parts:
+        ((name, after),) = after.items()
+        names.append(name)
+    whole = isinstance(value, str) and isinstance(after, dict) and "name" in after
+    return names, after["name"] if whole else after
+
+
+def _nested(parts: Sequence[str], value: Any) -> Any:
+    for part in reversed(parts):
+        value = {part: value}
+    return value
+
+
 def override(raw: Config, text: str) -> Config:
     """Returns the config with one override applied.
 
@@ -125,10 +145,7 @@ def override(raw: Config, text: str) -> Config:
         raise InputError(f"The override {show(text)} has no usable value: {error}.") from None
     result = expanded(copy.deepcopy(raw))
     *tables, last = key_parts(result, key.strip())
-    change: Any = parsed
-    for table in reversed([*tables, last]):
-        change = {table: change}
-    change = _with_absolute_paths(change, Path())
+    change = _with_absolute_paths(_nested([*tables, last], parsed), Path())
     if not tables and (last == "epochs" or (last in _NAME_KEYS and isinstance(parsed, str))):
         return overlay(result, change)
     node = result

@@ -18,6 +18,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.config import config as configs
@@ -111,6 +112,37 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
     if baseline is not None:  # as tables call it
         baseline = one_line(methods[baseline].get("name") or baseline)
     return Sweep(points, list(keys), settings.get("choose_by"), baseline)
+
+
+def read(path: str | Path, overrides: Sequence[str] = ()) -> tuple[configs.Config, list[str]]:
+    """Returns the content of a config file, and the overrides with absolute paths.
+
+    A file of an override is looked for in the working directory, then beside the config.
+
+    Raises:
+      InputError: the file is no config, or an override has not the form of one.
+    """
+    raw = configs.load(path)
+    return raw, [_with_absolute_paths(raw, text, Path(path).parent) for text in overrides]
+
+
+def _with_absolute_paths(raw: configs.Config, text: str, folder: Path) -> str:
+    """Returns an override with absolute paths for files here, or else in ``folder``."""
+    key, equals, value = text.partition("=")
+    if not equals or not value.strip():
+        return text
+    try:
+        _, given = axis(text) or (key, [toml.parse_value(value)])
+    except ValueError:
+        return text  # where it is applied, it is refused
+    own = configs.of_method(raw, key.strip())[1]
+    parts, found = written = configs.key_parts(raw, own), given
+    for place in (Path(), folder):
+        placed = [configs.placed(parts, one, place) for one in found]
+        parts, found = placed[0][0], [one for _, one in placed]
+    if (parts, found) == written:
+        return text
+    return f"{key.strip().removesuffix(own)}{'.'.join(parts)}={','.join(map(toml.literal, found))}"
 
 
 def axis(text: str) -> tuple[str, list[Any]] | None:

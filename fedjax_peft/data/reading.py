@@ -12,7 +12,7 @@ from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.standin import tiny_tables
 from fedjax_peft.data.table import Table
 from fedjax_peft.support import assets
-from fedjax_peft.support.errors import InputError, check_known, nearest
+from fedjax_peft.support.errors import InputError, MissingPath, nearest
 
 if TYPE_CHECKING:
     from fedjax_peft.data.conversations import Turns
@@ -51,12 +51,13 @@ def entry_of(name: str, source: str) -> Source:
     Raises:
       InputError: there is no such data set or source.
     """
-    if not os.path.isdir(source):
-        check_known("source", source, _KNOWN, ", which is no directory either")
+    if not os.path.isdir(source) and source not in _KNOWN:
+        advice = nearest(source, _KNOWN)
+        raise MissingPath(f"There is no source {source!r}, which is no directory either. {advice}")
     if name in DATASETS:
         return DATASETS[name]
     if not os.path.exists(name):
-        raise InputError(
+        raise MissingPath(
             f"{name!r} is neither a named data set nor a file or directory (looked for in"
             f" {os.getcwd()}). {nearest(name, DATASETS)}"
         )

@@ -23,7 +23,7 @@ from fedjax_peft.models.quantized import Quantization
 from fedjax_peft.models.sentencepiece import NAMES, advice
 from fedjax_peft.models.stored_head import warn_of_head
 from fedjax_peft.support import assets
-from fedjax_peft.support.errors import InputError, first_line, nearest
+from fedjax_peft.support.errors import InputError, MissingPath, first_line, nearest
 from fedjax_peft.support.libraries import printed_once, silence_transformers_advice
 
 _MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
@@ -240,7 +240,7 @@ def _hub_id(name: str | Path) -> str:
     """Returns the hub id of a model that is no directory."""
     text = str(name)
     if text.startswith((".", "/", "~")) or text.count("/") > 1:
-        raise InputError(f"There is no model directory {text!r}.")
+        raise MissingPath(f"There is no model directory {text!r}.")
     return text
 
 
@@ -253,7 +253,7 @@ def _download(hub_id: str, files: Sequence[str] = _FILES) -> Path:
             path = snapshot_download(hub_id, allow_patterns=list(files), ignore_patterns=_COPIES)
             return Path(path)
     except Exception as error:  # many kinds: offline, unknown id, gated
-        raise InputError(
+        raise MissingPath(
             f"The model {hub_id!r} is not a local directory or an asset, and the hub did not"
             f" provide it ({first_line(error)}). {nearest(hub_id, _MODELS)}"
         ) from error

@@ -20,6 +20,10 @@ class InputError(ValueError):
         super().__init__(paragraph(str(message)))
 
 
+class MissingPath(InputError):
+    """There is no file or folder at a path of the user, relative to the working directory."""
+
+
 def nearest(name: str, known: Iterable[str], *, shown: int = 12) -> str:
     """Returns advice for an unknown ``name``: the closest known ones, or the known ones."""
     known = sorted(set(known))

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -333,3 +334,29 @@ def test_epochs_replace_local_steps():
     a, b = config.methods(raw, ["epochs=3"]).values()
     assert (a, b) == ({"name": "a", "epochs": 3}, {"name": "b", "epochs": 3})
     assert config.methods({"epochs": 2}, ["local_steps=6"])[""] == {"epochs": 2, "local_steps": 6}
+
+
+@pytest.mark.parametrize("text", ["data.name=none.csv", "model=./none", "data.source=none"])
+def test_a_missing_path_of_an_override_names_both_places(
+    project, tmp_path, monkeypatch, capsys, text
+):
+    """Files are looked for in the working directory and beside the config."""
+    monkeypatch.chdir(tmp_path)
+    error = fails(capsys, "run", str(project / "config.toml"), text, "--out", str(tmp_path / "out"))
+    assert "none" in error
+    assert error.endswith(f"Nor is it beside the config, in {project}.\n")
+    monkeypatch.chdir(project)
+    error = fails(capsys, "run", "config.toml", text, "--out", str(tmp_path / "out"))
+    assert "beside" not in error
+
+
+def test_a_path_of_an_override_is_found_beside_the_config(project, tmp_path, monkeypatch, capsys):
+    """Also by commands that run nothing; a sweep keeps the whole path for its resume."""
+    shutil.copytree(project / "data", project / "texts", dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    path = str(project / "config.toml")
+    assert cli.main(["run", path, "data=texts", "data.max_length=12", "--dry-run"]) == 0
+    assert f'name = "{project / "texts"}"' in capsys.readouterr().out
+    assert cli.main(["partition", path, "data.name=texts", "--out", str(tmp_path / "p")]) == 0
+    assert cli.main(["plan", path, "data.name=texts"]) == 0
+    assert cli.main(["sweep", path, "data.name=texts", "seed=0,1", "--dry-run"]) == 0

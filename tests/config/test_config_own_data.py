@@ -8,7 +8,7 @@ import pytest
 from small_config import small
 
 from fedjax_peft import testing
-from fedjax_peft.config import config
+from fedjax_peft.config import config, sweeps
 from fedjax_peft.config.federation import load_data
 from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.models.checkpoint import save_checkpoint
@@ -104,29 +104,63 @@ max_length = 8
 """
 
 
-@pytest.mark.parametrize("where", ["config", "working", "override"])
+@pytest.mark.parametrize("where", ["config", "working", "override", "override beside"])
 def test_paths_of_a_config(tmp_path, monkeypatch, where):
     """A path is searched beside the config, then in the working directory.
 
-    The path of an override is searched in the working directory only.
+    The path of an override is searched in the working directory, then beside the config.
     """
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
-    place = there if where == "config" else here
+    place = here if where in ("working", "override") else there
     testing.write_tiny_checkpoint(place / "model")
     write_csv(place / "x.csv")
-    given = "nowhere.csv" if where == "override" else "x.csv"
+    given = "nowhere.csv" if "override" in where else "x.csv"
     (there / "config.toml").write_text(CONFIG.format(model="model", data=given))
     here.mkdir(exist_ok=True)
     monkeypatch.chdir(here)
-    overrides = ["data.name=x.csv"] if where == "override" else []
-    (raw,) = config.methods(config.load("../there/config.toml"), overrides).values()
+    overrides = ["data.name=x.csv"] if "override" in where else []
+    (raw,) = config.methods(*sweeps.read("../there/config.toml", overrides)).values()
     resolved = config.resolve(raw)
     if where != "working":  # the relative path is unchanged, because it can also be a name
         assert resolved["data"]["name"] == str(place / "x.csv")
     data, clients = config.federation(resolved)
     assert len(data["train"]) == 32
     assert len(clients) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data=x.csv", 'data="{there}/x.csv"'),
+        ("data.name='x.csv'", 'data.name="{there}/x.csv"'),
+        ("data={name='x.csv', max_length=4}", 'data={{name = "{there}/x.csv", max_length = 4}}'),
+        ("data.name=x.csv,both.csv", 'data.name="{there}/x.csv","{here}/both.csv"'),
+        ("methods.a.b.model=model", 'methods.a.b.model="{there}/model"'),
+        ("methods.a.b.algorithm.name=own:f", 'methods.a.b.algorithm.name="{there}/own.py:f"'),
+        ("transforms=own:f", 'transforms={{"{there}/own.py:f" = {{}}}}'),
+        ("transforms.own:f.share=0.1", "transforms.{there}/own.py:f.share=0.1"),
+        # Nothing is found, or there is nothing to find.
+        ("data=none.csv", "data=none.csv"),
+        ("transforms=clip", "transforms=clip"),
+        ("data.source=hub", "data.source=hub"),
+        ("seed=0..4", "seed=0..4"),
+        ("data.name=", "data.name="),
+        ("data", "data"),
+    ],
+)
+def test_paths_of_overrides(tmp_path, monkeypatch, text, expected):
+    """They are completed in the working directory, then beside the config; others stay."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, names in ((here, ["both.csv"]), (there, ["both.csv", "x.csv", "model", "own.py"])):
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch()
+    (there / "config.toml").write_text("[methods.'a.b']\nrounds = 1\n")
+    monkeypatch.chdir(here)
+    assert sweeps.read(there / "config.toml", [text])[1] == [
+        expected.format(here=here, there=there)
+    ]
 
 
 def test_names_of_data_sets_take_precedence_over_folders(tmp_path):
