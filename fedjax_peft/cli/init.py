@@ -184,7 +184,7 @@ def _columns(data: Path, text: str | None, label: str | None, form: Csv) -> _Col
     if kind is None:
         raise InputError(
             f"{data} is not a table that can be read. The name must end in one of"
-            f" {', '.join(tabular.ENDINGS)}."
+            f" {tabular.endings_advice(data)}"
         )
     if kind != "csv" and form != PLAIN:
         raise InputError(

@@ -62,8 +62,8 @@ def entry_of(name: str, source: str) -> Source:
             f" {os.getcwd()}). {nearest(name, DATASETS)}"
         )
     if not os.path.isdir(name) and tabular.kind(Path(name)) is None:
-        endings = ", ".join(tabular.ENDINGS)
-        raise InputError(f"The file {name!r} cannot be read as data: it must end in {endings}.")
+        endings = tabular.endings_advice(Path(name))
+        raise InputError(f"The file {name!r} cannot be read as data: it must end in {endings}")
     if source != "auto":
         what = "directory" if os.path.isdir(name) else "file"
         raise InputError(f"source={source!r} is for named data sets; {name!r} is a {what}.")
@@ -138,7 +138,8 @@ def _chosen(
         raise InputError(
             f"{folder} has no file for the split {missing!r}, only for:"
             f" {', '.join(found) or 'none of these'}."
-            f" A table is a file such as {missing}.jsonl ({', '.join(tabular.ENDINGS)}).{hint}"
+            f" A table is a file such as {missing}.jsonl; its name can end in"
+            f" {tabular.endings_advice(*folder.iterdir())}{hint}"
         )
     validation = next((x for x in _VALIDATION if x in found and x != test), None)
     more = {} if validation is None else {"validation": found[validation]}

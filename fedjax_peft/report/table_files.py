@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -89,10 +90,22 @@ class TextTable(NamedTuple):
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
-    """Returns rows as CSV (RFC 4180)."""
+    """Returns rows as CSV (RFC 4180).
+
+    A text that a spreadsheet would run as a formula, such as a class ``=1+2``, gets an apostrophe
+    before it. Numbers and scores with a sign stay as they are.
+    """
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
+    csv.writer(out, lineterminator="\n").writerows(map(_inert, row) for row in rows)
     return out.getvalue()
+
+
+_FORMULA = re.compile(r"[=@\t\r＝＠]|[-+－＋](?!(?:[\d\s.,;%±()\[\]–−eE+-]|to )*$)")
+"""The start of what spreadsheets take for a formula."""
+
+
+def _inert(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

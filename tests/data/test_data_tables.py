@@ -334,3 +334,28 @@ def test_numbers_of_tags_get_their_names(tmp_path, tokenizer):
     assert found == {("O", "O"), ("B-X", "I-X")}
     with pytest.raises(InputError, match=r"tag 0 at .* label_names = \["):
         load_dataset(str(path), **how)
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04", b"\xd0\xcf\x11\xe0"])
+def test_a_workbook_says_how_to_save_it(tmp_path, tokenizer, start):
+    """Under its own name, in a folder, and with the ending of another form."""
+    content = start + bytes(range(256))
+    (tmp_path / "folder").mkdir()
+    for name in ("a.xlsx", "a.XLS", "a.ods", "folder/train.xlsx", "a.csv"):
+        path = tmp_path / name
+        path.write_bytes(content)
+        given = path.parent if "folder" in name else path
+        with pytest.raises(InputError, match="save the sheet as CSV UTF-8") as caught:
+            load_dataset(str(given), tokenizer=tokenizer)
+        assert "\n" not in str(caught.value)
+        path.unlink()
+    (tmp_path / "a.txt").write_bytes(b"a")
+    with pytest.raises(InputError, match=r"it must end in [^A-Z]*$"):
+        load_dataset(str(tmp_path / "a.txt"), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("text", ["=1+2", "+1", "-1", "@a", "'=1"])
+def test_a_cell_that_begins_like_a_formula_is_text(tmp_path, text):
+    path = tmp_path / "x.csv"
+    path.write_text(f"a,b\n{text},{text}\nb,c\n")
+    assert read(path) == [(text, text), ("b", "c")]

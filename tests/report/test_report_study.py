@@ -15,6 +15,7 @@ from closeness import approx
 from made_runs import accuracy, write_rates, write_run
 
 from fedjax_peft.report import study as studies
+from fedjax_peft.report.figure_files import table_csv
 from fedjax_peft.report.intervals import (
     holm,
     largest_deviation,
@@ -445,3 +446,19 @@ def test_the_three_files_are_written(tmp_path):
     assert paths[2].read_text() == TABLE.latex()
     with paths[1].open(newline="") as file:
         assert list(csv.reader(file)) == [TABLE.header, *TABLE.rows]
+
+
+def test_csv_holds_no_formulas():
+    """A name that a spreadsheet would run is a text there; scores and numbers stay."""
+    names = ["=1+2", "+a", "-2+3+cmd|' /C calc'!D2", "@sum(1)", "\t=1", "＝1", "-1 -HYPERLINK(1)"]
+    kept = ["a=1", "-1", "+1.2", "-0.5 ± 0.25", "+1.2 (−0.1 to 2)", "-1e-05", "-", "−3", "a-b"]
+    rows = [[name, *kept] for name in names]
+    header = ["=head", *kept]
+    for text in (
+        TextTable("", header, rows).csv(),
+        table_csv(dict(zip(header, row, strict=True)) for row in rows),
+    ):
+        head, *read = csv.reader(text.splitlines())
+        assert head == ["'=head", *kept]
+        assert read == [[f"'{name}", *kept] for name in names]
+    assert table_csv([{"a": -2, "b": -0.5}]) == "a,b\n-2,-0.5\n"

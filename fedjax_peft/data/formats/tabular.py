@@ -27,6 +27,18 @@ ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".json.gz", ".jsonl.gz
 """Endings of the files that can be read, for messages."""
 
 
+_WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
+_MAGIC = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
+"""The first bytes of a workbook: a zip archive, or Excel's form before 2007."""
+_SAVE = "In the spreadsheet program, save the sheet as CSV UTF-8."
+
+
+def endings_advice(*files: Path) -> str:
+    """Returns the endings of the files that can be read, and how a workbook becomes one."""
+    work = any(path.suffix.lower() in _WORKBOOKS for path in files)
+    return f"{', '.join(ENDINGS)}.{f' {_SAVE}' if work else ''}"
+
+
 def find_files(folder: Path) -> dict[str, list[Path]]:
     """Returns the tables of a folder: name up to the first dot -> files of this name, sorted."""
     files: dict[str, list[Path]] = {}
@@ -243,6 +255,8 @@ def header(path: Path, form: Csv, wanted: Collection[str] = ()) -> list[str] | N
 
 def _encoding_advice(path: Path, form: Csv) -> str:
     """Returns why a csv file could not be decoded, and what to do."""
+    if read_bytes(path, 4) in _MAGIC:
+        return f"it is a workbook or an archive, and no text with the ending {path.suffix}. {_SAVE}"
     default = form.encoding == PLAIN.encoding
     what, other = ("UTF-8", "cp1252") if default else (f"in {form.encoding!r}", "utf-8")
     if read_bytes(path, 2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
