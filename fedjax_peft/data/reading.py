@@ -139,7 +139,7 @@ def _chosen(
             f"{folder} has no file for the split {missing!r}, only for:"
             f" {', '.join(found) or 'none of these'}."
             f" A table is a file such as {missing}.jsonl; its name can end in"
-            f" {tabular.endings_advice(*folder.iterdir())}{hint}"
+            f" {tabular.endings_advice(*Path(folder).iterdir())}{hint}"
         )
     validation = next((x for x in _VALIDATION if x in found and x != test), None)
     more = {} if validation is None else {"validation": found[validation]}
