@@ -1,8 +1,10 @@
 """Settings of other libraries are made in one place, at first use. For imports: test_layers."""
 
+import itertools
 import logging
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -93,3 +95,33 @@ def test_a_warning_of_the_hub_is_printed_once(monkeypatch, capsys):
         hub.load_tokenizer("someone/model")
     assert capsys.readouterr().err.count("you are not signed in") == 1
     assert logger.propagate, "as before"
+
+
+def test_no_word_about_pytorch():
+    """Nor is the user's own setting of ``transformers`` changed."""
+    program = """
+import os, sys
+sys.modules["torch"] = None  # as if it were not installed
+from fedjax_peft.data.vocabulary import SPECIAL, word_tokenizer
+assert word_tokenizer([*SPECIAL, "word"])("word")["input_ids"] == [3]
+assert "transformers" in sys.modules
+assert "TRANSFORMERS_NO_ADVISORY_WARNINGS" not in os.environ
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    environment.pop("TRANSFORMERS_NO_ADVISORY_WARNINGS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_import_of_transformers_is_quiet(monkeypatch):
+    for path in ROOT.rglob("*.py"):
+        lines = path.read_text().splitlines()
+        for before, line in itertools.pairwise(lines):
+            if re.match(r" *(from|import) transformers\b", line):
+                assert before.strip() == "with without_advice():", path
+    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "0")
+    with libraries.without_advice():
+        pass
+    assert os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] == "0"

@@ -14,6 +14,7 @@ from fedjax_peft.data.formats.files import read_json
 from fedjax_peft.data.text import clean
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
+from fedjax_peft.support.libraries import without_advice
 
 SPECIAL = ("<pad>", "<unk>", "<eos>")
 """The first tokens of every vocabulary: padding, every other word, and the end of a text."""
@@ -54,7 +55,9 @@ def word_tokenizer(tokens: Sequence[str]) -> Any:
     It adds no special tokens. Words that are not in the vocabulary become ``<unk>``.
     """
     from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
+
+    with without_advice():
+        from transformers import PreTrainedTokenizerFast
 
     ids = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))

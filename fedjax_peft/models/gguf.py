@@ -20,7 +20,7 @@ from jax import Array
 
 from fedjax_peft.models.checkpoint import broken, leaf_value
 from fedjax_peft.support.errors import InputError, first_line
-from fedjax_peft.support.libraries import install, silence_transformers_advice
+from fedjax_peft.support.libraries import install, without_advice
 
 _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
@@ -80,11 +80,11 @@ class Gguf:
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """The fields of the ``config.json`` of the same model."""
-        from transformers import AutoConfig
-
-        silence_transformers_advice()
         try:
-            config = AutoConfig.from_pretrained(**self._place).to_dict()
+            with without_advice():
+                from transformers import AutoConfig
+
+                config = AutoConfig.from_pretrained(**self._place).to_dict()
         except Exception as error:
             raise broken(self.path, first_line(error), "GGUF file") from error
         # The file stores the number in float32: 1e-5 is 9.99999975e-6 in it.
@@ -96,10 +96,10 @@ class Gguf:
 
     def tokenizer(self) -> Any:
         """Returns the tokenizer, unchecked; a damaged one raises all kinds of errors."""
-        from transformers import AutoTokenizer
+        with without_advice():
+            from transformers import AutoTokenizer
 
-        silence_transformers_advice()
-        return AutoTokenizer.from_pretrained(**self._place)
+            return AutoTokenizer.from_pretrained(**self._place)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -24,7 +24,7 @@ from fedjax_peft.models.sentencepiece import NAMES, advice
 from fedjax_peft.models.stored_head import warn_of_head
 from fedjax_peft.support import assets
 from fedjax_peft.support.errors import InputError, MissingPath, first_line, nearest
-from fedjax_peft.support.libraries import printed_once, silence_transformers_advice
+from fedjax_peft.support.libraries import printed_once, without_advice
 
 _MODELS = [name for name, asset in assets.ASSETS.items() if asset.kind == "model"]
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", *NAMES]
@@ -265,10 +265,10 @@ def _tokenizer(directory: Path) -> Any:
         return None
 
     def load() -> Any:
-        from transformers import AutoTokenizer
+        with without_advice():
+            from transformers import AutoTokenizer
 
-        silence_transformers_advice()
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+            return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
 
     config = directory / "config.json"
     size = read_json(config).get("vocab_size") if config.is_file() else None

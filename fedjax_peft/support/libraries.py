@@ -5,10 +5,10 @@ of the command line (:func:`prepare`), and what the user has set stays:
 
 * ``OPENBLAS_NUM_THREADS=1``, before scipy is loaded: by the first matrix decomposition, or by what
   imports scikit-learn, seqeval or scipy (:func:`limit_blas_threads`);
-* ``TRANSFORMERS_NO_ADVISORY_WARNINGS=1``, before the first tokenizer.
+* ``TRANSFORMERS_NO_ADVISORY_WARNINGS=1``, by the command line.
 
-Log levels (of absl, which orbax uses, and of ``datasets``) are raised only for the duration of a
-call and restored after it (:func:`log_level`).
+The last one, and log levels (of absl, which orbax uses, and of ``datasets``), are otherwise changed
+only for the duration of a call (:func:`without_advice`, :func:`log_level`).
 
 JAX's own settings are made in :mod:`fedjax_peft.engine.compilation`.
 """
@@ -20,13 +20,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 
+_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _HUB_LOGGERS = ("huggingface_hub", "datasets")
 
 
 def prepare() -> None:
     """Makes all settings; the command line calls this before anything else."""
     limit_blas_threads()
-    silence_transformers_advice()
+    os.environ.setdefault(_NO_ADVICE, "1")
 
 
 def limit_blas_threads() -> None:
@@ -40,9 +41,19 @@ def limit_blas_threads() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def silence_transformers_advice() -> None:
-    """Stops ``transformers`` from warning that PyTorch is missing, which is not needed here."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Stops ``transformers`` from warning that PyTorch is missing, which is not needed here.
+
+    It does so when it is imported, so the block has to begin before.
+    """
+    before = os.environ.get(_NO_ADVICE)
+    os.environ.setdefault(_NO_ADVICE, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_NO_ADVICE, None)
 
 
 @contextmanager
