@@ -80,17 +80,21 @@ $(VENV)/bin/python:
 	@echo "Creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.base: pyproject.toml | $(VENV)/bin/python
+# An environment that `uv venv` made has no pip.
+$(VENV)/bin/pip: | $(VENV)/bin/python
+	@test -e $@ || $(BIN)/python -m ensurepip --default-pip >$(VENV)/pip.log
+
+$(VENV)/.base: pyproject.toml | $(VENV)/bin/pip
 	@echo "Installing fedjax_peft and its libraries (JAX, Flax, Transformers ...)"
 	@$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+$(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/pip
 	@echo "Installing fedjax_peft and the tools of its documentation"
 	@$(PIP) --constraint $(CONSTRAINTS) --editable '.[docs]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+$(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/pip
 	@echo "Installing PyTorch, whose models are the reference (1 of 3)"
 	@$(PIP) --constraint $(CONSTRAINTS) torch==2.13.0
 	@echo "Installing fedjax_peft and its libraries (2 of 3)"

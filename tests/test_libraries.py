@@ -1,5 +1,6 @@
 """Settings of other libraries are made in one place, at first use. For imports: test_layers."""
 
+import importlib.util
 import itertools
 import logging
 import os
@@ -125,3 +126,22 @@ def test_every_import_of_transformers_is_quiet(monkeypatch):
     with libraries.without_advice():
         pass
     assert os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("made", "has_pip", "command"),
+    [
+        ("home = /usr\nuv = 0.9.1\nversion_info = 3.12\n", False, "uv pip"),
+        ("uv = 0.9.1\n", True, "pip"),  # uv venv --seed
+        ("home = /uv\n", False, "pip"),  # another program's, of which we know nothing
+        (None, False, "pip"),
+    ],
+)
+def test_an_environment_of_uv_has_no_pip(made, has_pip, command, tmp_path, monkeypatch):
+    if made is not None:
+        (tmp_path / "pyvenv.cfg").write_text(made)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: has_pip or None)
+    assert libraries.install("h5").startswith(f"{command} install '")
+    monkeypatch.setattr(libraries.metadata, "requires", lambda name: [])
+    assert libraries.install("h5") == f"{command} install -e '.[h5]' in a checkout"

@@ -25,7 +25,9 @@ def make(tmp_path):
         python(tmp_path / "python", given)
         if venv is not None:
             python(tmp_path / ".venv/bin/python", venv)
-            (tmp_path / ".venv/.base").touch()
+            if named.get("installed", True):
+                (tmp_path / ".venv/bin/pip").touch()
+                (tmp_path / ".venv/.base").touch()
         path = f"PYTHON={tmp_path / 'python'}" if named.get("asked", True) else "-R"
         # A make above this test (`make test`) would hand down its options and its variables.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
@@ -68,3 +70,12 @@ def test_a_venv_of_the_same_python_stays(make, tmp_path):
 def test_a_venv_of_a_newer_python_stays_if_none_is_asked_for(make, tmp_path):
     code, said = make("3.11", venv="3.99", asked=False)
     assert (code, said.split()) == (0, [".venv/bin/fedjax-peft", "demo"])
+
+
+def test_a_venv_without_pip_gets_it(make, tmp_path):
+    """As one of `uv venv`; it stays."""
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    code, said = make("3.12", venv="3.12", installed=False)
+    assert code == 0
+    assert "-m venv" not in said
+    assert said.index(".venv/bin/python -m ensurepip") < said.index("pip install")

@@ -108,6 +108,16 @@ def test_shared_cells_are_renewed():
         assert shared.with_shared_cells(notebook, path.name, shared.address()) == notebook
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_the_code_of_the_first_cell_is_hidden(path):
+    """In Jupyter, in Colab and on the site; the others are shown."""
+    first, *others = (c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code")
+    assert first["metadata"]["jupyter"] == {"source_hidden": True}
+    assert first["metadata"]["cellView"] == "form"
+    assert first["metadata"]["tags"] == ["hide-input"]
+    assert all("jupyter" not in cell["metadata"] for cell in others)
+
+
 def test_badges_come_from_the_address():
     """Below the title, once; none without an address, or where no service reads it."""
     notebook = json.loads(NOTEBOOKS[0].read_text())
@@ -147,13 +157,20 @@ def test_first_cell_installs_what_fits(
         return [pattern] * (pattern == f"/dev/{device}") if pattern[0] == "/" else found(pattern)
 
     monkeypatch.setattr(glob, "glob", look)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed is None)
-    monkeypatch.setattr(subprocess, "run", lambda command, check: called.append(command[5:]))
+    present = {"pip"} if installed else {"pip", "fedjax_peft"}
+    monkeypatch.setattr(importlib.util, "find_spec", present.__contains__)
+    monkeypatch.setattr(subprocess, "run", lambda command, check: called.append(command))
     monkeypatch.setattr(sys, "path", [])
     exec(compile(shared.SETUP, "first cell", "exec"), {})
     assert words in capsys.readouterr().out
-    assert called == ([installed.split()] if installed else [])
+    pip = [sys.executable, "-m", "pip", "install", "-q"]
+    assert called == ([[*pip, *installed.split()]] if installed else [])
     assert sys.path == ([str(Path(file).parents[1])] if file and "-e" in installed else [])
+    if installed:  # in an environment of uv
+        present.clear()
+        exec(compile(shared.SETUP, "first cell", "exec"), {})
+        uv = ["uv", "pip", "install", "-q", "--python", sys.executable]
+        assert called[1:] == [[*uv, *installed.split()]]
 
 
 def test_first_cell_without_anything_to_install_says_what_to_upload(tmp_path, monkeypatch):

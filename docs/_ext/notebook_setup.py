@@ -33,6 +33,8 @@ elif not wanted:
     )
 else:
     print(f"{place}: {machine}; installing fedjax_peft{extra} from {origin}.")
-    pip = [sys.executable, "-m", "pip", "install", "-q"]
-    subprocess.run([*pip, *wanted], check=True)
+    pip, here = [sys.executable, "-m", "pip", "install", "-q"], []
+    if not importlib.util.find_spec("pip"):  # an environment of uv
+        pip, here = ["uv", "pip", "install", "-q"], ["--python", sys.executable]
+    subprocess.run([*pip, *here, *wanted], check=True)
     sys.path[:0] = folders  # pip's link to a checkout is read at the next start

@@ -54,7 +54,12 @@ def with_shared_cells(notebook: dict[str, Any], name: str, source: str) -> dict[
     text = "\n".join([lines[0], *([shown] if shown else []), *lines[1:]])
     first = next(i for i, cell in enumerate(rest) if cell["cell_type"] == "code")
     output = {"name": "stdout", "output_type": "stream", "text": [HERE]}
-    code = rest[first] | {"source": _lines(SETUP.rstrip()), "outputs": [output]}
+    hidden = rest[first]["metadata"] | {"cellView": "form", "jupyter": {"source_hidden": True}}
+    code = rest[first] | {
+        "source": _lines(SETUP.rstrip()),
+        "outputs": [output],
+        "metadata": hidden | {"tags": ["hide-input"]},
+    }
     cells = [title | {"source": _lines(text)}, *rest[:first], code, *rest[first + 1 :]]
     return notebook | {"cells": cells}
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from fedjax_peft.support import memory
 from fedjax_peft.support.display import paragraph, show
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.libraries import pip
 
 _ADVICE = {
     errno.ENOSPC: "Free some space there",
@@ -177,7 +178,7 @@ def _text(error: BaseException) -> str | None:
         advice = (
             "There is not enough memory (ulimit -v)."
             if full
-            else "Install the package again: pip install -e . in its checkout."
+            else f"Install the package again: {pip()} install -e . in its checkout."
         )
         return f"A library cannot be loaded: {first}. {advice}"
     return None

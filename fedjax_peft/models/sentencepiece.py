@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from fedjax_peft.support.libraries import pip
+
 NAMES = ("spm.model", "sentencepiece.bpe.model", "tokenizer.model")
 """Of DeBERTa, of XLM-RoBERTa and CamemBERT, and of Llama, Mistral and Gemma."""
 
@@ -13,6 +15,7 @@ def advice(folder: Path) -> str:
         return ""
     place = repr(str(folder))
     return (
-        f" It has {name}, which this line converts (pip install sentencepiece): from transformers"
-        f" import AutoTokenizer; AutoTokenizer.from_pretrained({place}).save_pretrained({place})"
+        f" It has {name}, which this line converts ({pip()} install sentencepiece): from"
+        f" transformers import AutoTokenizer;"
+        f" AutoTokenizer.from_pretrained({place}).save_pretrained({place})"
     )

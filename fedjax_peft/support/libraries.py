@@ -13,12 +13,15 @@ only for the duration of a call (:func:`without_advice`, :func:`log_level`).
 JAX's own settings are made in :mod:`fedjax_peft.engine.compilation`.
 """
 
+import importlib.util
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
+from pathlib import Path
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _HUB_LOGGERS = ("huggingface_hub", "datasets")
@@ -100,9 +103,17 @@ def install(extra: str) -> str:
     except metadata.PackageNotFoundError:
         needed = []
     if not needed:  # this package is not installed: Python has found its folder
-        return f"pip install -e '.[{extra}]' in a checkout"
+        return f"{pip()} install -e '.[{extra}]' in a checkout"
     quoted = " ".join(f"'{one}'" for one in needed)
-    return f"pip install {quoted}"
+    return f"{pip()} install {quoted}"
+
+
+def pip() -> str:
+    """Returns the command that installs into this environment: one that uv made has no pip."""
+    made = Path(sys.prefix, "pyvenv.cfg")
+    if importlib.util.find_spec("pip") or not made.is_file():
+        return "pip"
+    return "uv pip" if re.search(r"^uv\b", made.read_text(errors="replace"), re.M) else "pip"
 
 
 def requirements(package: str, extra: str) -> Iterator[str]:
