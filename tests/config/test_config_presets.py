@@ -98,6 +98,7 @@ PAPERS = {
     "fedmcp/fedmatch": FEDMCP,
     "fra_lora": FRA,
     "fra_lora/attention": {**FRA, "peft.rank": 8},
+    "fra_lora/equal": FRA,
     "fra_lora/fedavg": FRA,
     "fra_lora/ffa": FRA,
     "fra_lora/centralised": FRA,
@@ -270,6 +271,17 @@ def test_every_preset_is_complete(name):
     assert len(preset.description) < 90
     assert preset.paper
     assert preset.user_choices
+
+
+def test_clients_of_fra_lora_can_have_equal_weights():
+    """By a preset of its own, and by one key of a config for the paper's other methods."""
+    equal = configs.resolve(small(preset="fra_lora/equal"))
+    own = configs.resolve(small(preset="fra_lora", algorithm={"weights": "uniform"}))
+    assert own["algorithm"] == equal["algorithm"]
+    assert configs.build_algorithm(equal).weights == "uniform"
+    for name in ("fedavg", "ffa", "fra"):
+        raw = configs.load(EXPERIMENTS / "fra" / "paper" / "mnli_skew.toml")
+        assert configs.resolve(configs.methods(raw)[name])["algorithm"]["weights"] == "uniform"
 
 
 def test_the_configs_own_keys_replace_those_of_the_preset():
