@@ -3,7 +3,8 @@
     python experiments/runs_csv.py runs/peft/minilm_l3 minilm_l6=runs/peft/l6 --out runs.csv
 
 ``METRIC_mean`` is the mean over the evaluations after the start, ``error`` the relative aggregation
-error, ``bytes_up`` a sum over rounds.
+error, ``bytes_up`` a sum over rounds. With ``--target METRIC=VALUE``, ``rounds_to`` is the first
+evaluated round that has the value; a run without one gets the round of its next evaluation.
 """
 
 import argparse
@@ -39,12 +40,21 @@ def by_round(run: RunRecord, metrics: Sequence[str]) -> Iterator[dict[str, Any]]
         yield {"round": one["round"], **values, "bytes_up": sent}
 
 
+def rounds_to(run: RunRecord, target: str) -> int:
+    """Returns the first evaluated round with ``METRIC=VALUE``, or the one after the run's end."""
+    metric, _, value = target.partition("=")
+    rounds, values = series(run.rows, "round", metric)
+    reached = [n for n, x in zip(rounds, values, strict=True) if x >= float(value)]
+    return int(min(reached, default=2 * rounds[-1] - rounds[-2]))
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Writes the file; unfinished runs are left out."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", nargs="+", help="FOLDER or STUDY=FOLDER")
     parser.add_argument("--metrics", nargs="+", default=["validation_accuracy", "test_accuracy"])
     parser.add_argument("--by-round", action="store_true", help="a row for each round")
+    parser.add_argument("--target", help="METRIC=VALUE")
     parser.add_argument("--out", required=True, type=Path)
     a = parser.parse_args(words)
     rows, kind = [], by_round if a.by_round else totals
@@ -52,6 +62,7 @@ def main(words: Sequence[str] | None = None) -> None:
         for run in filter(lambda one: one.finished, map(load_run, find_runs(folder))):
             key = {"study": study or Path(folder).name, "method": run.name}
             key |= {"rate": run.config["optimizer"]["learning_rate"], "seed": run.config["seed"]}
+            key |= {"rounds_to": rounds_to(run, a.target)} if a.target else {}
             rows += [key | one for one in kind(run, a.metrics)]
     a.out.write_text(table_csv(rows))
 

@@ -4,6 +4,7 @@ import json
 import runpy
 from pathlib import Path
 
+import pytest
 from closeness import approx
 from made_runs import read_table
 
@@ -39,6 +40,17 @@ def test_a_row_for_each_finished_run_or_for_each_round(tmp_path):
     assert [row["round"] for row in rows] == ["0", "1", "2", "3"]
     assert [row["bytes_up"] for row in rows] == ["0", "5", "10", "15"]
     assert [row["test_accuracy"] for row in rows] == ["0.1", "0.2", "", "0.6"]
+
+
+@pytest.mark.parametrize(("target", "rounds"), [(0.2, 1), (0.3, 3), (0.6, 3), (0.7, 5)])
+def test_rounds_to_a_target(tmp_path, target, rounds):
+    """Rounds 1 and 3 were evaluated, with .2 and .6; the next evaluation would be in round 5."""
+    made_run(tmp_path / "study" / "fra", 3)
+    words = [str(tmp_path / "study"), "--metrics", "test_accuracy"]
+    words += ["--target", f"test_accuracy={target}", "--out", str(tmp_path / "runs.csv")]
+    SCRIPT["main"](words)
+    (row,) = read_table(tmp_path / "runs.csv")
+    assert row["rounds_to"] == str(rounds)
 
 
 def test_the_committed_runs_give_the_committed_tables():
