@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Modules are compiled to bytecode when they are first imported: most of them never are.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# Extras for `make demo`: EXTRA=cuda installs JAX for NVIDIA's GPUs, EXTRA=tpu for TPUs.
+EXTRA ?=
 # The tests run with the versions that they were last seen green with.
 CONSTRAINTS ?= tests/constraints.txt
 
@@ -25,7 +27,12 @@ $(shell rm -rf $(VENV))
 endif
 endif
 
-demo: $(VENV)/.base
+ifneq ($(filter-out cuda tpu,$(EXTRA)),)
+$(error EXTRA=$(EXTRA) is none of the builds of JAX for `make demo`: cuda, tpu)
+endif
+BASE := $(VENV)/.base$(EXTRA:%=-%)
+
+demo: $(BASE)
 	$(BIN)/fedjax-peft demo
 
 # Each worker and each process that a test starts would compile all modules that it imports.
@@ -84,9 +91,9 @@ $(VENV)/bin/python:
 $(VENV)/bin/pip: | $(VENV)/bin/python
 	@test -e $@ || $(BIN)/python -m ensurepip --default-pip >$(VENV)/pip.log
 
-$(VENV)/.base: pyproject.toml | $(VENV)/bin/pip
-	@echo "Installing fedjax_peft and its libraries (JAX, Flax, Transformers ...)"
-	@$(PIP) --editable .
+$(BASE): pyproject.toml | $(VENV)/bin/pip
+	@echo "Installing fedjax_peft and its libraries (JAX$(EXTRA:%=[%]), Flax, Transformers ...)"
+	@$(PIP) --editable '.$(EXTRA:%=[%])'
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/pip

@@ -32,7 +32,7 @@ def make(tmp_path):
         # A make above this test (`make test`) would hand down its options and its variables.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         done = subprocess.run(
-            ["make", "-n", "demo", path],
+            ["make", "-n", "demo", path, *named.get("more", ())],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
@@ -79,3 +79,24 @@ def test_a_venv_without_pip_gets_it(make, tmp_path):
     assert code == 0
     assert "-m venv" not in said
     assert said.index(".venv/bin/python -m ensurepip") < said.index("pip install")
+
+
+@pytest.mark.parametrize("extra", ["cuda", "tpu"])
+def test_the_demo_takes_an_accelerators_jax(make, extra):
+    """A .venv with JAX for the CPU alone is not taken for one with the accelerator's."""
+    code, said = make("3.12", venv="3.12", more=[f"EXTRA={extra}"])
+    assert code == 0
+    assert f"--editable '.[{extra}]'" in said
+    assert said.split()[-2:] == [".venv/bin/fedjax-peft", "demo"]
+
+
+def test_the_demo_without_an_extra_installs_the_package_alone(make):
+    assert "--editable '.'\n" in make("3.12")[1]
+
+
+@pytest.mark.parametrize("extra", ["gpu", "cuda12", "cuda h5"])
+def test_an_unknown_build_of_jax_is_refused(make, extra):
+    code, said = make("3.12", venv="3.12", more=[f"EXTRA={extra}"])
+    assert code == 2
+    assert f"EXTRA={extra} is none of" in said
+    assert "cuda, tpu" in said

@@ -148,3 +148,35 @@ def test_settings_that_cannot_be_are_refused(resolved, keys, partition, message)
     more = {"partition": partition} if partition else {}
     with pytest.raises(InputError, match=message):
         configs.federation(resolved({"name": "sst2"}, keys, **more))
+
+
+@pytest.mark.parametrize(
+    ("partition", "more", "remedies"),
+    [
+        ({"name": "iid", "clients": 2}, {}, ["evaluation.client_holdout = 0.2"]),
+        (
+            {"name": "natural"},
+            {"diagnostics": ["spectrum", "clients"]},
+            ["evaluation.client_test = true", "evaluation.client_holdout = 0.2"],
+        ),
+    ],
+)
+def test_scores_of_each_client_need_tests_of_their_own(partition, more, remedies):
+    """Without tests of their own, the run ended without a score of any client, and no word."""
+    asked = {"diagnostics": ["clients"]} | more
+    with pytest.raises(InputError) as error:
+        configs.resolve(small(partition=partition, evaluation=asked))
+    assert all(remedy in str(error.value) for remedy in remedies)
+    assert ("client_test = true" in str(error.value)) == (partition["name"] == "natural")
+
+
+@pytest.mark.parametrize("key", ["client_holdout", "client_validation_holdout"])
+def test_any_tests_of_the_clients_are_enough_for_their_scores(key):
+    asked = {"diagnostics": ["clients"], key: 0.2}
+    assert configs.resolve(small(evaluation=asked))["evaluation"][key] == 0.2
+
+
+def test_a_recorded_run_without_them_is_still_read():
+    resolved = configs.resolve(small())
+    resolved["evaluation"]["diagnostics"] = ["clients"]
+    assert configs.resolve_recorded(resolved)["evaluation"]["diagnostics"] == ["clients"]
