@@ -22,6 +22,7 @@ PARTS = {
     "KIND": "(?:mean|weighted|std|worst|adapter|head|frozen)",
     "ROLE": "(?:shared|private|fixed)",
     "FACT": r"\w+",
+    "EVALUATION": "(?:test|global_test|client)",
 }
 """A word in capitals -> the pattern of what it stands for."""
 GROUPED = ("test_", "validation_", "client_", "tuned_")

@@ -5,7 +5,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import numpy as np
@@ -13,54 +13,133 @@ import numpy as np
 from fedjax_peft import tasks
 from fedjax_peft.contracts import Batch, Outputs, Params
 from fedjax_peft.data.catalog import DATASETS, OWN
+from fedjax_peft.data.classes import in_classes, numbered, with_all_names
+from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encode import encode
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.files import lines
-from fedjax_peft.data.formats.objects import texts_of
+from fedjax_peft.data.formats.objects import KINDS, as_table, is_table, texts_of
+from fedjax_peft.data.naming import prepare, rename_columns
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.engine.compilation import programs
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.measures.representation import Pooling, check_pooling, pool
-from fedjax_peft.support.checks import check_count
+from fedjax_peft.support.checks import check_choice, check_count
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import read_text
 from fedjax_peft.tasks.base import Inputs, Task
+from fedjax_peft.tasks.by_class import ByClass
+from fedjax_peft.tasks.classification import class_logits
+
+Output: TypeAlias = Literal["logits", "probabilities", "labels"]
+"""What :func:`predict` returns for each text."""
 
 
 def predict(
     model: Model,
     params: Params,
-    texts: Sequence[str] | Any,
+    texts: Sequence[str] | Dataset | Any,
     pairs: Sequence[str] | None = None,
     *,
+    output: Output = "logits",
     max_length: int = 128,
     batch_size: int = 64,
 ) -> np.ndarray:
-    """Returns the logits of texts, float32 ``[texts, classes]``, in order.
+    """Returns what a model predicts for texts, in order; see :meth:`fedjax_peft.Run.predict`.
 
     Args:
-      model: a model with a tokenizer and a classification head.
+      model: a model with a classification head, and a tokenizer unless ``texts`` is a data set.
       params: its trainable leaves.
       texts: the texts; or a DataFrame or list of dicts with a column ``text``, and perhaps
-        ``text_pair``.
+        ``text_pair``; or an encoded data set.
       pairs: a second text for each text, for tasks on pairs.
+      output: ``logits`` or ``probabilities``, float32 ``[texts, classes]``, or ``labels``, the
+        names of the classes ``[texts]``.
       max_length: tokens per text; longer texts are cut.
       batch_size: texts per batch.
 
     Raises:
-      InputError: the model has no tokenizer.
+      InputError: the model has no tokenizer, or no classes of whole texts.
     """
-    tokenizer = model.require_tokenizer()
-    texts, pairs = texts_of(texts, pairs)
-    if not len(texts):
-        return np.zeros((0, len(model.labels)), np.float32)
-    columns = tokenize(tokenizer, texts, pairs, max_length=max_length)
-    return _over_batches(model, params, columns, _logits, batch_size)["logits"]
+    check_choice("output", output, get_args(Output))
+    names = np.array(model.labels, str)
+    if isinstance(texts, Dataset):
+        if pairs is not None:
+            raise InputError("A data set has its second texts already: leave pairs out.")
+        columns: Mapping[str, np.ndarray] = texts.columns
+    else:
+        tokenizer = model.require_tokenizer()
+        texts, pairs = texts_of(texts, pairs)
+        if not len(texts):
+            return names[:0] if output == "labels" else np.zeros((0, len(names)), np.float32)
+        columns = tokenize(tokenizer, texts, pairs, max_length=max_length)
+    function = _logits if output == "logits" else _class_logits
+    logits = _over_batches(model, params, columns, function, batch_size)["logits"]
+    if output == "labels":
+        names = names if len(names) else np.array(numbered(logits.shape[1]))
+        return names[logits.argmax(axis=1)]
+    return logits if output == "logits" else _softmax(logits)
 
 
 def _logits(outputs: Outputs, batch: Batch) -> dict[str, Any]:
     return {"logits": outputs.logits}
+
+
+def _class_logits(outputs: Outputs, batch: Batch) -> dict[str, Any]:
+    if outputs.logits.ndim != 2:
+        raise InputError(
+            "This model does not choose one class for a text, so it has no labels and no"
+            ' probabilities of texts. output="logits" returns what it computes; `fedjax-peft'
+            " predict` writes tags and answers, and run.generate completes texts."
+        )
+    return {"logits": class_logits(outputs, batch)}
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def scores_by_class(
+    model: Model,
+    params: Params,
+    data: Dataset | Any,
+    *,
+    task: Task,
+    max_length: int = 128,
+    batch_size: int = 64,
+) -> ByClass:
+    """Returns the scores of each class on labelled examples.
+
+    Args:
+      model: a model with a head for the task.
+      params: its trainable leaves.
+      data: a data set; or a table (a DataFrame, a list of dicts) with the columns of the task, such
+        as ``text`` and ``label``.
+      task: the task of the run.
+      max_length: tokens per text of a table.
+      batch_size: examples per batch.
+
+    Raises:
+      InputError: the task has no classes, or the data do not fit the model.
+    """
+    by_class, predict_rows = task.by_class, task.predict
+    if by_class is None or predict_rows is None:
+        raise InputError(
+            f"The task {task.name!r} has no classes to score: there are scores by class for"
+            " classification (of texts and images) and tagging."
+        )
+    if not isinstance(data, Dataset):
+        if not is_table(data):
+            raise InputError(f"Scores by class need labelled examples: an fp.Dataset, {KINDS}.")
+        tokenizer = model.require_tokenizer()
+        entry = OWN._replace(task=task, label_names=model.labels or None)
+        table = prepare(rename_columns(as_table(data, "the table"), entry, None), entry)
+        data = encode(task, table, model.labels, tokenizer, max_length=max_length, name="table")
+    task.check(data, "given")
+    data = with_all_names(in_classes(data, model.labels, "given"), model.labels)
+    return by_class(_over_batches(model, params, data.columns, predict_rows, batch_size), data)
 
 
 def embed(
@@ -175,7 +254,9 @@ def _over_batches(
         return function(forward()(f, p, batch, None, False), batch)
 
     compiled = programs.get(model.apply, ("predict", function), lambda: jax.jit(run))
-    frozen, n = model.compute_frozen(), len(columns["input_ids"])
+    frozen, n = model.compute_frozen(), len(next(iter(columns.values())))
+    if not n:
+        raise InputError("There are no examples to predict for.")
     parts = []
     for start in range(0, n, batch_size):
         batch = {name: column[start : start + batch_size] for name, column in columns.items()}
@@ -184,7 +265,12 @@ def _over_batches(
             name: np.pad(c, ((0, missing), *[(0, 0)] * (c.ndim - 1)), mode="edge")
             for name, c in batch.items()
         }
-        part = jax.device_get(compiled(frozen, params, padded))
+        try:
+            part = jax.device_get(compiled(frozen, params, padded))
+        except KeyError as error:
+            raise InputError(
+                f"The model reads the column {error}, and the data have only {', '.join(columns)}."
+            ) from None
         parts.append({name: x[: batch_size - missing] for name, x in part.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

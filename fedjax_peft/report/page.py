@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from fedjax_peft.report import figure_files, plots
+from fedjax_peft.report import by_class, figure_files, plots
 from fedjax_peft.report.cautions import cautions, coarse
 from fedjax_peft.report.chart import AXES, chart, recorded_axes, thinning
 from fedjax_peft.report.comparison import Comparison
@@ -159,6 +159,7 @@ def _content(shown: Comparison, target: float | None) -> dict[str, Any]:
         "environment": compare_settings([run.environment for run in first]),
         "coarse": coarse(runs),
         "clients": client_scores(_rows(shown)),
+        "by_class": by_class.scores(_rows(shown)),
         "repeat": repeating(runs),
     }
 
@@ -191,6 +192,11 @@ def _write_figures(shown: Comparison, axes: Sequence[str], smooth: int, out: Pat
         figure_files.save(figure, out / f"{shown.stem}_{AXES[x].ending}", data)
     for one in details(runs, smooth=smooth):
         figure_files.save(one.draw(False), out / one.stem, one.data)
+    if (classes := by_class.scores(runs)) is not None:
+        tables = {"by_class": classes.data, "confusion": classes.counts}
+        for stem, data in tables.items():
+            if data:
+                replace_file(out / f"{stem}.csv", figure_files.table_csv(data).encode())
 
 
 def _rows(shown: Comparison) -> dict[str, dict[Any, Any]]:

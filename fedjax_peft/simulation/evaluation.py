@@ -1,5 +1,7 @@
 """The evaluations of a run: their data sets, and the metrics that they give."""
 
+import functools
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -14,8 +16,9 @@ from fedjax_peft.engine.state import State
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.records import Evaluation
-from fedjax_peft.simulation.rows import Row, finite_or_none
+from fedjax_peft.simulation.rows import BY_CLASS, Row, finite_or_none
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks.by_class import ByClass
 
 
 class Evaluated(NamedTuple):
@@ -185,6 +188,8 @@ def evaluate(
                 row[f"{name}_{metric}{suffix}"] = finite_or_none(joint)
             if personal and not has_own:
                 row[f"{name}_{metric}_std"] = finite_or_none(values.std())
+        if name in _BY_CLASS and (counts := _by_class(measured, members, task, data)):
+            row.setdefault(BY_CLASS, {})[name] = counts.record()
         if has_own and each:
             names = found[0] if found else ()
             row[_EACH[name]] = {"client": clients} | {
@@ -222,6 +227,21 @@ def _success(measured: Measured) -> Measured:
 
 _EACH = {"client": "client_tests", "client_validation": "client_validations"}
 """Evaluation of clients on their own examples -> the field with the values of every client."""
+
+
+_BY_CLASS = ("test", "global_test", "client")
+"""The evaluations with scores by class. Validation is for choosing by one number."""
+
+
+def _by_class(
+    measured: Measured, members: Sequence[int], task: Task, data: Dataset
+) -> ByClass | None:
+    """Returns the counts of each class, summed over members; None for a task without classes."""
+    count = getattr(task, "by_class", None)
+    if count is None or not members:
+        return None
+    found = (count(measured.predictions[m], data.take(measured.examples[m])) for m in members)
+    return functools.reduce(operator.add, found)
 
 
 def _groups(clients: Sequence[int], seen: Collection[int]) -> dict[str, np.ndarray]:

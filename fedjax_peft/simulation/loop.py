@@ -26,7 +26,7 @@ from fedjax_peft.simulation.opening import Opening, leaving, open_round
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.records import Evaluation, System
 from fedjax_peft.simulation.round_rows import round_row, sent_shares, skipped_leaves, start_row
-from fedjax_peft.simulation.rows import Row, seen_clients, without_scores
+from fedjax_peft.simulation.rows import BY_CLASS, Row, seen_clients, without_scores
 from fedjax_peft.simulation.run import learned_leaves
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.storage.checkpoint import saved_parts, with_saved_parts
@@ -76,6 +76,7 @@ class Loop:
         self.each = "clients" in self.evaluation.diagnostics
         lower = (self.session.setup.task.lower_is_better, self.algorithm.lower_is_better)
         self.lower = (*lower[0], *lower[1], "update_norm")
+        self.by_class: Row = {}  # of the newest evaluation
 
     def restore(self, state: State) -> State | None:
         """Returns the state of the last checkpoint, None if there is none; drops later rows.
@@ -113,7 +114,7 @@ class Loop:
         scores = evaluate(
             self.tested, state, each=self.each, seen=seen, equal=equal, phases=self.phases
         )
-        row = start_row(self.model, self.algorithm, scores, seconds) | origin
+        row = start_row(self.model, self.algorithm, self._scored(scores), seconds) | origin
         if self.private is not None:
             row |= {**self.private.fields(0), **self.private.start()}
         if self.wrapped_for is not None:
@@ -123,7 +124,7 @@ class Loop:
         stopped = _asked(self.record.add(row))
         self.costs.ledger.record(row)
         if stopped:
-            self.record.amend({**row, "stopped": stopped})
+            self.record.amend({**row, **self.by_class, "stopped": stopped})
         self._pause(state, due=bool(stopped or origin))
         return stopped
 
@@ -151,7 +152,7 @@ class Loop:
         for row in rows:
             if row is rows[-1] or "stopped" in row:
                 row = row if row["round"] % self.evaluation.every == 0 else without_scores(row)
-                ended = [name for name in row if name == "stopped" or name.startswith("tuned_")]
+                ended = ("stopped", BY_CLASS, *(name for name in row if name.startswith("tuned_")))
                 row = {name: row[name] for name in row if name not in ended}
             found.append(row)
         return found
@@ -338,8 +339,9 @@ class Loop:
             if self.tested:
                 seen = seen_clients([*self.record.rows[: state.round_index], row])
                 how: dict[str, Any] = {"each": self.each, "phases": self.phases}
-                scores |= evaluate(self.tested, state, seen=seen, **how)
+                scores |= self._scored(evaluate(self.tested, state, seen=seen, **how))
             spent["eval_s"] = seconds_since(began)
+        scores |= self.by_class if last else {}
         if last and self.tested and self.algorithm.tuning is not None:
             began = time.perf_counter()
             tuned = evaluate(self.tested, self.session.tune(state), each=False, phases=self.phases)
@@ -351,6 +353,11 @@ class Loop:
             }
             spent["tune_s"] = seconds_since(began)
         return {**scores, "time": spent}
+
+    def _scored(self, scores: Row) -> Row:
+        """Returns scores without those by class, which only a run's last row has."""
+        self.by_class = {name: value for name, value in scores.items() if name == BY_CLASS}
+        return {name: value for name, value in scores.items() if name != BY_CLASS}
 
     def _met(self, rows: Sequence[Row]) -> str | None:
         """Returns why the stop rule ends the run after these rows, None if it does not."""

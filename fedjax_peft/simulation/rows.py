@@ -24,6 +24,7 @@ from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import naming, replace_file
 from fedjax_peft.support.nested import flatten
+from fedjax_peft.tasks.by_class import ByClass
 
 Row: TypeAlias = dict[str, Any]
 
@@ -105,7 +106,7 @@ def without_scores(row: Row) -> Row:
 
 
 _SCORES = re.compile(
-    r"headline(_better)?|tokenizer|local_.+|(tuned_|global_)*(test|validation)_.+"
+    r"headline(_better)?|tokenizer|by_class|local_.+|(tuned_|global_)*(test|validation)_.+"
     r"|client_(tests|validations)"
     r"|(tuned_)?client_(.+_)?(count|examples|mean|weighted|std|worst)(_(un)?seen)?"
 )
@@ -193,6 +194,20 @@ _LOWER = {
     *("error", "errors", "mae", "mse", "rmse"),
     *("bytes", "seconds", "time", "std", "steps"),
 }
+
+
+BY_CLASS = "by_class"
+"""The field with the counts of each class: evaluation (``test``, ``global_test``, ``client``) ->
+:meth:`fedjax_peft.tasks.by_class.ByClass.record`. The row of a run's last round has it."""
+
+
+def by_class_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, ByClass]:
+    """Returns the scores of each class after the last round, by the name of the evaluation."""
+    last = rows[-1].get(BY_CLASS) if rows else None
+    if not isinstance(last, Mapping):
+        return {}
+    found = ((name, ByClass.read(record)) for name, record in last.items())
+    return {name: scores for name, scores in found if scores is not None}
 
 
 def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:

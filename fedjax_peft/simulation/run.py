@@ -4,11 +4,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fedjax_peft.contracts import Algorithm, Params, PyTree, Task
+from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.engine.stores.client_store import client_count, client_rows
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
@@ -19,10 +20,15 @@ from fedjax_peft.simulation.client_models import (
     check_global,
     untrained_note,
 )
-from fedjax_peft.simulation.rows import Row, headline, seen_clients
+from fedjax_peft.simulation.rows import Row, by_class_of, headline, seen_clients
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks import classification
 from fedjax_peft.tasks.base import Task as BuiltTask
+from fedjax_peft.tasks.by_class import ByClass
+
+if TYPE_CHECKING:
+    from fedjax_peft.models.inference import Output
 
 
 def _not_kept() -> None:
@@ -173,31 +179,75 @@ class Run:
 
     def predict(
         self,
-        texts: Sequence[str] | Any,
+        texts: Sequence[str] | Dataset | Any,
         pairs: Sequence[str] | None = None,
         *,
+        output: "Output" = "logits",
         client: int | None = None,
     ) -> np.ndarray:
-        """Returns the logits of texts, ``[texts, classes]``.
+        """Returns what the model predicts for texts: logits, probabilities or names of classes.
 
         Texts are cut and padded as in the run.
 
         Args:
           texts: n texts; or a DataFrame or a list of dicts with a column ``text``, and perhaps
-            ``text_pair``.
+            ``text_pair``; or a data set, such as the ``test`` of ``load_dataset``.
           pairs: n second texts, for a task on pairs of texts.
+          output: ``logits`` or ``probabilities``, float32 ``[n, classes]`` in the order of
+            ``run.model.labels``; or ``labels``, the names of the most likely classes, ``[n]``.
           client: the client whose model predicts, in a run whose clients keep a state; by default
             the global model.
 
         Raises:
-          InputError: the model has no tokenizer; the client does not exist; or ``client`` is
-            missing although some leaves are private, or is given although the clients keep no
-            state.
+          InputError: the model has no tokenizer; it has no classes of whole texts, and ``output``
+            asks for them; the client does not exist; or ``client`` is missing although some leaves
+            are private, or is given although the clients keep no state.
         """
         from fedjax_peft.models.inference import predict
 
-        length = {} if self.max_length is None else {"max_length": self.max_length}
-        return predict(self.trained, self._params_of(client), texts, pairs, **length)
+        how: dict[str, Any] = {"output": output, **self._length()}
+        return predict(self.trained, self._params_of(client), texts, pairs, **how)
+
+    def scores_by_class(self, data: Dataset | Any = None, *, client: int | None = None) -> ByClass:
+        """Returns the scores of each class (precision, recall, F1) and the confusion matrix.
+
+        ``print(run.scores_by_class())`` shows them; ``.rows()`` is for a data frame. Classes of a
+        tagger are types of entities.
+
+        Args:
+          data: labelled examples: a data set, such as the ``test`` of ``load_dataset``, or a table
+            with the columns of the task, such as ``text`` and ``label``. By default what the run
+            recorded on its test set after its last round, where several personal models are counted
+            together.
+          client: as for :meth:`predict`.
+
+        Raises:
+          InputError: the task has no classes, the run has recorded none, the data do not fit the
+            model, or as :meth:`predict`.
+        """
+        if data is None:
+            return self._recorded_by_class(client)
+        from fedjax_peft.models.inference import scores_by_class
+
+        model = self.trained
+        task = self.task if isinstance(self.task, BuiltTask) else classification()
+        return scores_by_class(model, self._params_of(client), data, task=task, **self._length())
+
+    def _recorded_by_class(self, client: int | None) -> ByClass:
+        found = by_class_of(self.metrics).get("test")
+        if found is None or client is not None:
+            why = "has recorded no scores by class of a test set"
+            if client is not None:
+                why = "has recorded no scores by class of a single client's model"
+            raise InputError(
+                f"This run {why}: give labelled examples, run.scores_by_class(data), for"
+                " classification or tagging."
+            )
+        return found
+
+    def _length(self) -> dict[str, int]:
+        """Returns the option ``max_length`` of texts; none if the run's data are no texts."""
+        return {} if self.max_length is None else {"max_length": self.max_length}
 
     def generate(
         self, prompts: Sequence[Any], *, client: int | None = None, **options: Any

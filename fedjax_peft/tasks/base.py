@@ -13,6 +13,7 @@ from fedjax_peft.contracts import Batch, Metrics, Outputs, Sampling
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks.by_class import ByClass
 from fedjax_peft.tasks.common import SumAndCount
 
 Means: TypeAlias = Mapping[str, float]
@@ -101,6 +102,9 @@ class Task(NamedTuple):
     words: Callable[[Dataset], str | None] | None = None
     """(evaluated data) -> the rule for words (:mod:`fedjax_peft.tasks.words`) of the scores of
     texts, which rows name as ``tokenizer``; None: no texts are scored."""
+    by_class: Callable[[Predictions, Any], ByClass] | None = None
+    """(predictions, evaluated data) -> the counts of each class, for scores by class; None: the
+    task has no classes. Arguments are those of ``score``."""
 
     def __repr__(self) -> str:
         return f"Task({self.name!r})"

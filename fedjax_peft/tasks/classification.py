@@ -11,6 +11,7 @@ from fedjax_peft.contracts import Batch, Metrics, Outputs
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task, check_labels
+from fedjax_peft.tasks.by_class import ByClass, of_labels
 from fedjax_peft.tasks.common import SumAndCount, cross_entropy, loss_and_accuracy, real_rows
 
 
@@ -34,10 +35,12 @@ def classification() -> Task:
         head="classification",
         inputs=_INPUTS,
         check=_CHECK,
+        by_class=_by_class,
     )
 
 
-def _logits(outputs: Outputs, batch: Batch) -> jax.Array:
+def class_logits(outputs: Outputs, batch: Batch) -> jax.Array:
+    """Returns float32 logits ``[batch, classes]``; -inf for a class that an example cannot have."""
     logits = outputs.logits.astype(jnp.float32)
     if "classes" not in batch:
         return logits
@@ -47,16 +50,16 @@ def _logits(outputs: Outputs, batch: Batch) -> jax.Array:
 
 def _loss(outputs: Outputs, batch: Batch) -> SumAndCount:
     labels = batch["labels"]
-    return cross_entropy(_logits(outputs, batch), labels, real_rows(batch, labels))
+    return cross_entropy(class_logits(outputs, batch), labels, real_rows(batch, labels))
 
 
 def _metrics(outputs: Outputs, batch: Batch) -> Metrics:
     labels = batch["labels"]
-    return loss_and_accuracy(_logits(outputs, batch), labels, real_rows(batch, labels))
+    return loss_and_accuracy(class_logits(outputs, batch), labels, real_rows(batch, labels))
 
 
 def _predict(outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
-    return {"label": jnp.argmax(_logits(outputs, batch), axis=-1).astype(jnp.int32)}
+    return {"label": jnp.argmax(class_logits(outputs, batch), axis=-1).astype(jnp.int32)}
 
 
 def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
@@ -65,6 +68,10 @@ def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
     hits = np.bincount(gold[gold == predicted], minlength=classes)
     both = np.bincount(gold, minlength=classes) + np.bincount(predicted, minlength=classes)
     return {"macro_f1": float(np.mean(2 * hits[both > 0] / both[both > 0]))}
+
+
+def _by_class(predictions: Predictions, data: Any) -> ByClass:
+    return of_labels(data.columns["labels"], predictions["label"], data.label_names)
 
 
 def _unlabelled(columns: dict[str, list[Any]], names: Sequence[str]) -> dict[str, list[Any]]:

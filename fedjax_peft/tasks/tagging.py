@@ -12,6 +12,7 @@ from fedjax_peft.data.dataset import IGNORE, Dataset
 from fedjax_peft.data.encoders.tags import TAGS
 from fedjax_peft.support.libraries import limit_blas_threads
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task, check_labels
+from fedjax_peft.tasks.by_class import ByClass, of_entities
 from fedjax_peft.tasks.common import SumAndCount, cross_entropy, loss_and_accuracy, real_rows
 
 
@@ -36,6 +37,7 @@ def tagging() -> Task:
         head="token_classification",
         inputs=_INPUTS,
         check=_CHECK,
+        by_class=_by_type,
     )
 
 
@@ -70,6 +72,17 @@ def _score(means: Means, predictions: Predictions, data: Any) -> Scores:
     lost = 1 - seen / there if there else 0
     scores = {"f1": f1, "precision": precision, "recall": recall, "lost_entities": lost}
     return {name: float(score) for name, score in scores.items()}
+
+
+def _by_type(predictions: Predictions, data: Any) -> ByClass:
+    """Returns the counts of entities by type, as seqeval counts them."""
+    limit_blas_threads()
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    labels, names = data.columns["labels"], data.label_names
+    gold, predicted = (_tags(names, tags, labels) for tags in (labels, predictions["tag"]))
+    types = dict.fromkeys(kind for kind, _, _ in get_entities([[name] for name in names]))
+    return of_entities(get_entities(gold), get_entities(predicted), [*types])
 
 
 def _tags(names: Sequence[str], tags: np.ndarray, labels: np.ndarray) -> list[list[str]]:
