@@ -30,7 +30,7 @@ def doctor(options: argparse.Namespace) -> None:
     lines = {
         "fedjax_peft": f"{__version__}{commit}, Python {found['python']}, {found['platform']}",
         "libraries": versions,
-        "devices": f"{found['device']}; {os.cpu_count()} CPU cores",
+        "devices": f"{found['device']}; {os.cpu_count()} cores, {found['processor']['model']}",
         "memory": "unknown" if free is None else f"{gigabytes(free)} free",
         "disk": f"{gigabytes(_free(cache))} free for caches, {gigabytes(_free(Path()))} here",
         "cache": f"{cache} ({_stored(cache)})",

@@ -211,6 +211,7 @@ def _facts(
         ("Commit of fedjax_peft", environment.get("commit")),
         ("Versions", ", ".join(f"{k} {v}" for k, v in environment.get("versions", {}).items())),
         ("Device", environment.get("device")),
+        ("Processor", environment.get("processor", {}).get("model")),
     ]
     return [(name, text) for name, text in found if text]
 

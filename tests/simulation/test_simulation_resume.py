@@ -24,6 +24,7 @@ from fedjax_peft.simulation import rows as history
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.storage import checkpoint, record
 from fedjax_peft.simulation.storage.checkpoint import Checkpoints
+from fedjax_peft.support.processor import processor
 
 pytestmark = pytest.mark.slow
 
@@ -123,6 +124,23 @@ def test_a_run_that_goes_on_with_other_versions_says_so(straight, copy):
         now = json.loads(path.read_text())
         assert now.pop("first") == began
         assert now == record.environment()
+
+
+def test_a_run_that_goes_on_with_another_processor_says_so(straight, copy):
+    """Its vector instructions count, not its name; runs of earlier versions do not know them."""
+    path = copy / "environment.json"
+    began = json.loads(path.read_text())
+    assert began["processor"] == processor()
+    began["processor"] = {"model": "another", "flags": [*began["processor"]["flags"], "avx99"]}
+    path.write_text(json.dumps(began))
+    with pytest.warns(UserWarning, match=r"\(a processor that differs in avx99\)"):
+        assert_same(run(copy, resume=True), straight)
+    began["processor"]["flags"].remove("avx99")
+    earlier = {name: value for name, value in began.items() if name != "processor"}
+    for known in (began, earlier):
+        path.write_text(json.dumps(known))
+        assert_same(run(copy, resume=True), straight)
+        assert "first" not in json.loads(path.read_text())
 
 
 def test_resuming_a_finished_run_trains_no_round(straight, copy):

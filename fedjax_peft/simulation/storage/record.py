@@ -30,6 +30,7 @@ from fedjax_peft.simulation.storage.tracking import Tracking
 from fedjax_peft.simulation.trackers.base import Tracker
 from fedjax_peft.support.errors import InputError, users_level
 from fedjax_peft.support.files import replace_file
+from fedjax_peft.support.processor import processor
 from fedjax_peft.support.toml import read_toml
 
 _VISIBLE = 30.0
@@ -213,12 +214,13 @@ class Record:
 
 
 def environment() -> dict[str, Any]:
-    """Returns versions, device and commit, on which results depend besides the config."""
+    """Returns versions, devices and commit, on which results depend besides the config."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: metadata.version(name) for name in _PACKAGES},
         "device": device_name(),
+        "processor": processor(),
         "commit": _commit(),
     }
 
@@ -226,7 +228,8 @@ def environment() -> dict[str, Any]:
 def _with_first(path: Path) -> dict[str, Any]:
     """Returns the environment; of a run that began in another one, also that: ``first``.
 
-    It is another one with other versions, or on another kind of device. The bits of a continued run
+    It is another one with other versions, on another kind of device, or on a processor with other
+    vector instructions. The bits of a continued run
     are then not those of one without a break, which a warning says.
     """
     now = environment()
@@ -234,6 +237,8 @@ def _with_first(path: Path) -> dict[str, Any]:
         before = json.loads(path.read_text(encoding="utf-8"))
         first = before.pop("first", before)
         versions, kind = dict(first["versions"]), _kind(first["device"])
+        known = first.get("processor", now["processor"])  # earlier runs have none
+        flags = {*map(str, known["flags"])}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return now  # a new run, or a damaged file, which only reports read
     moved = [
@@ -243,6 +248,8 @@ def _with_first(path: Path) -> dict[str, Any]:
     ]
     if kind != _kind(now["device"]):
         moved.append(f"{_kind(now['device'])} instead of {kind}")
+    if other := sorted(flags.symmetric_difference(now["processor"]["flags"])):
+        moved.append(f"a processor that differs in {', '.join(other)}")
     if not moved:
         return now
     warnings.warn(
