@@ -344,6 +344,30 @@ def test_figures_of_the_gallery_have_commands():
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def sentences(text):
+    """Yields the sentences of a page, without those of code, tables and headings.
+
+    A link counts as its words, and a piece of code as one word.
+    """
+    text = re.sub(r"^( *)(```+).*?^\1\2 *$", "\n", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^ *[|#].*$", "\n", text, flags=re.MULTILINE)
+    for block in re.split(r"\n\s*\n|\n(?= *(?:[*-]|\d+\.) )", text):
+        plain = re.sub(r"`[^`]*`", "CODE", re.sub(r"\]\([^)]*\)", "]", block))
+        yield from re.split(r"(?<=[.!?])[*)\"]*\s+(?=[^a-z])", " ".join(plain.split()))
+
+
+def test_sentences_of_pages_are_short():
+    """At most 40 words. A longer one becomes two, a list or a table."""
+    assert [*sentences("One `a b`. [Two](x) is\nhere.\n* Three")] == [
+        *("One CODE.", "[Two] is here.", "* Three")
+    ]
+    outside = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    for page in [*outside, *(ROOT / "docs").rglob("*.md")]:
+        for sentence in sentences(page.read_text()):
+            words = re.findall(r"[^\W_][\w'’.,/-]*", sentence)
+            assert len(words) <= 40, f"{page.relative_to(ROOT)}: {sentence}"
+
+
 def test_code_of_pages_is_not_cut():
     """At most 84 characters a line, which the site's column shows whole."""
     fence = re.compile(r"^ *```\w+\n(.*?)^ *```", re.DOTALL | re.MULTILINE)

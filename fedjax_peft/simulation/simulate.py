@@ -133,7 +133,8 @@ def simulate(
       local_steps: local steps in a round, instead of ``epochs``. A pair ``(least, most)`` is a
         range, as for ``epochs``.
       task: loss and metrics; by default the task of the data (``Dataset.task``).
-      seed: the seed of everything random, except for the model's initial values.
+      seed: the seed of everything random in the run. ``attach``, ``load_model`` and the partitions
+        have their own; in a config they take this one, unless their table has a ``seed``.
       transforms: of the clients' uploads, such as ``fp.transforms.clip_norm(1.0)``: one, or several
         in the order in which a client applies them.
       privacy: a mechanism of differential privacy, such as ``fp.privacy.central(...)``.
