@@ -6,7 +6,6 @@ compares them with what is there.
 
 import argparse
 import csv
-import re
 import statistics
 import tomllib
 from collections import Counter
@@ -32,6 +31,7 @@ SHOWN = 12.0
 WORDS = {"lost": "not checked", "stopped": "not decided", "waits": "not decided"}
 WORDS |= {"counted": "counted", "circular": "circular", "beside": "–"}
 """A field of a setting -> its verdict, without a test."""
+PRINTED = str.maketrans({"−": "-", "[": "", "]": "", ",": ""})
 
 
 class Row(NamedTuple):
@@ -84,28 +84,34 @@ def values(s: Mapping[str, Any], side: int, metric: str) -> dict[int, float]:
         return {}
     with path.open(newline="", encoding="utf-8") as file:
         rows = [*csv.DictReader(file)]
+    rate = s.get("rate", "rate")
     own = {s.get("by", "method"): s["difference"][side]}
-    own |= {s.get("rate", "rate"): s["rates"][side]} if "rates" in s else {}
+    own |= {rate: s["rates"][side]} if "rates" in s else {}
 
     def of(where: Mapping[str, Any]) -> dict[int, float]:
         wanted = {**own, **where}
         found = [row for row in rows if all(matches(row[k], x) for k, x in wanted.items())]
-        found = [row for row in found if row.get(metric)]
-        seeds = {int(row["seed"]) for row in found} & {*s["seeds"]}
-        return {
-            seed: statistics.fmean(float(x[metric]) for x in found if int(x["seed"]) == seed)
-            for seed in seeds
-        }
+        found = [row for row in found if row.get(metric) and int(row["seed"]) in s["seeds"]]
+        if len({row.get(rate) for row in found}) > 1:
+            raise InputError(f"{s['runs']} has several rates of {own} for {s['name']!r}")
+        by_seed: dict[int, list[float]] = {}
+        for row in found:
+            by_seed.setdefault(int(row["seed"]), []).append(float(row[metric]))
+        return {seed: statistics.fmean(xs) for seed, xs in by_seed.items()}
 
-    taken, off = of(s.get("where", {})), of(s["less"]) if "less" in s else {}
-    return {seed: x - (off[seed] if off else 0) for seed, x in taken.items()}
+    taken = of(s.get("where", {}))
+    if "less" not in s:
+        return taken
+    off = of(s["less"])
+    return {seed: taken[seed] - off[seed] for seed in taken.keys() & off.keys()}
 
 
 def both(s: Mapping[str, Any], metric: str) -> tuple[dict[int, float], dict[int, float]]:
     """Returns the outcomes of method and baseline in the setting's unit."""
     a, b = (values(s, side, metric) for side in (0, 1))
     if s.get("ratio"):
-        return {k: 100 * (a[k] / b[k] - 1) for k in a}, dict.fromkeys(a, 0.0)
+        shares = {k: 100 * (a[k] / b[k] - 1) for k in a.keys() & b.keys()}
+        return shares, dict.fromkeys(shares, 0.0)
     scale = s.get("scale", 100)
     return {k: scale * x for k, x in a.items()}, {k: scale * x for k, x in b.items()}
 
@@ -119,7 +125,7 @@ def row(claim: Mapping[str, Any], s: Mapping[str, Any]) -> Row:
     paper = s.get("paper", "")
     paper = paper if isinstance(paper, str) else f"{paper:+.12g}".replace("-", "−")
     if "runs" not in s:
-        numbers = [float(x) for x in re.findall(r"[-+][\d.]+", _plain(s.get("printed", "")))]
+        numbers = [float(x) for x in s.get("printed", "").translate(PRINTED).split()]
         mean, low, high = (*numbers, None, None, None)[:3]
         p = 1.0 if word == "not checked" else None
         return Row(*head, word, s.get("n", 0), mean, low, high, "", p, "–", paper, note, "")
@@ -167,10 +173,6 @@ def verdict(one: Row, p: float, sign: int, s: Mapping[str, Any]) -> str:
 def decided(path: Path = CLAIMS) -> list[Row]:
     """Returns all settings of all claims with their verdicts."""
     return [x for claim in tomllib.loads(path.read_text("utf-8"))["claim"] for x in decide(claim)]
-
-
-def _plain(text: str) -> str:
-    return text.replace("−", "-")
 
 
 # ------------------------------------------------------------------------------------- the pages

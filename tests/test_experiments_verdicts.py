@@ -234,6 +234,18 @@ def test_settings_without_runs_stay_in_the_family(tmp_path):
     assert beside.difference == approx(np.mean(CLEAR))
 
 
+def test_a_loss_waits_for_both_ends(tmp_path):
+    """A run that has only one end of a difference of differences has no loss."""
+    fields = {"declared": 1, "where": {"seed": [0, 1, 2, 3]}, "less": {"seed": [0, 1, 2]}}
+    (one, _) = made(tmp_path, 1, CLEAR, **fields)
+    assert one.verdict == "declared, not yet run"
+
+
+def test_several_rates_of_a_setting_are_refused(tmp_path):
+    with pytest.raises(InputError, match="several rates"):
+        made(tmp_path, 1, CLEAR, rate="test_accuracy")
+
+
 def test_runs_that_are_not_complete_are_refused(tmp_path):
     with pytest.raises(InputError, match="does not have the seeds of 'one'"):
         made(tmp_path, 1, CLEAR, seeds=[0, 1, 7])
