@@ -43,8 +43,8 @@ def load_clients(
       tokenizer: as for :func:`fedjax_peft.load_dataset`, like the next two.
       max_length: tokens per example.
       columns: our column name -> the name in the data sets, such as ``{"text": "review"}``.
-      label_names: the names of all classes in order; numbers in the data sets are numbers of these
-        names. None: those of the data sets' ``ClassLabel``
+      label_names: the names of all classes in order; numbers in the data sets are positions in this
+        list, from 0. None: those of the data sets' ``ClassLabel``
         if it is the same in all, or else those that occur, sorted. Give the test set the names of
         the training set: ``label_names=train.data.label_names``.
       task: what is learned; None: the task that fits the columns.

@@ -17,10 +17,10 @@ _PROMPTS = ("prompt_ids", "prompt_mask")
 
 
 def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
-    """Returns a federation with one client for each data set, such as FedMCP's of six GLUE tasks.
+    """Returns a federation with one client for each data set, such as six GLUE tasks in FedMCP.
 
-    If one data set has the names of all classes, all get its numbers. Otherwise they have classes
-    of their own, and share numbers only.
+    If one data set has the names of all classes, all use its numbers. Otherwise each data set has
+    its own classes, and they share only the numbers.
 
     A column ``classes`` holds, for each example, the number of classes of its data set. The data
     sets can then share a head that has as many classes as the largest of them:

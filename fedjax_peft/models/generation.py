@@ -58,12 +58,12 @@ def generate(
       model: a model with a tokenizer and the head :func:`fedjax_peft.models.heads.causal_lm`.
       params: its trainable leaves.
       prompts: texts; with a ``template`` or a ``task`` also conversations (lists of messages).
-      seed: of the random numbers.
+      seed: the seed of the random numbers.
       template: how a prompt becomes text, see :func:`fedjax_peft.data.templates.template_of`; None:
         as ``task`` says.
       task: what the model was trained on; the prompts then have the form of its training examples.
         None: a prompt is the text that the model goes on with.
-      max_length: the most tokens of a prompt, which loses its beginning; None: no limit.
+      max_length: tokens per prompt; a longer one loses its beginning. None: no limit.
       batch_size: prompts in a batch.
 
     Raises:

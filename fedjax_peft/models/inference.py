@@ -153,7 +153,8 @@ def embed(
     """Returns one vector for each text: its pooled last hidden states, float32 ``[texts, width]``.
 
     These are the hidden states of Hugging Face's bare model, so it does not matter which head the
-    model has. It can be the ``embed`` of :func:`fedjax_peft.data.cluster.kmeans`.
+    model has. The function can be the argument ``embed`` of
+    :func:`fedjax_peft.data.cluster.kmeans`.
 
     Args:
       model: a model with a tokenizer, such as ``run.trained``.

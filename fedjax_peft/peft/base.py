@@ -112,7 +112,7 @@ def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
     Args:
       model: from ``load_model`` or ``bind``.
       method: such as ``lora(rank=8)``.
-      seed: of the adapters' initial values.
+      seed: the seed of the adapters' initial values.
 
     Raises:
       InputError: the model already has a method, or the method does not fit it.

@@ -166,7 +166,7 @@ def lora(
         directions of a QR decomposition of Wᵀ, B with orthonormal rows), or ``loftq`` (Li et al.
         2024: factors that make up for the quantisation of the base). On a quantised base ``svd``
         is QPiSSA (Meng et al. 2024). These starts read the checkpoint of a quantised base again.
-      dropout: on the input of what is added to the frozen layer's output.
+      dropout: the dropout rate on the adapter's input.
       rslora: rank-stabilised scale (Kalajdzievski 2023).
       rank_pattern: other ranks for some layers, as in Hugging Face PEFT: {end of a path, or a
         regular expression for it: rank}.

@@ -41,7 +41,7 @@ Point = Mapping[str, Any]
 def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
     """Returns every combination of the values, such as ``grid(seed=range(5), rank=[4, 8])``.
 
-    Seeds change least often: a sweep that is interrupted has then compared all settings.
+    Seeds change least often, so an interrupted sweep has already compared all settings.
 
     Raises:
       InputError: a name has no values.

@@ -75,10 +75,10 @@ def tune(
       clients: the clients, or a function of the point.
       space: returns the point of an Optuna trial, such as
         ``lambda t: {"learning_rate": t.suggest_float("learning_rate", 1e-4, 1e-1, log=True)}``.
-      choose_by: the metric of the rows to optimise, such as ``validation_accuracy``: the value of
-        a trial is that of its last evaluation.
-      trials: of the whole search, those of earlier calls in the same study included, and those
-        that were given up or refused, or whose point had been drawn before.
+      choose_by: the metric of the rows to optimise, such as ``validation_accuracy``. A trial
+        has the value of its last evaluation.
+      trials: the number of trials of the whole search. Trials of earlier calls in the same study
+        count, and so do trials that were given up or refused, or whose point had been drawn before.
       batch: trials that are asked for at once. A larger batch runs faster and learns less from the
         trials before it.
       out: a directory for the runs, as for :func:`sweep`, and for Optuna's storage ``optuna.db``.

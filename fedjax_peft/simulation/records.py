@@ -39,7 +39,7 @@ Diagnostic = Literal["clients", "local", "variation", "spectrum", "cka", "second
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """The clients' devices and network: how fast they are, when they are there, how they fail.
+    """The clients' devices and network: their speed, availability and failures.
 
     ``fp.System(deadline=30.0, late="partial", failure_rate=0.1)``; in a config ``[system]``, where
     ``[time]`` and ``[availability]`` are tables of their own.
@@ -172,7 +172,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """When and on what the model is evaluated, and when that ends the run.
+    """When the model is evaluated and on which data, and the rule that ends the run early.
 
     ``fp.Evaluation(every=5, stop=fp.early_stop(patience=3))``; in a config ``[evaluation]``, where
     ``[stop]`` is a table of its own.

@@ -85,8 +85,8 @@ def session(
         rounds can be run; a round that needs more room is compiled again.
       asynchronous: a round is then an aggregation.
       values: ``Session.init(seed, values)`` replaces some of them, and nothing is compiled again.
-      system: of it, the deadline and what ``nonfinite`` says are for ``simulate`` alone. The time
-        model matters for ``asynchronous`` and ``failure_exponent`` only. With an availability and
+      system: its deadline and its ``nonfinite`` matter for ``simulate`` alone. Its time model
+        matters for ``asynchronous`` and ``failure_exponent`` only. With an availability and
         without ``asynchronous``, give the clients that are available to
         :meth:`fedjax_peft.engine.session.Session.plan` (``among``).
       diagnostics: as ``Evaluation.diagnostics``; their values are in ``RoundInfo.aggregation``.

@@ -123,20 +123,19 @@ def simulate(
         next clients in a random order); or ``all``.
       batch_size: examples in a local step. A client with fewer examples takes all of them, so a
         batch is at most the examples of the largest client.
-      batch_sampling: how a client draws them: ``shuffled``, passes over its examples in a random
-        order; or ``poisson``, each example independently with the probability that gives
-        ``batch_size`` examples on average. The second makes example-level privacy much cheaper. Its
-        steps have room for larger draws (a draw that does not fit has a probability of 1e-12), and
-        so take longer.
+      batch_sampling: how a client draws the examples of a step: ``shuffled``, passes over its
+        examples in a random order; or ``poisson``, each example independently with the probability
+        that gives ``batch_size`` examples on average. The second makes example-level privacy much
+        cheaper, but takes longer: its steps have room for larger draws (all but 1e-12 of them).
       epochs: local passes over a client's examples in a round. A pair ``(least, most)`` is a range:
         each client draws its number in each round, all numbers with the same probability.
       local_steps: local steps in a round, instead of ``epochs``. A pair ``(least, most)`` is a
         range, as for ``epochs``.
       task: loss and metrics; by default the task of the data (``Dataset.task``).
-      seed: the seed of everything random in the run. ``attach``, ``load_model`` and the partitions
-        have their own; in a config they take this one, unless their table has a ``seed``.
-      transforms: of the clients' uploads, such as ``fp.transforms.clip_norm(1.0)``: one, or several
-        in the order in which a client applies them.
+      seed: the seed of everything random in the run. ``attach``, ``load_model`` and partitions have
+        their own; in a config they take this one, unless their table has a ``seed``.
+      transforms: one transform of the clients' uploads, such as ``fp.transforms.clip_norm(1.0)``,
+        or several in the order in which a client applies them.
       privacy: a mechanism of differential privacy, such as ``fp.privacy.central(...)``.
       attack: what hostile clients do, such as ``fp.attacks.sign_flip(0.2)``. With a backdoor,
         evaluated rounds also have ``test_backdoor_success``.
