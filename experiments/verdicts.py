@@ -246,7 +246,7 @@ def plot(rows: Sequence[Row]) -> bytes:
             ends = [max(-SHOWN, min(SHOWN, x)) for x in (one.low, one.difference, one.high)]
             ax.plot(ends[::2], [y, y], color=color, linewidth=1.4, linestyle="solid", marker="")
             for x, mark in zip(ends, ("<", "o", ">"), strict=True):
-                if abs(x) < SHOWN if mark == "o" else abs(x) == SHOWN:
+                if {"<": x == -SHOWN, "o": abs(x) < SHOWN, ">": x == SHOWN}[mark]:
                     ax.plot([x], [y], marker=mark, clip_on=False, **look)
         ax.axvline(0, color=figure_files.INK, linewidth=0.8, linestyle="solid")
         names = [a.setting if a else b.text if b else "" for a, b in pairwise([*lines, None])]
