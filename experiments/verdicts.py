@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.report import figure_files
-from fedjax_peft.report.intervals import LEVEL, holm, p_value, paired
+from fedjax_peft.report.intervals import LEVEL, Difference, holm, p_value, paired
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
@@ -29,7 +29,7 @@ PENDING = "declared, not yet run"
 SHOWN = 12.0
 """The plot ends at this many points; a longer interval ends in an arrow."""
 WORDS = {"lost": "not checked", "stopped": "not decided", "waits": "not decided"}
-WORDS |= {"counted": "counted", "circular": "circular", "beside": "–"}
+WORDS |= {"counted": "counted", "circular": "circular"}
 """A field of a setting -> its verdict, without a test."""
 PRINTED = str.maketrans({"−": "-", "[": "", "]": "", ",": ""})
 
@@ -41,33 +41,21 @@ class Row(NamedTuple):
     text: str
     setting: str
     verdict: str
-    n: int
-    difference: float | None
+    n: int = 0
+    words: str = "–"
+    """The difference with its interval."""
+    difference: float | None = None
     """In points, or in % of the baseline; None without runs."""
-    low: float | None
-    high: float | None
-    unit: str
-    p: float | None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
     """After Holm's correction; None where nothing is tested."""
-    evaluations: str
+    evaluations: str = "–"
     """The difference of the means over the evaluations."""
-    paper: str
-    note: str
+    paper: str = ""
+    note: str = ""
     """Why there is no verdict."""
-    runs: str
-
-    @property
-    def words(self) -> str:
-        """The difference with its interval."""
-        return interval(self.difference, self.low, self.high) + self.unit
-
-
-def interval(mean: float | None, low: float | None, high: float | None) -> str:
-    """Returns text such as ``+1.2 [+0.3, +2.1]``."""
-    if mean is None:
-        return "–"
-    ends = "" if low is None or high is None else f" [{low:+.1f}, {high:+.1f}]"
-    return f"{mean:+.1f}{ends}".replace("-", "−")
+    runs: str = ""
 
 
 def matches(value: str, wanted: Any) -> bool:
@@ -118,37 +106,44 @@ def both(s: Mapping[str, Any], metric: str) -> tuple[dict[int, float], dict[int,
 
 def row(claim: Mapping[str, Any], s: Mapping[str, Any]) -> Row:
     """Returns a setting without its corrected p: ``p`` is that of the test, 1 without one."""
-    word = next((WORDS[field] for field in WORDS if field in s), "")
-    word = "–" if "beside" in s else word
-    note = next((s[x] for x in ("beside", "stopped", "waits", "circular", "counted") if x in s), "")
-    head = (claim["id"], claim["text"], s["name"])
+    word = "–" if "beside" in s else next((WORDS[x] for x in WORDS if x in s), "")
+    note = next((s[x] for x in ("beside", *WORDS) if isinstance(s.get(x), str)), "")
     paper = s.get("paper", "")
     paper = paper if isinstance(paper, str) else f"{paper:+.12g}".replace("-", "−")
+    one = Row(claim["id"], claim["text"], s["name"], word, paper=paper, note=note)
     if "runs" not in s:
-        numbers = [float(x) for x in s.get("printed", "").translate(PRINTED).split()]
-        mean, low, high = (*numbers, None, None, None)[:3]
-        p = 1.0 if word == "not checked" else None
-        return Row(*head, word, s.get("n", 0), mean, low, high, "", p, "–", paper, note, "")
+        words, p = s.get("printed", ""), 1.0 if word == "not checked" else None
+        numbers = [float(x) for x in words.translate(PRINTED).split()]
+        ends = dict(zip(("difference", "low", "high"), numbers, strict=False))
+        return one._replace(n=s.get("n", 0), words=words or "–", p=p, **ends)
     metric = s.get("metric", "test_accuracy")
     a, b = both(s, metric)
     if {*a} != {*s["seeds"]} or {*b} != {*s["seeds"]}:
         if "declared" not in s:
             raise InputError(f"{s['runs']} does not have the seeds of {s['name']!r}")
-        return Row(*head, PENDING, 0, None, None, None, "", 1.0, "–", paper, note, s["runs"])
-    found, unit = paired(a, b), " %" if s.get("ratio") else ""
-    aside = paired(*both(s, s.get("mean", f"{metric}_mean")))
-    p = p_value(a, b)
-    if found.n == 1:
-        word = word or "one seed"
-    elif not word or word == "not decided":
-        p = 1.0 if word or p is None else p
-    p = None if word in ("–", "one seed") else p
-    outside = found.low is not None and isinstance(s.get("paper"), int | float)
-    if outside and not found.low <= s["paper"] <= found.high:
-        paper += ", excluded"
-    beside = interval(aside.mean, aside.low, aside.high)
-    ends = (found.mean, found.low, found.high)
-    return Row(*head, word, found.n, *ends, unit, p, beside, paper, note, s["runs"])
+        return one._replace(verdict=PENDING, p=1.0)
+    found, aside = paired(a, b), paired(*both(s, s.get("mean", f"{metric}_mean")))
+    word = word or ("one seed" if found.n == 1 else "")
+    tested = 1.0 if word or (p := p_value(a, b)) is None else p
+    if found.low is not None and found.high is not None and isinstance(s.get("paper"), int | float):
+        paper += "" if found.low <= s["paper"] <= found.high else ", excluded"
+    return one._replace(
+        verdict=word,
+        n=found.n,
+        words=in_words(found) + " %" * s.get("ratio", False),
+        difference=found.mean,
+        low=found.low,
+        high=found.high,
+        p=None if word in ("–", "one seed") else tested,
+        evaluations=in_words(aside),
+        paper=paper,
+        runs=s["runs"],
+    )
+
+
+def in_words(found: Difference) -> str:
+    """Returns text such as ``+1.2 [+0.3, +2.1]``."""
+    return "–" if found.mean is None else found.text().replace("-", "−")
 
 
 def decide(claim: Mapping[str, Any]) -> list[Row]:
@@ -220,7 +215,7 @@ def texts(rows: Sequence[Row]) -> Iterator[tuple[Path, str]]:
 
 def drawn(x: Row) -> str:
     """Returns what the plot says on the right of a setting; nothing of one without an interval."""
-    if x.low is None or x.unit or x.verdict == "–":
+    if x.low is None or "%" in x.words or x.verdict == "–":
         return ""
     return f"{x.words}, n = {x.n}: {x.verdict}"
 
