@@ -63,7 +63,7 @@ class Table:
     def take(self, rows: Iterable[int]) -> "Table":
         """Returns some of the rows, in the given order."""
         rows = list(rows)
-        columns = {name: [column[i] for i in rows] for name, column in self.columns.items()}
+        columns = {name: _picked(column, rows) for name, column in self.columns.items()}
         row_numbers = self.row_numbers
         return replace(self, columns=columns, numbers=[row_numbers[i] for i in rows])
 
@@ -91,6 +91,12 @@ class Table:
         return f"{self.origin} has no column {name!r}, only: {', '.join(self.columns)}."
 
 
+def _picked(column: Sequence[Any], rows: list[int]) -> list[Any]:
+    """Returns some values of a column; one by one is slow from a column of ``datasets``."""
+    listed = isinstance(column, list | tuple | range | np.ndarray)
+    return [column[i] for i in rows] if listed else list(column[rows])  # type: ignore[call-overload]
+
+
 def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -> Sequence[Any]:
     """Returns a column after a check that all its values have a type.
 
@@ -100,7 +106,7 @@ def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -
     Raises:
       InputError: there is no such column, or a value has another type (with its row, from 1).
     """
-    for row, value in table.numbered(_column(table, name)):
+    for row, value in table.numbered(_column(table, name)[:]):  # a column of datasets at once
         if not isinstance(value, kind) or isinstance(value, bool):
             raise table.error(row, f"has {brief(value)} in place of {what} in the column {name!r}.")
     return table.columns[name]

@@ -206,6 +206,19 @@ def test_rows_of_the_hub(hub, name):
     assert entry.keys.keys() <= columns.keys()
 
 
+@pytest.mark.parametrize("name", ["mrqa", "emnist", "oasst1", "wnut17", "squad", "shakespeare"])
+def test_columns_of_the_hub_are_read_at_once(hub, monkeypatch, name):
+    """One by one, a share of 100,000 rows of MRQA took 200 seconds in place of 12."""
+    read, calls = datasets.arrow_dataset.format_table, []
+    monkeypatch.setitem(stand_in.__globals__, "N", 200)
+    monkeypatch.setattr(
+        datasets.arrow_dataset, "format_table", lambda *x, **y: calls.append(1) or read(*x, **y)
+    )
+    _, tables = load_tables(name, Reading(source="hub"))
+    assert len(tables["train"]) >= 100
+    assert len(calls) < 50
+
+
 @pytest.mark.parametrize("name", ON_HUB)
 def test_rows_of_the_hub_become_clients_with_its_classes(hub, stand_in_tokenizer, name):
     entry = DATASETS[name]
