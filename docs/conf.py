@@ -35,9 +35,13 @@ autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "exclude-members": "__new__, __init__"}
 napoleon_numpy_docstring = False
 
-# Code has a button that copies it without prompts and printed lines. Outputs have no button.
+# Code has a button that copies it. Where lines have prompts, only these are copied, without the
+# prompts. Outputs have no button.
 copybutton_selector = "div:not(.highlight-text):not(.output) > div.highlight > pre"
-copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_line_continuation_character = "\\"
+copybutton_copy_empty_lines = False  # of outputs
 
 html_theme = "furo"
 html_title = f"fedjax_peft {release}"
