@@ -22,6 +22,7 @@ from fedjax_peft.simulation.storage import earlier, record
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
+from fedjax_peft.support.secrets import hide, without_secrets
 
 
 def sweep(options: argparse.Namespace) -> None:
@@ -156,4 +157,6 @@ def _begin(
     table = {"choose_by": planned.choose_by, "baseline": planned.baseline}
     keys = list(dict.fromkeys([*known_keys, *planned.keys]))
     known = {key: value for key, value in table.items() if value is not None}
-    replace_file(file, tomli_w.dumps({**known, "keys": keys, **again}).encode())
+    given = [hide(text) if "trackers" in text else text for text in again["overrides"]]
+    table = without_secrets({**known, "keys": keys, **again, "overrides": given})
+    replace_file(file, tomli_w.dumps(table).encode())

@@ -21,8 +21,10 @@ from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
 from fedjax_peft.simulation.time_model import TimeModel
+from fedjax_peft.simulation.trackers.base import tracker_without
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.secrets import hidden_option
 from fedjax_peft.tasks import Task
 
 NOISE = "noise_multiplier"
@@ -119,9 +121,14 @@ def build(config: Config, table: str) -> Any:
     Of ``[transforms]`` and ``[trackers]``, the objects in their order.
     """
     if table in CHAINED:
-        links = config[table].items()
-        return [seeded(function_of(table, name), config, options) for name, options in links]
+        return [_link(config, table, *link) for link in config[table].items()]
     return call(config, table) if config[table] else None
+
+
+def _link(config: Config, table: str, name: str, options: dict[str, Any]) -> Any:
+    if table == "trackers" and (unknown := hidden_option(options)) is not None:
+        return tracker_without(name, options, unknown)
+    return seeded(function_of(table, name), config, options)
 
 
 def build_privacy(config: Config) -> Privacy | None:

@@ -13,6 +13,7 @@ from fedjax_peft.simulation.storage.earlier import upgrade
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import read_text
+from fedjax_peft.support.secrets import without_secrets
 from fedjax_peft.support.toml import read_toml
 
 SEED = re.compile(r"(^|\.|_)seed$")
@@ -48,7 +49,7 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
         raise InputError(
             f"{path} is not a run: it has no {' and no '.join(missing)}. {_advice(path)}"
         )
-    config = upgrade(load_table(path / "config.toml"))
+    config = without_secrets(upgrade(load_table(path / "config.toml")))  # of earlier versions
     return RunRecord(
         name=one_line(str(config.get("name") or path.resolve().name)),
         path=path,

@@ -7,6 +7,8 @@ have a million characters. Errors, tables and pages show them through these func
 import os
 import shlex
 
+from fedjax_peft.support.secrets import hide
+
 WORD, MESSAGE = 400, 6000
 """Most characters of a word, and of a whole message, in :func:`paragraph`."""
 _JOINERS = "\u200c\u200d"
@@ -57,8 +59,9 @@ def argument(path: str | os.PathLike[str]) -> str:
 def paragraph(text: str) -> str:
     """Returns a message that is safe to print; very long words, and long messages, are shortened.
 
-    Line breaks stay.
+    Line breaks stay. Passwords in addresses are hidden.
     """
+    text = hide(text)
     lines = text.split("\n")
     if any(len(word) > WORD for word in text.split()):
         lines = [" ".join(shorten(word, WORD // 2) for word in line.split(" ")) for line in lines]

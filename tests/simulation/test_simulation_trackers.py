@@ -631,3 +631,13 @@ def test_an_unreachable_server_of_mlflow_does_not_hold_up_a_run(tmp_path, monkey
     with pytest.warns(UserWarning, match="The tracker mlflow takes no more rows"):
         record(tmp_path / "run", fp.trackers.mlflow(tracking_uri="http://127.0.0.1:9"))
     assert time.perf_counter() - began < 5
+
+
+def test_passwords_of_trackers_in_python(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    tracker = fp.trackers.mlflow(tracking_uri="https://user:secret@host")
+    tracker = tracker._replace(take=lambda row, run: None)
+    run(out=tmp_path / "run", records=fp.Records(trackers=[tracker]))
+    assert [p for p in tmp_path.rglob("*") if p.is_file() and b"secret" in p.read_bytes()] == []
+    assert "***@host" in (tmp_path / "run" / "config.toml").read_text()
+    assert "***@host" in (tmp_path / "run" / tracking.NAME).read_text()

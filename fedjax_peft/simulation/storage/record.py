@@ -31,6 +31,7 @@ from fedjax_peft.simulation.trackers.base import Tracker
 from fedjax_peft.support.errors import InputError, users_level
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.processor import processor
+from fedjax_peft.support.secrets import without_secrets
 from fedjax_peft.support.toml import read_toml
 
 _VISIBLE = 30.0
@@ -108,7 +109,7 @@ class Record:
                     f"{out} already holds a run: continue it with --resume (in Python resume=True),"
                     " replace it with --overwrite, or choose another directory with --out."
                 )
-            fingerprint.check_same(out, read_resumable(out), _without_none(config), found)
+            fingerprint.check_same(out, read_resumable(out), _written(config), found)
         path = out / "environment.json"
         replace_file(path, (json.dumps(_with_first(path), indent=2) + "\n").encode())
         if not config_file.exists() or (out / fingerprint.NAME).exists():
@@ -282,8 +283,15 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """Returns a config as TOML, which has no null: keys whose value is None are left out."""
-    return tomli_w.dumps(_without_none(config))
+    """Returns a config as TOML, without secrets.
+
+    TOML has no null: keys whose value is None are left out.
+    """
+    return tomli_w.dumps(_written(config))
+
+
+def _written(config: Mapping[str, Any]) -> dict[str, Any]:
+    return without_secrets(_without_none(config))
 
 
 def as_asked(config: Mapping[str, Any]) -> dict[str, Any]:

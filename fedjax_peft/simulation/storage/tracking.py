@@ -23,6 +23,7 @@ from fedjax_peft.simulation.trackers.base import Built, TrackedRun, Tracker
 from fedjax_peft.support.display import argument, one_line
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
+from fedjax_peft.support.secrets import hide, without_secrets
 
 NAME = "tracking.json"
 PATIENCE = 30.0
@@ -207,7 +208,7 @@ def recorded(trackers: Sequence[Tracker]) -> dict[str, dict[str, Any]]:
 
 def _tracked(out: Path | None, config: Mapping[str, Any], identity: str) -> TrackedRun:
     """Returns what trackers know of a run."""
-    config = copy.deepcopy(dict(config))
+    config = without_secrets(copy.deepcopy(dict(config)))
     name, algorithm = config.get("name"), config.get("algorithm")
     if out is None:
         usual = next((x for x in (name, algorithm) if isinstance(x, str)), "run")
@@ -232,7 +233,8 @@ def _name(tracker: Tracker) -> str:
 
 def _key(tracker: Tracker) -> str:
     """Returns what tells trackers apart: the name, with the options that say where rows go."""
-    options = tracker.options if isinstance(tracker, Built) else {}
+    known = tracker.options if isinstance(tracker, Built) else {}
+    options = without_secrets({"trackers": known})["trackers"]
     return f"{_name(tracker)} {json.dumps(options, sort_keys=True)}" if options else _name(tracker)
 
 
@@ -265,7 +267,8 @@ def _sentence(error: BaseException) -> str:
         text = str(error)
     except Exception:  # of a user's own kind
         text = ""
-    return f"{one_line(f'{type(error).__name__}: {text}').rstrip('. :')[:_LONGEST]}."
+    text = hide(one_line(f"{type(error).__name__}: {text}"))
+    return f"{text.rstrip('. :')[:_LONGEST]}."
 
 
 _LONGEST = 300

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from fedjax_peft.simulation.rows import Row, number
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import install
+from fedjax_peft.support.secrets import HIDDEN
 
 _Made = TypeVar("_Made")
 _Options = ParamSpec("_Options")
@@ -123,6 +124,18 @@ def built(
         return checked
 
     return decorate
+
+
+def tracker_without(name: str, options: dict[str, Any], unknown: str) -> Built:
+    """Returns a tracker that takes no row, because an option was recorded without its secret."""
+
+    def take(row: Row, run: TrackedRun, /) -> None:
+        raise InputError(
+            f"A run records no passwords and tokens, so its {unknown!r} has {HIDDEN} in their"
+            f" place. Give it again: trackers.{name}.{unknown}=VALUE."
+        )
+
+    return Built(name, options, take)
 
 
 def check_tracker(given: Any) -> None:
