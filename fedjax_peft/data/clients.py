@@ -10,6 +10,7 @@ from fedjax_peft.data.conversations import Turns
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.formats.objects import KINDS, as_table, is_table
+from fedjax_peft.data.missing import without_missing
 from fedjax_peft.data.naming import check_spellings, prepare, rename_columns
 from fedjax_peft.data.partition import natural
 from fedjax_peft.data.reading import OWN
@@ -29,6 +30,7 @@ def load_clients(
     label_names: Sequence[str] | None = None,
     task: Task | str | None = None,
     turns: Turns | None = None,
+    drop_missing: bool = False,
 ) -> Clients[Dataset]:
     """Returns the clients of a dict of Hugging Face data sets, encoded, in the order of the dict.
 
@@ -48,7 +50,7 @@ def load_clients(
         if it is the same in all, or else those that occur, sorted. Give the test set the names of
         the training set: ``label_names=train.data.label_names``.
       task: what is learned; None: the task that fits the columns.
-      turns: as for :func:`fedjax_peft.load_dataset`.
+      turns: as for :func:`fedjax_peft.load_dataset`, like ``drop_missing``.
 
     Raises:
       InputError: no data sets or no rows, columns that differ, or a row that cannot be used; the
@@ -61,7 +63,10 @@ def load_clients(
     found = tasks.as_task(task or tasks.for_columns(first.columns.keys(), first.origin))
     encoder, given = encoder_of(found), None if label_names is None else tuple(label_names)
     entry = OWN._replace(task=found, label_names=given)
-    tables = {name: prepare(table, entry, turns=turns) for name, table in tables.items()}
+    tables = {
+        name: prepare(without_missing(table, encoder, drop_missing), entry, turns=turns)
+        for name, table in tables.items()
+    }
     for table in tables.values():  # one by one, so that a message names the client
         encoder.check(table, tuple(label_names or encoder.class_names(table)))
     joined = _joined(tables)

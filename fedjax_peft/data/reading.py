@@ -40,6 +40,7 @@ class Reading(NamedTuple):
     given: Mapping[str, Table] | None = None
     """Tables of the user's program by split, in the place of files."""
     turns: "Turns | None" = None
+    drop_missing: bool | None = None
 
 
 USUAL = Reading()

@@ -25,6 +25,7 @@ from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.objects import KINDS, splits_of
 from fedjax_peft.data.held_out import hold_out_test, hold_out_validation
+from fedjax_peft.data.missing import without_missing
 from fedjax_peft.data.naming import check_spellings, prepare, rename_columns, with_names
 from fedjax_peft.data.reading import USUAL, Reading, entry_of, folder_of, read_tables
 from fedjax_peft.data.subsets import draw_rows, equal_shares, keep_users
@@ -69,6 +70,7 @@ def load_dataset(
     instructions: bool = False,
     turns: Turns | None = None,
     label_names: Sequence[str] | None = None,
+    drop_missing: bool = False,
 ) -> dict[str, Dataset]:
     """Returns the encoded splits ``train``, ``test`` and, where there is one, ``validation``.
 
@@ -154,6 +156,9 @@ def load_dataset(
       turns: how conversations are read whose roles do not alternate. ``skip``: they are left
         out; ``join``: messages of one role in a row become one
         (:func:`fedjax_peft.data.conversations.with_messages`). None: they are an error.
+      drop_missing: leave out rows without a label or a text: None, NaN, or blank. A warning, and a
+        note in row 0 of a run, count them. False: a missing label, and a text that is None, are an
+        error; of your own data, a warning counts the blank texts.
 
     Returns:
       Split name -> data set, in the order of the source. Its columns are those that the task's
@@ -175,13 +180,15 @@ def load_dataset(
     for option, value in numbers.items():
         if value is not None and not isinstance(value, (int, np.integer)):
             raise InputError(f"{option} = {value!r} must be a whole number.")
-    if not isinstance(instructions, bool):
-        raise InputError(f"instructions = {instructions!r} must be true or false.")
+    for option, value in {"instructions": instructions, "drop_missing": drop_missing}.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{option} = {value!r} must be true or false.")
     requests = _requests(name, task) if instructions else None
     own_task = None if instructions else task
     shares = (test_share, validation_share)
     reading = Reading(source, seed, columns, csv, *shares, own_task, users, user_examples)
     reading = reading._replace(turns=turns, label_names=label_names, given=given)
+    reading = reading._replace(drop_missing=drop_missing or None)
     options = {"doc_stride": doc_stride, "order": order, "template": template}
     length = _usual_length(entry, source, instructions) if max_length is None else max_length
     how = Encoding(tokenizer, length, seed, requests)
@@ -309,6 +316,10 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
         if not table.columns or not len(table):
             raise InputError(f"{table.origin} has no rows.")
     encoder.check_splits(tables, entry.columns)
+    tables = {
+        part: without_missing(table, encoder, bool(how.drop_missing), warn=name not in DATASETS)
+        for part, table in tables.items()
+    }
     if "all" in tables and entry.share is not None:
         tables["all"] = equal_shares(tables["all"], entry.share, how.seed)
     tables = {part: prepare(table, entry, turns=how.turns) for part, table in tables.items()}

@@ -97,6 +97,19 @@ def _picked(column: Sequence[Any], rows: list[int]) -> list[Any]:
     return [column[i] for i in rows] if listed else list(column[rows])  # type: ignore[call-overload]
 
 
+_DROP = " To leave out rows without a label or a text, set drop_missing = true."
+
+
+def is_missing(value: Any) -> bool:
+    """Returns whether a value is None, NaN, pandas' NA or NaT, a blank text, or an empty list."""
+    if isinstance(value, str):
+        return not value.strip()
+    if isinstance(value, float | np.floating):
+        return bool(np.isnan(value))
+    empty = isinstance(value, list | tuple) and not value
+    return value is None or empty or type(value).__name__ in ("NAType", "NaTType")
+
+
 def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -> Sequence[Any]:
     """Returns a column after a check that all its values have a type.
 
@@ -108,7 +121,10 @@ def require(table: Table, name: str, kind: type | tuple[type, ...], what: str) -
     """
     for row, value in table.numbered(_column(table, name)[:]):  # a column of datasets at once
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise table.error(row, f"has {brief(value)} in place of {what} in the column {name!r}.")
+            advice = _DROP if kind is str and is_missing(value) else ""
+            raise table.error(
+                row, f"has {brief(value)} in place of {what} in the column {name!r}.{advice}"
+            )
     return table.columns[name]
 
 
@@ -152,7 +168,8 @@ def _labels(table: Table) -> list[str]:
     for row, value in table.numbered(labels):
         if text_of(value) is None:
             what = "neither a whole number nor a class name"
-            raise table.error(row, f"has the label {brief(value)}: {what}.")
+            advice = _DROP if is_missing(value) else ""
+            raise table.error(row, f"has the label {brief(value)}: {what}.{advice}")
     return [text_of(value) or "" for value in labels]
 
 

@@ -52,6 +52,11 @@ def recognising(*needed: str) -> Callable[[Collection[str]], int]:
     return lambda columns: len(needed) if {*needed} <= {*columns} else 0
 
 
+def needing(*names: str) -> Callable[[Collection[str]], Collection[str]]:
+    """Returns a function of column names: those of the names that are there."""
+    return lambda columns: [name for name in names if name in columns]
+
+
 def texts_in(column: str) -> Callable[[Table], list[str]]:
     """Returns a function of a table: the values of a column, as :attr:`Encoder.texts`."""
     return lambda table: list(table.columns[column])
@@ -70,6 +75,9 @@ class Encoder(NamedTuple):
     as its own; 0: it does not."""
     label_column: str | None = None
     """The column of class or tag names. A source may give numbers instead of names."""
+    needed: Callable[[Collection[str]], Collection[str]] = lambda columns: ()
+    """(column names of a table) -> the columns without a value of which a row cannot be used, such
+    as its label and its text. ``drop_missing`` leaves out the rows that lack one."""
     group_column: str | None = None
     """A column whose equal values stay together when a share of the rows is held out for
     validation, such as the context of questions; None: every row for itself."""

@@ -7,7 +7,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, recognising, texts_in
+from fedjax_peft.data.encoders.base import (
+    STAND_IN_WORDS,
+    Encoder,
+    StandIn,
+    needing,
+    recognising,
+    texts_in,
+)
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import beginning, padded, padding_token, whole
@@ -154,6 +161,7 @@ def choices_encoder(style: Style) -> Encoder:
         columns=("question", "choices", "answer"),
         encode=functools.partial(encode_choices, style=style),
         recognises=recognising("question", "choices", "answer"),
+        needed=needing("question", "choices", "answer"),
         check=_check,
         texts=texts_in("question"),
         stand_in=_stand_in,

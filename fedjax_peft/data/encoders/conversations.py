@@ -22,6 +22,7 @@ from fedjax_peft.data.roles import fitted
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import check_room, padded, padding_token, whole
+from fedjax_peft.data.trees import is_tree
 
 
 def encode_conversations(
@@ -262,10 +263,16 @@ def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, An
     return {"messages": [two_turns(" ".join(row), f"{row[0]} {row[2]}") for row in texts]}
 
 
+def _needed(columns: Collection[str]) -> Collection[str]:
+    """Returns the columns of a conversation; none of trees, whose rows need each other."""
+    return () if is_tree(columns) else form_of(columns) or ()
+
+
 CONVERSATIONS = Encoder(
     columns=(*COLUMNS, "references"),
     encode=encode_conversations,
     recognises=_recognises,
+    needed=_needed,
     check_splits=_check_splits,
     prepare=with_messages,
     texts=_texts,

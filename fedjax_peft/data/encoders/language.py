@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, texts_in, texts_of
+from fedjax_peft.data.encoders.base import (
+    STAND_IN_WORDS,
+    Encoder,
+    StandIn,
+    needing,
+    texts_in,
+    texts_of,
+)
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
 from fedjax_peft.data.tokens import padded, padding_token, whole
@@ -80,6 +87,7 @@ LANGUAGE = Encoder(
     columns=("text",),
     encode=encode_language,
     recognises=_recognises,
+    needed=needing("text"),
     check=_check,
     texts=texts_in("text"),
     stand_in=_stand_in,

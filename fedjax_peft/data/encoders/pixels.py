@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encoders.base import Encoder, StandIn, balanced_classes, recognising
+from fedjax_peft.data.encoders.base import (
+    Encoder,
+    StandIn,
+    balanced_classes,
+    needing,
+    recognising,
+)
 from fedjax_peft.data.formats.images import decode
 from fedjax_peft.data.table import Table, label_ids, label_names
 from fedjax_peft.numerics.random import host_rng
@@ -111,6 +117,7 @@ PIXELS = Encoder(
     encode=encode_images,
     recognises=recognising("image"),
     label_column="label",
+    needed=needing("image", "label"),
     class_names=label_names,
     prepare=_prepare,
     check=_check,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, recognising
+from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, needing, recognising
 from fedjax_peft.data.formats.squad import canonical
 from fedjax_peft.data.table import Table, require
 from fedjax_peft.data.text import batches, cached, check_tokenizer, clean, fingerprint
@@ -226,6 +226,7 @@ SPANS = Encoder(
     columns=("id", "question", "context", "answers", "answer_starts"),
     encode=encode_spans,
     recognises=recognising("context", "question"),
+    needed=needing("question", "context"),
     group_column="context",
     prepare=canonical,
     texts=_texts,

@@ -11,6 +11,7 @@ from fedjax_peft.data.encoders.base import (
     Encoder,
     StandIn,
     balanced_classes,
+    needing,
     recognising,
 )
 from fedjax_peft.data.iob import sentences, without_ends
@@ -170,6 +171,7 @@ TAGS = Encoder(
     encode=encode_tags,
     recognises=recognising("tokens", "tags"),
     label_column="tags",
+    needed=needing("tokens", "tags"),
     class_names=tag_names,
     texts=_texts,
     stand_in=_stand_in,

@@ -12,6 +12,7 @@ from fedjax_peft.data.encoders.base import (
     Encoder,
     StandIn,
     balanced_classes,
+    needing,
     texts_in,
     texts_of,
 )
@@ -94,6 +95,7 @@ TEXT = Encoder(
     columns=_COLUMNS,
     encode=encode_classes,
     label_column="label",
+    needed=needing(*_COLUMNS),
     class_names=label_names,
     check_splits=_check_splits,
     check=_check,
