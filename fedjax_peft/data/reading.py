@@ -136,11 +136,12 @@ def _chosen(
     if "train" not in found or test is None:
         images = " An image is a file such as train/CLASS/1.png."
         missing, hint = ("test", f" {_NO_TEST}") if "train" in found else ("train", images)
+        files = Path(folder).iterdir() if os.path.isdir(folder) else ()
         raise InputError(
             f"{folder} has no file for the split {missing!r}, only for:"
             f" {', '.join(found) or 'none of these'}."
             f" A table is a file such as {missing}.jsonl; its name can end in"
-            f" {tabular.endings_advice(*Path(folder).iterdir())}{hint}"
+            f" {tabular.endings_advice(*files)}{hint}"
         )
     validation = next((x for x in _VALIDATION if x in found and x != test), None)
     more = {} if validation is None else {"validation": found[validation]}
