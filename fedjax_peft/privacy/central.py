@@ -46,10 +46,10 @@ def central(
     """Client-level central differential privacy, for every aggregator that sums.
 
     The uploads of all clients have the same weight, whatever the algorithm's ``weights``. Rows gain
-    ``privacy_noise_std``, the standard deviation of the noise on the mean, and two diagnostics of
-    the simulation that a real server would not see: ``privacy_median_norm``, the median norm of
-    what clients send before clipping, and ``privacy_clip_share``, the share of clients that were
-    clipped. An aggregator that truncates products adds ``snr``, see
+    ``privacy_noise_std``, the standard deviation of the noise on the mean. They also gain two
+    diagnostics of the simulation that a real server would not see: ``privacy_median_norm``, the
+    median norm of uploads before clipping, and ``privacy_clip_share``, the share of clients that
+    were clipped. An aggregator that truncates products adds ``snr``, see
     :func:`fedjax_peft.privacy.mechanism.signal_to_noise`.
 
     With ``sampling="poisson"`` the guarantee uses the amplification by sampling; with any other

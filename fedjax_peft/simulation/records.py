@@ -190,7 +190,7 @@ class Evaluation:
     client_test: Clients | None = None
     """Examples of every client to evaluate its model on (mean, deviation, worst)."""
     client_validation: Clients | None = None
-    """The same for choosing, as ``client_validation_accuracy_mean`` and so on."""
+    """Examples of every client to choose settings by: ``client_validation_accuracy_mean`` ..."""
     diagnostics: Sequence[Diagnostic] = ()
     """Additional measurements in every round; each takes time. ``clients``: every client's training
     loss, accuracy and update norm, and the metrics of its model on its ``client_test`` and
@@ -237,17 +237,17 @@ class Records:
     """Recorded as the run's ``config.toml``. ``{"point": ...}``, the values of a sweep, is added to
     the settings that a run made in Python records."""
     origin: Run | None = None
-    """The run that this one starts from, with ``run.trained`` as the model: clients, server,
-    aggregator and upload transforms begin with what they keep after it (private leaves, control
-    variates, what error feedback has not sent yet) where they keep the same. Rounds count from 1.
-    Row 0 records the run as ``origin``, with what of it begins anew."""
+    """The run that this one starts from, with ``run.trained`` as the model. Clients, server,
+    aggregator and upload transforms begin with the states that they had after it (private leaves,
+    control variates, what error feedback has not sent yet), if their states have the same form.
+    Rounds count from 1. Row 0 records the run as ``origin``, and which of its states begin anew."""
     on_round: Callable[[Row], bool | None] | None = None
     """Called with every row of metrics as it is made (row 0 is before training). If it returns True
     the run ends after this round: its row gains the final evaluation and the field ``stopped``, and
-    a checkpoint is written. A resume goes on from there; the row then loses the field, and the
+    a checkpoint is written. A resume continues from there; the row then loses the field, and the
     evaluation unless it was due."""
     trackers: Sequence[Tracker] = ()
-    """Where the rows go beside ``out``, such as ``[fp.trackers.wandb(), fp.trackers.mlflow()]`` or
+    """Where rows go beside ``out``, such as ``[fp.trackers.wandb(), fp.trackers.mlflow()]`` or
     functions of yours with the arguments ``(row, run)``; in a config ``[[trackers]]``. Each is
     called in a thread of its own, so that none stops or slows the run. ``fedjax-peft sync`` sends
     what a tracker has missed."""

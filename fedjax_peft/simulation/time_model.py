@@ -95,10 +95,10 @@ class TimeModel(NamedTuple):
     ``up`` and ``down`` are bytes. The ``topology`` says how the transfers of several clients
     combine.
 
-    The defaults are our choice: 25 Mbit/s each way (the middle of the 20 to 30 Mbit/s of FeDeRA's
-    WiFi), 0.4 s latency each way, and half a second for a step, which is typical of an edge device
-    with a base-size model. They do not reproduce the table of any paper; :meth:`preset` returns
-    time models that do.
+    The defaults are our choice: 25 Mbit/s each way, 0.4 s latency each way, and half a second for a
+    step. The links are the middle of the 20 to 30 Mbit/s of FeDeRA's WiFi, and the step is typical
+    of an edge device with a base-size model. They do not reproduce the table of any paper;
+    :meth:`preset` returns time models that do.
     """
 
     seconds_per_step: float | Literal["measured"] = 0.5
