@@ -20,7 +20,7 @@ from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.storage.record import as_asked, config_text, environment
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words, summary
 from fedjax_peft.support import assets
-from fedjax_peft.support.display import argument, one_line
+from fedjax_peft.support.display import argument, markdown, one_line
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
@@ -148,7 +148,7 @@ def card(
         lines += ["The folder `merged` has the same model without an adapter.", ""]
     lines += ["## Training", "", "| | |", "|---|---|"]
     lines += [
-        f"| {name} | {_cell(text)} |" for name, text in _facts(model, record, choices, client)
+        f"| {name} | {markdown(text)} |" for name, text in _facts(model, record, choices, client)
     ]
     lines += ["", *_licence(model, record, choices), *_again(record)]
     return "\n".join(lines)
@@ -259,7 +259,9 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterable[tuple[str, 
 
 def _licence(model: Model, record: RunRecord, choices: Choices) -> list[str]:
     """Returns the section on licences; those of the base model and the data bind its readers."""
-    own = f"This adapter: {choices.license}." if choices.license else "None was chosen yet."
+    own = (
+        f"This adapter: {markdown(choices.license)}." if choices.license else "None was chosen yet."
+    )
     name, _ = _data(record)
     known = {"base model": assets.ASSETS.get(model.name), "data": assets.ASSETS.get(name or "")}
     lines = [f"Licence of the {what}: {one.licence}." for what, one in known.items() if one]
@@ -277,7 +279,7 @@ def _again(record: RunRecord) -> list[str]:
     files: set[str] = set()
     _shareable(record.config, files)
     if files:
-        names = ", ".join(f"`{name}`" for name in sorted(files))
+        names = ", ".join(map(markdown, sorted(files)))
         lines += [f"It reads files that are not here: put them beside it ({names}).", ""]
     return lines
 
@@ -313,11 +315,6 @@ def _named(table: Any) -> str | None:
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
-
-
-def _cell(text: str) -> str:
-    """Returns a text for a cell of a Markdown table."""
-    return one_line(text).replace("|", "\\|")
 
 
 def _is_hub_id(name: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unicodedata import name
 
-from fedjax_peft.support.display import one_line
+from fedjax_peft.support.display import markdown, one_line
 from fedjax_peft.support.files import replace_file
 
 
@@ -37,8 +37,8 @@ class TextTable(NamedTuple):
         lines = [_markdown_row(self.header)]
         lines.append("| " + " | ".join(["---", *["---:"] * (len(self.header) - 1)]) + " |")
         lines += map(_markdown_row, self.rows)
-        title = [f"**{_markdown(self.title)}**", ""] if self.title else []
-        notes = [line for note in self.notes for line in ("", _markdown(note))]
+        title = [f"**{markdown(self.title)}**", ""] if self.title else []
+        notes = [line for note in self.notes for line in ("", markdown(note))]
         return "\n".join([*title, *lines, *notes, ""])
 
     def csv(self) -> str:
@@ -111,13 +111,9 @@ def _inert(cell: object) -> object:
 def _markdown_row(cells: Sequence[str]) -> str:
     return (
         "| "
-        + " | ".join(f"**{_markdown(x)}**" if isinstance(x, Bold) else _markdown(x) for x in cells)
+        + " | ".join(f"**{markdown(x)}**" if isinstance(x, Bold) else markdown(x) for x in cells)
         + " |"
     )
-
-
-def _markdown(text: str) -> str:
-    return "".join(f"\\{c}" if c in "\\|*_`<>[]" else c for c in one_line(text))
 
 
 _LATEX = {

@@ -5,6 +5,7 @@ have a million characters. Errors, tables and pages show them through these func
 """
 
 import os
+import re
 import shlex
 
 from fedjax_peft.support.secrets import hide
@@ -29,6 +30,14 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Returns text on one line, with a space for white space and for what does not print."""
     return " ".join("".join(c if _prints(c) else " " for c in text).split())
+
+
+def markdown(text: str) -> str:
+    """Returns text on one line in which Markdown and HTML see no marks of theirs."""
+    return _MARKS.sub(r"\\\g<0>", one_line(text))
+
+
+_MARKS = re.compile(r"[\\|*_`<>\[\]~$]|&(?=#?\w+;)")
 
 
 def shorten(text: str, limit: int) -> str:

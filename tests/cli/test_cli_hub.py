@@ -1,5 +1,6 @@
 """Folders for the Hugging Face hub: loaded by peft and transformers, with a card of the run."""
 
+import html
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from closeness import approx, assert_close
 from huggingface_hub import HfApi, ModelCard
+from markdown_it import MarkdownIt
 from peft import PeftModel
 from tiny_project import fails
 from transformers import AutoModelForSequenceClassification
@@ -18,6 +20,7 @@ import fedjax_peft as fp
 from fedjax_peft import InputError
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
+from fedjax_peft.peft.io import describe
 from fedjax_peft.report import hub
 from fedjax_peft.report.records import load_run
 
@@ -198,3 +201,24 @@ def test_bad_requests_are_refused(run, loaded, tmp_path, capsys):
         capsys, "export", str(run), "--format", "hub", "--clients", "all", "--out", str(tmp_path)
     )
     assert "A repository has one model: choose it with --client N." in error
+
+
+def test_names_are_no_marks_of_the_card(loaded, run):
+    """Classes, data and files are shown letter by letter, whatever they look like."""
+    names = ["<img src=x>", "**a**_b_ `c`", "[d](http://e)", "---\nf: &lt; | $x$ ~~g~~"]
+    model = loaded.model.replace(labels=tuple(names))
+    record = load_run(run)
+    config = {**record.config, "data": {**record.config["data"], "name": "/x/<b>|*h*"}}
+    choices = hub.Choices(license="<i>mine</i>", base_model="me/<u>base")
+    card = hub.card(model, "peft", record._replace(config=config), choices)
+    assert r"\<b\>\|\*h\*" in card
+    for text in (
+        card,
+        describe.card(model, "peft", choices.base_model),
+    ):
+        page = MarkdownIt("commonmark").enable("table").render(ModelCard(text).text)
+        shown = re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL)
+        assert not re.search(r"<(img|b|i|u|em|a|strong)\b", shown)
+        assert html.unescape(shown).count("Classes: " + ", ".join(names).replace("\n", " ")) == 1
+        assert "me/<u>base" in html.unescape(shown)
+        assert ModelCard(text).data.library_name == "peft"

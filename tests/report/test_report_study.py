@@ -410,7 +410,7 @@ def test_markdown():
     assert lines[2:5] == [
         "| Method | Accuracy (%) | Cost\\_up |",
         "| --- | ---: | ---: |",
-        "| \\[a\\]\\_b\\|c | **81.2 ± 0.4** | $3 ~ 5% |",
+        "| \\[a\\]\\_b\\|c | **81.2 ± 0.4** | \\$3 \\~ 5% |",
     ]
     assert lines[-2] == TABLE.notes[0]
 

@@ -9,7 +9,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.registry import class_name
 from fedjax_peft.peft.io.files import LABELS, Format
-from fedjax_peft.support.display import one_line
+from fedjax_peft.support.display import markdown
 
 _TEXTS = ["The lamp works very well.", "The kettle broke at once."]
 _TRIES: dict[str, tuple[list[Any], list[str]]] = {
@@ -121,9 +121,8 @@ def snippet(
 def card(model: Model, format: Format, base_model: str | None = None) -> str:
     """Returns the text of a model card, ``README.md``: what was trained, and how to load it."""
     found = fields(model, format, base_model)
-    base, tags = json.dumps(found.pop("base_model")), ", ".join(found.pop("tags"))
-    lines = [f"base_model: {base}"]  # JSON is YAML, also of strange names
-    lines += [*(f"{name}: {word}" for name, word in found.items()), f"tags: [{tags}]"]
+    # JSON is YAML, also of strange names.
+    lines = [f"{name}: {json.dumps(value)}" for name, value in found.items()]
     return "\n".join(["---", *lines, "---", "", *body(model, format, base_model)])
 
 
@@ -143,11 +142,11 @@ def body(model: Model, format: Format, base_model: str | None = None) -> list[st
     """Returns the lines of a model card that follow from the model: a title, and how to load it."""
     base, name, counts = base_model or origin(model), _method_name(model), model.counts()
     return [
-        f"# {name} of {one_line(base)}, trained by federated learning",
+        f"# {markdown(name)} of {markdown(base)}, trained by federated learning",
         "",
         f"Trained in a simulation with fedjax_peft {__version__}: {counts['adapter']:,} parameters"
         f" of adapters and {counts['head']:,} of the head.",
-        *([f"Classes: {one_line(', '.join(model.labels))}."] if model.labels else []),
+        *([f"Classes: {markdown(', '.join(model.labels))}."] if model.labels else []),
         "",
         "In this folder:",
         "",
