@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_peft.cli import reproducible
+from fedjax_peft.cli.reproducible import HEAD
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import hours, memory
 from fedjax_peft.data.catalog import DATASETS, OWN
@@ -28,7 +30,6 @@ DEVICES = {"h100": "an H100", "a100-80gb": "an A100 (80 GB)"}
 UNKNOWN = "only the data know the steps of a round"
 NOT_YET = "not computed yet"
 MARKS = ("<!-- hours: begin -->\n", "<!-- hours: end -->\n")
-_HEAD = re.compile(r"^# Hours(?: of ([\d,]+) runs?)?: (.*) \(experiments/hours\.py\)\.\n", re.M)
 _KEYS = ("model", "peft", "algorithm", "optimizer", "task", "privacy", "placement", "batch_size")
 """The keys of a config on which the time of a step depends, its data set's apart."""
 
@@ -80,7 +81,7 @@ def head_of(path: Path, known: dict[str, dict[str, float]]) -> str:
 
 def with_head(text: str, line: str) -> str:
     """Returns a config's text with the line at the end of its head, in the place of an old one."""
-    text = _HEAD.sub("", text, count=1)
+    text = HEAD.sub("", text, count=1)
     head = re.match(r"(#.*\n)*", text)
     assert head is not None
     return text[: head.end()] + line + text[head.end() :]
@@ -96,7 +97,7 @@ def table() -> str:
     lines = [f"| config | runs | {' | '.join(DEVICES.values())} | assumed |"]
     lines.append("|---|" + "--:|" * (1 + len(DEVICES)) + "---|")
     for path in paths():
-        found = _HEAD.search(path.read_text(encoding="utf-8"))
+        found = HEAD.search(path.read_text(encoding="utf-8"))
         runs, words = ("–", NOT_YET) if found is None else found.groups()
         numbers, _, notes = words.partition("; ")
         cells = [one.partition(" on ")[0] for one in numbers.split(", ")]
@@ -121,7 +122,7 @@ def check() -> None:
         raise InputError(f"The table of hours in {readme} is not that of the configs' heads.")
     for path in paths():
         count = sum(map(len, hours.runs_of(configs.load(path)).values()))
-        found = _HEAD.search(path.read_text(encoding="utf-8"))
+        found = HEAD.search(path.read_text(encoding="utf-8"))
         if found is not None and found[1] != f"{count:,}":
             raise InputError(f"The head of {path} does not have the hours of its {count:,} runs.")
 

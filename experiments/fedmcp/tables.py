@@ -273,6 +273,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps")
     parser.add_argument("--out", required=True, type=Path, help="directory for the files")
+    parser.add_argument("--only", metavar="NAME", help="write this one alone, such as table1")
     a = parser.parse_args(words)
     a.out.mkdir(parents=True, exist_ok=True)
     found = studies(a.sweeps)
@@ -285,6 +286,8 @@ def main(words: Sequence[str] | None = None) -> None:
         ("figure5", set(POOLINGS), 2, lambda stem: by_client(cells, POOLINGS, stem)),
     ]
     for name, wanted, least, make in parts:
+        if a.only not in (None, name):
+            continue
         if len(wanted & cells.keys()) < least:
             print(f"{name}: left out, no runs of {', '.join(sorted(wanted - cells.keys()))}\n")
             continue

@@ -9,8 +9,9 @@ deviation over seeds.
 """
 
 import argparse
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,9 @@ WIDTH = 7
 """Rounds of the rolling mean in Figures 3 to 6."""
 FIRST = 10
 """Rounds that Figure 7 shows."""
+
+ALL = [*(f"table{n}" for n in range(1, 5)), *(f"figure{n}" for n in range(3, 8))]
+"""The names of all tables and figures."""
 
 Split = tuple[str, str]
 """(data, ``iid`` or ``skew``)."""
@@ -237,46 +241,45 @@ def error_figure(one: Results, stem: Path) -> None:
     save(fig, stem, data)
 
 
+def parts(found: Sequence[Study], out: Path) -> dict[str, Callable[[], TextTable | None]]:
+    """Returns name -> a function that makes the table or writes the figure, of what has runs."""
+    made = results(found)
+    known: dict[str, Callable[[], TextTable | None]] = {}
+    for n, number, split in ((1, "I", "iid"), (3, "III", "skew")):
+        if {(data, split) for data in NAMES} & made.keys():
+            known[f"table{n}"] = functools.partial(accuracy_table, number, split, made)
+    for n, number, data in ((2, "II", "sst2"), (4, "IV", "mnli")):
+        if one := made.get((data, "skew")):
+            known[f"table{n}"] = functools.partial(label_table, number, data, one)
+    for study in found:
+        if "local_accuracy_mean" in study.metrics:
+            data, split = split_of(study)
+            name = f"figure{FIGURES[data, split]}"
+            title = f"{NAMES[data]}, {'IID' if split == 'iid' else 'skewed'}"
+            known[name] = functools.partial(local_figure, study, title, out / name)
+    errors = made.get(("mnli", "skew"))
+    if errors is not None and {"fedavg", "fra"} <= errors.cells.keys():
+        known["figure7"] = functools.partial(error_figure, errors, out / "figure7")
+    return known
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Writes all tables and figures that the given sweeps have runs for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps")
     parser.add_argument("--out", required=True, type=Path, help="directory for the files")
+    parser.add_argument("--only", metavar="NAME", help="write this one alone, such as table1")
     a = parser.parse_args(words)
     a.out.mkdir(parents=True, exist_ok=True)
-    found = studies(a.sweeps)
-    made = results(found)
-    tables = {
-        f"table{n}": accuracy_table(number, split, made)
-        for n, number, split in ((1, "I", "iid"), (3, "III", "skew"))
-        if {(data, split) for data in NAMES} & made.keys()
-    }
-    tables |= {
-        f"table{n}": label_table(number, data, made[data, "skew"])
-        for n, number, data in ((2, "II", "sst2"), (4, "IV", "mnli"))
-        if (data, "skew") in made
-    }
-    for name, table in sorted(tables.items()):
-        table.write(a.out / name)
-        print(table.markdown())
-    drawn = []
-    for study in found:
-        if "local_accuracy_mean" in study.metrics:
-            data, split = split_of(study)
-            number = FIGURES[data, split]
-            title = f"{NAMES[data]}, {'IID' if split == 'iid' else 'skewed'}"
-            local_figure(study, title, a.out / f"figure{number}")
-            drawn.append(number)
-    errors = made.get(("mnli", "skew"))
-    if errors is not None and {"fedavg", "fra"} <= errors.cells.keys():
-        error_figure(errors, a.out / "figure7")
-        drawn.append(7)
-    for number in sorted(drawn):
-        print(f"figure{number}: {a.out}/figure{number}.png, .svg, .pdf and .csv\n")
-    missing = {*range(1, 5)} - {int(name[-1]) for name in tables}
-    absent = [f"table{n}" for n in sorted(missing)]
-    absent += [f"figure{n}" for n in range(3, 8) if n not in drawn]
-    if absent:
+    known = parts(studies(a.sweeps), a.out)
+    wanted = ALL if a.only is None else [a.only]
+    for name in (name for name in wanted if name in known):
+        if (table := known[name]()) is not None:
+            table.write(a.out / name)
+            print(table.markdown())
+        else:
+            print(f"{name}: {a.out}/{name}.png, .svg, .pdf and .csv\n")
+    if absent := [name for name in wanted if name not in known]:
         print(f"left out, no runs: {', '.join(absent)}")
 
 

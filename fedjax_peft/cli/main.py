@@ -63,7 +63,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
     words = sys.argv[1:] if arguments is None else list(arguments)
     options, rest = parser.parse_known_args(words)
-    # argparse accepts key=value at one place of the line only; here it is accepted anywhere.
+    # argparse accepts words and key=value at one place of the line only; here, anywhere.
+    if hasattr(options, "words"):
+        options.words += [word for word in rest if not word.startswith("-")]
+        rest = [word for word in rest if word.startswith("-")]
     if any(word.startswith("-") or "=" not in word for word in rest) or (
         rest and not hasattr(options, "overrides")
     ):

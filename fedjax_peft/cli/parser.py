@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from fedjax_peft import __version__
 from fedjax_peft.support import display
 
-WITHOUT_JAX = ("init", "listing")
+WITHOUT_JAX = ("init", "listing", "reproduce")
 """Modules of commands that do without JAX."""
 
 _RUN_HELP = """\
@@ -33,6 +33,15 @@ give a key several values, on the command line or in the config's [sweep.grid]:
   fedjax-peft report runs/lr    means and deviations over seeds, and the best setting
 
 every point is an ordinary run in its own directory; --resume runs those that are missing
+"""
+
+_REPRODUCE_HELP = """\
+  fedjax-peft reproduce                        list all tables and figures, with hours and state
+  fedjax-peft reproduce fra figure7 --small    BERT-tiny, for a CPU; without --small the paper's
+                                               setting, for a GPU
+  fedjax-peft reproduce federa 2 --data DIR    Table 2 of FeDeRA, with the data sets in DIR
+
+the same command continues what was interrupted
 """
 
 
@@ -152,6 +161,22 @@ def _add_running(command: Callable[..., Any]) -> None:
     _flags(resume.add_mutually_exclusive_group(), _VERBOSITY)
     _add_distributed(resume)
     resume.set_defaults(resume=True, overwrite=False, dry_run=False)
+
+    text = "run what a table or figure of a paper needs, and write it beside the printed one"
+    again = command("reproduce", "reproduce.reproduce", text)
+    again.epilog, again.formatter_class = _REPRODUCE_HELP, argparse.RawDescriptionHelpFormatter
+    words = "PAPER and TABLE or FIGURE, such as federa 2; key=value replaces a key of the configs"
+    _options(
+        again,
+        ("words", "WORD", words, _ANY),
+        ("--data", "DIR", "a folder with a folder for each data set; default: the hub", _PATH),
+        ("--model", "NAME", "a model or its folder, in place of the configs' model"),
+        ("--out", "DIR", "default: runs/reproduce/PAPER/paper or .../small", _PATH),
+    )
+    small = "the small setting, for a CPU; default: the paper's setting, for a GPU"
+    dry = "show the hours and the places of the results, and stop"
+    _flags(again, {"--small": small, "--dry-run --hours": dry, "-q --quiet": "show less"})
+    again.set_defaults(overrides=[])
 
     text = "compare seven runs on real data; about 5 minutes on two CPU cores"
     _add_run_options(command("demo", "running.demo", text))
