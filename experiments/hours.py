@@ -1,13 +1,15 @@
-"""Writes the hours of the papers' configs on two devices into their heads, and a table of them.
+"""Writes the hours of the papers' configs on two devices into their heads, and tables of them.
 
     JAX_PLATFORMS=cpu python experiments/hours.py
     JAX_PLATFORMS=cpu python experiments/hours.py experiments/fra/paper/sst2_iid.toml
+    python experiments/hours.py --tables
     python experiments/hours.py --check
 
 The hours are those of ``fedjax-peft plan CONFIG --device NAME``, all methods and points of the
 sweep together. Nothing is downloaded, compiled or trained. With paths, only the heads of these
-configs are computed anew. The table in ``README.md`` is made from the heads. ``--check`` says
-whether they agree, and whether the numbers of runs are those of the configs.
+configs are computed anew. The tables in ``README.md`` and, by ``reproduce.toml``, in ``papers.md``
+are made from the heads. ``--check`` says whether they agree, and whether the numbers of runs are
+those of the configs.
 """
 
 import argparse
@@ -108,18 +110,41 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(text: str) -> str:
-    """Returns the text of ``README.md`` with the table between its marks."""
+def commands() -> str:
+    """Returns the table of the commands of ``reproduce.toml``, as Markdown."""
+    heads = ("command", "table, figure", "what", "paper: hours", "small: minutes", "sweeps")
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|---|"]
+    for paper, results in reproducible.read(FOLDER).items():
+        for one in results:
+            sweeps = {x: ", ".join(f"`{y.text}`" for y in own) for x, own in one.sweeps.items()}
+            shown = [f"{x}: {own}" for x, own in sweeps.items()]
+            if len({*sweeps.values()}) < len(sweeps):
+                shown = [sweeps["paper"]]
+            cells = [f"`{paper} {one.words[0]}`", ", ".join(one.names), one.what]
+            cells += [one.time("paper"), one.time("small"), "; ".join(shown)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"README.md": table, "papers.md": commands}
+"""File -> what makes its table."""
+
+
+def with_table(text: str, made: str) -> str:
+    """Returns the text of a file with a table between its marks."""
     before, rest = text.split(MARKS[0])
-    return before + MARKS[0] + "\n" + table() + "\n" + MARKS[1] + rest.split(MARKS[1])[1]
+    return before + MARKS[0] + "\n" + made + "\n" + MARKS[1] + rest.split(MARKS[1])[1]
 
 
 def check() -> None:
     """Raises an InputError if the table, the heads and the configs do not agree."""
-    readme = FOLDER / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    if with_table(text) != text:
-        raise InputError(f"The table of hours in {readme} is not that of the configs' heads.")
+    for name, make in TABLES.items():
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        if with_table(text, make()) != text:
+            raise InputError(
+                f"The table in {FOLDER / name} is not that of the configs' heads and"
+                " reproduce.toml. To renew it: python experiments/hours.py --tables"
+            )
     for path in paths():
         count = sum(map(len, hours.runs_of(configs.load(path)).values()))
         found = HEAD.search(path.read_text(encoding="utf-8"))
@@ -128,21 +153,23 @@ def check() -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Writes the heads and the table, or checks them."""
+    """Writes the heads and the tables, or checks them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("configs", nargs="*", type=Path, help="by default all of the papers")
+    parser.add_argument("--tables", action="store_true", help="write the tables alone")
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args(words)
     if options.check:
         return check()
     known: dict[str, dict[str, float]] = {}
-    for path in options.configs or paths():
+    for path in [] if options.tables else options.configs or paths():
         line = head_of(path, known)
         text = path.read_bytes().decode("utf-8")
         path.write_bytes(with_head(text, line).encode("utf-8"))
         print(f"{path}: {line.strip('#').strip()}", flush=True)
-    readme = FOLDER / "README.md"
-    readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, make in TABLES.items():
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        (FOLDER / name).write_text(with_table(text, make()), encoding="utf-8")
     return None
 
 

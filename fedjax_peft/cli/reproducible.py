@@ -25,6 +25,8 @@ _ROMAN = ("", "i", "ii", "iii", "iv", "v")
 class Sweep(NamedTuple):
     """A sweep that a result needs."""
 
+    text: str
+    """As the list has it."""
     config: Path
     only: list[str]
     out: str
@@ -125,7 +127,7 @@ def _sweep(folder: Path, text: str) -> Sweep:
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--out", default=name)
     given, overrides = parser.parse_known_args(words)
-    return Sweep(folder / f"{name}.toml", given.only, given.out, overrides)
+    return Sweep(text, folder / f"{name}.toml", given.only, given.out, overrides)
 
 
 def paper_of(papers: Mapping[str, Sequence[Result]], name: str) -> str:

@@ -46,8 +46,13 @@ def sweep(options: argparse.Namespace) -> None:
         "early_stop": options.early_stop,
         "config": raw,
     }
+    parts = Parts()
+    if options.resume:
+        before = read_sweep(out / SWEEP)
+        if any(before.get(key) != again[key] for key in ("overrides", "config")):
+            _check_begun(planned, out, title, parts)
     _begin(out, planned, again, options)
-    _run(planned, out, title, options)
+    _run(planned, out, title, options, parts)
 
 
 def is_sweep(directory: Path) -> bool:
@@ -71,17 +76,27 @@ def resume(options: argparse.Namespace) -> None:
             f"{options.run / SWEEP} is damaged. Give the sweep's command again, with --resume."
         ) from None
     options.only, options.early_stop, options.replicas = again["only"], again["early_stop"], None
-    if options.overrides:  # one that the points refuse must not be kept
-        begun = [p for p in planned.points if resuming.has_begun(options.run / p.folder)]
-        for point in {point.method: point for point in begun}.values():
-            _job(point, again["title"], Parts()).check(options.run / point.folder)
-    _begin(options.run, planned, again, options)
-    _run(planned, options.run, again["title"], options)
-
-
-def _run(planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespace) -> None:
-    """Runs the points of a planned sweep that have not finished."""
     parts = Parts()
+    if options.overrides:
+        _check_begun(planned, options.run, again["title"], parts)
+    _begin(options.run, planned, again, options)
+    _run(planned, options.run, again["title"], options, parts)
+
+
+def _check_begun(planned: sweeps.Sweep, out: Path, title: str, parts: Parts) -> None:
+    """Raises the error of a begun run of a method that has other settings than its point.
+
+    Such settings must not be kept in ``sweep.toml``, and no other point may be run with them.
+    """
+    begun = [point for point in planned.points if resuming.has_begun(out / point.folder)]
+    for point in {point.method: point for point in begun}.values():
+        _job(point, title, parts).check(out / point.folder)
+
+
+def _run(
+    planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespace, parts: Parts
+) -> None:
+    """Runs the points of a planned sweep that have not finished; ``parts`` are shared by all."""
     shown = SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet)
     with shown, resuming.advising(out):
         run_points(
