@@ -180,6 +180,13 @@ def test_figures_have_their_data_beside_them(made):
     assert not (made / "figure3.csv").exists()
 
 
+def test_a_figure_can_be_written_alone(made, tmp_path, capsys):
+    SCRIPT["main"]([str(made.parent / "runs"), "--only", "figure7", "--out", str(tmp_path)])
+    assert {path.stem for path in tmp_path.iterdir()} == {"figure7"}
+    SCRIPT["main"]([str(made.parent / "runs"), "--only", "figure3", "--out", str(tmp_path)])
+    assert capsys.readouterr().out.endswith("left out, no runs: figure3\n")
+
+
 # ------------------------------------------------------------------------------ privacy
 
 

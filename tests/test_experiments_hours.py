@@ -18,7 +18,19 @@ CONFIG["model"] = {"name": "tiny", "head": "causal_lm", "config": SHAPE}
 CONFIG |= {"local_steps": 3, "partition": {"name": "iid", "clients": 5}}
 
 
-def test_the_heads_and_the_table_agree():
+LIST = """
+[mine]
+title = "Mine"
+[[mine.results]]
+names = ["Table 1", "Figure 2"]
+what = "nothing"
+paper = ["one"]
+write = "tables.py"
+files = []
+"""
+
+
+def test_the_heads_and_the_tables_agree():
     SCRIPT["check"]()
 
 
@@ -29,7 +41,9 @@ def folder(tmp_path, monkeypatch):
     place.mkdir(parents=True)
     text = "# A title.\n#\n#   a command\n" + tomli_w.dumps(CONFIG)
     (place / "one.toml").write_bytes(text.replace("\n[", "  # no\n\n[", 1).encode())
-    (tmp_path / "README.md").write_text("before\n" + "".join(SCRIPT["MARKS"]) + "after\n")
+    (tmp_path / "reproduce.toml").write_text(LIST)
+    for name in ("README.md", "papers.md"):
+        (tmp_path / name).write_text("before\n" + "".join(SCRIPT["MARKS"]) + "after\n")
     monkeypatch.setitem(SCRIPT["main"].__globals__, "FOLDER", tmp_path)
     return tmp_path
 
@@ -47,6 +61,9 @@ def test_a_head_is_written_once_and_the_rest_is_kept(folder):
     assert path.read_bytes().decode() == once
     readme = (folder / "README.md").read_text()
     assert "| [mine/paper/one.toml](mine/paper/one.toml) | 1 | " in readme
+    hours = line.partition(": ")[2].partition(" on an H100")[0]
+    row = f"| `mine 1` | Table 1, Figure 2 | nothing | {hours} | - | paper: `one` |\n"
+    assert row in (folder / "papers.md").read_text()
     assert readme.startswith("before\n")
     assert readme.endswith("after\n")
     SCRIPT["check"]()
@@ -59,6 +76,16 @@ def test_heads_that_do_not_agree_with_the_table_are_refused(folder, old, new):
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(InputError, match="is not that of"):
         SCRIPT["check"]()
+
+
+def test_a_table_of_commands_that_is_not_the_lists_is_refused_and_renewed(folder):
+    SCRIPT["main"](["--tables"])
+    (folder / "reproduce.toml").write_text(LIST.replace("nothing", "more"))
+    with pytest.raises(InputError, match=r"papers\.md is not that of"):
+        SCRIPT["check"]()
+    SCRIPT["main"](["--tables"])
+    SCRIPT["check"]()
+    assert "| more |" in (folder / "papers.md").read_text()
 
 
 def test_a_config_with_more_runs_than_its_head_is_refused(folder):

@@ -129,9 +129,7 @@ def _head(result: Result, setting: str, jobs: Sequence[argparse.Namespace], out:
     if jobs and setting == "paper":
         lines.append(f"Hours of all runs on an H100: {time}")
         if jax.default_backend() == "cpu":
-            lines.append(
-                "There is no accelerator here, and a CPU takes far longer: --small"
-            )
+            lines.append("There is no accelerator here, and a CPU takes far longer: --small")
     elif jobs:
         lines.append(f"Minutes of all runs on one CPU core: {time}, and compilation")
     if any(job.changed for job in jobs):

@@ -29,7 +29,8 @@ def bash():
 
 
 def test_commands_options_and_keys(bash):
-    assert {"run", "report", "list"} <= completed(bash, "fedjax-peft", "")
+    assert {"run", "report", "list", "reproduce"} <= completed(bash, "fedjax-peft", "")
+    assert completed(bash, "fedjax-peft", "reproduce", "--sm") == {"--small"}
     assert completed(bash, "fedjax-peft", "ini") == {"init"}
     assert completed(bash, "fedjax-peft", "run", "--dr") == {"--dry-run"}
     assert completed(bash, "fedjax-peft", "run", "c.toml", "peft.ran") == {
