@@ -74,7 +74,7 @@ _CONFIG = ("config", "CONFIG.toml", None, _PATH)
 _OVERRIDES = ("overrides", "key=value", "replaces a config key; key= removes it", _ANY)
 _ONLY = ("--only", "NAME", "run only this [methods.NAME]", {"action": "append", "default": []})
 _RUN_OUT = ("--out", "DIR", "default: runs/<config's name>", _PATH)
-_CLIENT = ("--client", "N", "use this client's model, not the global one", _INT)
+_CLIENT = ("--client", "N|NAME", "use this client's model, not the global one")
 _VERBOSITY = {
     "-q --quiet": "show only the final table",
     "-v --verbose": "show every phase and its duration",

@@ -37,7 +37,7 @@ def _export(options: argparse.Namespace) -> TrainedModels:
     models = _models(options)
     how = {name: getattr(options, name) for name in ("format", "overwrite", "run", "dtype")}
     if options.clients is None:
-        params = models.params(options.client)
+        params = models.params(models.first)
         first = out = exporting.export(models.model, params, options.out, **how)
     else:
         clients = ((c, models.params(c)) for c in models.chosen)
@@ -58,11 +58,11 @@ def _export_to_hub(options: argparse.Namespace) -> TrainedModels:
     models = _models(options)
     folder = hub.write_folder(
         models.model,
-        models.params(options.client),
+        models.params(models.first),
         load_run(options.run),
         options.out,
         choices=hub.Choices(options.merged, options.license, options.base_model),
-        client=options.client,
+        client=models.first,
         moved=models.algorithm.server.frozen_delta is not None,
         overwrite=options.overwrite,
     )
@@ -130,6 +130,8 @@ def _models(options: argparse.Namespace) -> TrainedModels:
 def _print_notes(models: TrainedModels, run: Path) -> None:
     """Prints that selected clients never trained, and that the run is not at its end."""
     notes = [models.note] if models.note else []
+    if len(models.chosen) == len(models.names) == 1:
+        notes.append(f"client {models.chosen[0]} is {models.names[0]!r}.")
     known = load_run(run) if (run / "metrics.jsonl").is_file() else None
     if known is not None and not known.finished:
         notes.append(

@@ -31,12 +31,12 @@ from fedjax_peft.tasks.completions import decoded
 __all__ = ["of_model", "of_run"]
 
 
-def of_run(run: str | Path, *, client: int | None = None, **sizes: int) -> Any:
+def of_run(run: str | Path, *, client: int | str | None = None, **sizes: int) -> Any:
     """Returns the harness's model of a run on disk; see :func:`of_model`.
 
     Args:
       run: the run's directory.
-      client: the client whose model is evaluated; None: the global model.
+      client: the number or name of the client whose model is evaluated; None: the global model.
       **sizes: ``batch_size``, ``max_length`` and ``max_new_tokens`` of :func:`of_model`.
 
     Raises:
@@ -46,7 +46,7 @@ def of_run(run: str | Path, *, client: int | None = None, **sizes: int) -> Any:
     from fedjax_peft.config.loading import load_models
 
     models = load_models(run, None if client is None else [client])
-    return of_model(models.model, models.params(client), **sizes)
+    return of_model(models.model, models.params(models.first), **sizes)
 
 
 def of_model(

@@ -22,6 +22,7 @@ from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.client_models import (
     check_clients,
     check_global,
+    read_client,
     read_clients,
     untrained_note,
 )
@@ -233,14 +234,21 @@ class TrainedModels(NamedTuple):
     """Client -> the trainable leaves of its model; None -> those of the global model."""
     note: str | None = None
     """A note on selected clients that never trained, if there are any."""
+    names: Sequence[str] = ()
+    """The names of the selected clients; empty if they have none."""
+
+    @property
+    def first(self) -> int | None:
+        """The first selected client; None: the global model."""
+        return self.chosen[0] if self.chosen else None
 
 
-def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> TrainedModels:
+def load_models(directory: str | Path, clients: str | Sequence[int | str] | None) -> TrainedModels:
     """Returns selected models of a run.
 
     Args:
-      clients: the clients, as numbers or as a text for :func:`read_clients`; None selects the
-        global model.
+      clients: the clients, each as a number or a name, or as one text for :func:`read_clients`;
+        None selects the global model.
     """
     if clients is None:
         model, params, config = load_trained(directory)
@@ -249,17 +257,18 @@ def load_models(directory: str | Path, clients: str | Sequence[int] | None) -> T
         check_global(model, algorithm, advice)
         return TrainedModels(model, algorithm, [], lambda _: params)
     run = load_clients(directory)
+    names = run.client_names
     if isinstance(clients, str):
-        chosen = read_clients(clients, run.client_state)
+        chosen = read_clients(clients, run.client_state, names)
     else:
-        check_clients(clients, run.client_state)
-        chosen = [*clients]
+        chosen = [read_client(str(client), run.client_state, names) for client in clients]
     note = untrained_note(chosen, seen_clients(run.metrics))
 
     def params_of(client: int | None) -> Params:
         return run.params if client is None else run.client_params(client)
 
-    return TrainedModels(run.model, run.algorithm, chosen, params_of, note)
+    named = [names[client] for client in chosen if client < len(names)]
+    return TrainedModels(run.model, run.algorithm, chosen, params_of, note, named)
 
 
 def load_clients(directory: str | Path) -> Run:

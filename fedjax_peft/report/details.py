@@ -14,8 +14,9 @@ from fedjax_peft.report import drawing, plots
 from fedjax_peft.report.figure_files import INK, MUTED, bands, line_look, rolling, styles
 from fedjax_peft.report.layers import HEAT_MAPS, heat_map
 from fedjax_peft.report.wording import MISSING, capital, is_share, score_text, shorten, word
-from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
+from fedjax_peft.simulation.rows import client_names, headline, headline_is_lower_better, number
 from fedjax_peft.simulation.summaries import worst_tenth
+from fedjax_peft.support.display import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +61,7 @@ def client_distribution(runs: drawing.Runs) -> drawing.Detail | None:
     every, metric = _every(runs), _headline(_every(runs))
     lower = bool(every) and all(map(headline_is_lower_better, every))
     data = [
-        {"name": name, "seed": seed, "client": client, metric: x}
+        {"name": name, "seed": seed, **_named(client, client_names(rows)), metric: x}
         for name, by_seed in runs.items()
         for seed, rows in by_seed.items()
         for client, x in _last_tests(rows, metric)
@@ -92,8 +93,8 @@ class ClientScores(NamedTuple):
     """The scores of single clients on their own tests, as a table."""
 
     metric: str
-    rows: list[tuple[int, list[str]]]
-    """Client, and the text of its score for each method, a mean over seeds."""
+    rows: list[tuple[int | str, list[str]]]
+    """Name or number of a client, and the text of its score for each method, a mean over seeds."""
     more: int
     """Number of clients that are left out."""
 
@@ -108,13 +109,28 @@ def client_scores(runs: drawing.Runs) -> ClientScores | None:
                 found.setdefault(client, {}).setdefault(name, []).append(x)
     if not found:
         return None
-    text = score_text(is_share(metric), "")
+    text, names = score_text(is_share(metric), ""), _common_names(runs)
     cells = [
-        (client, [text(float(np.mean(one[name]))) if name in one else MISSING for name in runs])
+        (
+            _named(client, names).get("client_name", client),
+            [text(float(np.mean(one[name]))) if name in one else MISSING for name in runs],
+        )
         for client, one in sorted(found.items())
     ]
     title = f"{capital(word(metric))}{' (%)' if is_share(metric) else ''}"
     return ClientScores(title, cells[:MOST_ROWS], max(0, len(cells) - MOST_ROWS))
+
+
+def _common_names(runs: drawing.Runs) -> tuple[str, ...]:
+    """Returns the names of the clients; none if a number is another client in another run."""
+    found = {client_names(rows) for rows in _every(runs) if rows}
+    return found.pop() if len(found) == 1 else ()
+
+
+def _named(client: int, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the columns of a client: its number, and its name if it has one."""
+    named = {"client_name": one_line(names[client])} if 0 <= client < len(names) else {}
+    return {"client": client, **named}
 
 
 def _every(runs: drawing.Runs) -> list[drawing.Rows]:
@@ -179,7 +195,7 @@ def local_models(runs: drawing.Runs, *, smooth: int = 1) -> drawing.Detail | Non
         return None
     lines = {name: _of_clients(rows, field) for name, rows in first.items()}
     data = [
-        {"name": name, "client": client, "round": r, field: x}
+        {"name": name, **_named(client, client_names(first[name])), "round": r, field: x}
         for name, by_client in lines.items()
         for client, points in by_client.items()
         for r, x in points
@@ -196,7 +212,7 @@ def local_models(runs: drawing.Runs, *, smooth: int = 1) -> drawing.Detail | Non
         "local_models",
         "Local models before the aggregation",
         caption,
-        lambda narrow: _draw_local(first, lines, metric, smooth, narrow),
+        lambda narrow: _draw_local(first, lines, _common_names(runs), metric, smooth, narrow),
         data,
     )
 
@@ -221,6 +237,7 @@ def _of_clients(rows: drawing.Rows, field: str) -> dict[int, Points]:
 def _draw_local(
     rows: Mapping[str, drawing.Rows],
     lines: Mapping[str, Mapping[int, Points]],
+    named: Sequence[str],
     metric: str,
     smooth: int,
     narrow: bool,
@@ -228,7 +245,8 @@ def _draw_local(
     scale, unit = (100, " (%)") if is_share(metric) else (1, "")
     ids = _ids(lines)
     few = len(ids) <= MOST_CLIENTS
-    names = [f"Client {i}" for i in ids] if few else ["Clients"]
+    titles = (_named(i, named).get("client_name", f"Client {i}") for i in ids)
+    names = [shorten(title, 24) for title in titles] if few else ["Clients"]
     fig, axes = drawing.panels(len(rows), narrow, height=2.7, legend=len(names) + 1, sharey=True)
     for ax, (name, by_client) in zip(axes, lines.items(), strict=True):
         if few:

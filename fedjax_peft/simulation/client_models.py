@@ -6,7 +6,7 @@ from fedjax_peft.contracts import Algorithm, PyTree
 from fedjax_peft.engine.stores.client_store import client_count
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.errors import InputError, nearest
 
 
 def check_format(format: str, *, moved: bool) -> None:
@@ -47,22 +47,44 @@ def check_clients(clients: Sequence[int], client_state: PyTree) -> None:
             raise InputError(f"There is no client {client}: the run has {n}, 0 to {n - 1}.")
 
 
-def read_clients(text: str, client_state: PyTree) -> list[int]:
-    """Returns the clients that a text such as ``all`` or ``0,3,7`` names.
+def client_number(client: int | str, names: Sequence[str]) -> int:
+    """Returns the number of a client that is given by its number or its name.
+
+    Args:
+      names: of all clients; empty if they have none.
 
     Raises:
-      InputError: the text has another form, or a client does not exist.
+      InputError: no client has this name.
+    """
+    if not isinstance(client, str):
+        return client
+    if client in names:
+        return names.index(client)
+    if not names:
+        raise InputError(
+            f"There is no client {client!r}: this run's clients have numbers, and no names."
+        )
+    raise InputError(f"There is no client {client!r}. {nearest(client, names)}")
+
+
+def read_client(text: str, client_state: PyTree, names: Sequence[str]) -> int:
+    """Returns the number of a client that a text names: a number of a client, or else a name."""
+    number = int(text) if text.removeprefix("-").isdecimal() else None
+    if number is None or (text in names and not 0 <= number < client_count(client_state)):
+        number = client_number(text, names)
+    check_clients([number], client_state)
+    return number
+
+
+def read_clients(text: str, client_state: PyTree, names: Sequence[str]) -> list[int]:
+    """Returns the clients that a text such as ``all``, ``0,3,7`` or ``alice,bob`` names.
+
+    Raises:
+      InputError: a client does not exist.
     """
     if text == "all":
         return list(range(client_count(client_state)))
-    try:
-        clients = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        raise InputError(
-            f"--clients {text!r} is neither 'all' nor numbers such as 0,3,7."
-        ) from None
-    check_clients(clients, client_state)
-    return clients
+    return sorted({read_client(word.strip(), client_state, names) for word in text.split(",")})
 
 
 def untrained_note(clients: Iterable[int], seen: Collection[int]) -> str | None:

@@ -26,7 +26,13 @@ from fedjax_peft.simulation.opening import Opening, leaving, open_round
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.records import Evaluation, System
 from fedjax_peft.simulation.round_rows import round_row, sent_shares, skipped_leaves, start_row
-from fedjax_peft.simulation.rows import BY_CLASS, Row, seen_clients, without_scores
+from fedjax_peft.simulation.rows import (
+    BY_CLASS,
+    CLIENT_NAMES,
+    Row,
+    seen_clients,
+    without_scores,
+)
 from fedjax_peft.simulation.run import learned_leaves
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.storage.checkpoint import saved_parts, with_saved_parts
@@ -68,6 +74,8 @@ class Loop:
     the algorithm of the run can be made again."""
     notes: Sequence[str] = ()
     """Sentences on what was done to the data, for row 0."""
+    client_names: Sequence[str] = ()
+    """Names of the clients, for row 0."""
 
     def __post_init__(self) -> None:
         self.algorithm = self.session.setup.algorithm
@@ -120,6 +128,7 @@ class Loop:
         if self.wrapped_for is not None:
             row["federation"] = self.wrapped_for._asdict()
         row |= {"notes": [*self.notes]} if self.notes else {}
+        row |= {CLIENT_NAMES: [*self.client_names]} if self.client_names else {}
         row["time"] = {"eval_s": seconds_since(began)}
         stopped = _asked(self.record.add(row))
         self.costs.ledger.record(row)

@@ -196,6 +196,16 @@ _LOWER = {
 }
 
 
+CLIENT_NAMES = "client_names"
+"""The field of row 0 with the names of the clients, in the order of their numbers."""
+
+
+def client_names(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Returns the names of a run's clients, in the order of their numbers; empty without any."""
+    names = rows[0].get(CLIENT_NAMES) if rows else None
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
 BY_CLASS = "by_class"
 """The field with the counts of each class: evaluation (``test``, ``global_test``, ``client``) ->
 :meth:`fedjax_peft.tasks.by_class.ByClass.record`. The row of a run's last round has it."""

@@ -18,9 +18,10 @@ from fedjax_peft.simulation.client_models import (
     check_clients,
     check_format,
     check_global,
+    client_number,
     untrained_note,
 )
-from fedjax_peft.simulation.rows import Row, by_class_of, headline, seen_clients
+from fedjax_peft.simulation.rows import Row, by_class_of, client_names, headline, seen_clients
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
@@ -76,8 +77,14 @@ class Run:
         """The guarantee of differential privacy after the last round, in words; empty without."""
         return privacy_in_words(self.metrics)
 
-    def client_params(self, client: int) -> Params:
-        """Returns the trainable leaves of one client's model."""
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of the clients, in the order of their numbers; empty if they have none."""
+        return client_names(self.metrics)
+
+    def client_params(self, client: int | str) -> Params:
+        """Returns the trainable leaves of one client's model, by its number or its name."""
+        client = client_number(client, self.client_names)
         if client_count(self.client_state):
             check_clients([client], self.client_state)
         kept = client_rows(self.client_state, client)
@@ -97,7 +104,7 @@ class Run:
         directory: str | Path,
         *,
         format: Literal["peft", "adapterhub", "merged", "hub"] = "peft",
-        client: int | None = None,
+        client: int | str | None = None,
         overwrite: bool = False,
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> Path:
@@ -107,8 +114,8 @@ class Run:
           directory: a directory that is new, is empty, or holds an export of the same content.
           format: ``peft`` (Hugging Face PEFT), ``adapterhub``, ``merged`` (a plain checkpoint), or
             ``hub``: the folder of :meth:`push_to_hub`.
-          client: the client whose model is exported, in a run whose clients keep a state; by
-            default the global model.
+          client: the number or name of the client whose model is exported, in a run whose clients
+            keep a state; by default the global model.
           overwrite: also replace an export of other content in the directory.
           dtype: of the weights of ``merged``. ``bfloat16`` halves the file, and rounds.
 
@@ -135,7 +142,7 @@ class Run:
         repository: str,
         *,
         directory: str | Path | None = None,
-        client: int | None = None,
+        client: int | str | None = None,
         merged: bool = False,
         license: str | None = None,
         base_model: str | None = None,
@@ -183,7 +190,7 @@ class Run:
         pairs: Sequence[str] | None = None,
         *,
         output: "Output" = "logits",
-        client: int | None = None,
+        client: int | str | None = None,
     ) -> np.ndarray:
         """Returns what the model predicts for texts: logits, probabilities or names of classes.
 
@@ -195,8 +202,8 @@ class Run:
           pairs: n second texts, for a task on pairs of texts.
           output: ``logits`` or ``probabilities``, float32 ``[n, classes]`` in the order of
             ``run.model.labels``; or ``labels``, the names of the most likely classes, ``[n]``.
-          client: the client whose model predicts, in a run whose clients keep a state; by default
-            the global model.
+          client: the number or name of the client whose model predicts, in a run whose clients
+            keep a state; by default the global model.
 
         Raises:
           InputError: the model has no tokenizer; it has no classes of whole texts, and ``output``
@@ -208,7 +215,9 @@ class Run:
         how: dict[str, Any] = {"output": output, **self._length()}
         return predict(self.trained, self._params_of(client), texts, pairs, **how)
 
-    def scores_by_class(self, data: Dataset | Any = None, *, client: int | None = None) -> ByClass:
+    def scores_by_class(
+        self, data: Dataset | Any = None, *, client: int | str | None = None
+    ) -> ByClass:
         """Returns the scores of each class (precision, recall, F1) and the confusion matrix.
 
         ``print(run.scores_by_class())`` shows them; ``.rows()`` is for a data frame. Classes of a
@@ -233,7 +242,7 @@ class Run:
         task = self.task if isinstance(self.task, BuiltTask) else classification()
         return scores_by_class(model, self._params_of(client), data, task=task, **self._length())
 
-    def _recorded_by_class(self, client: int | None) -> ByClass:
+    def _recorded_by_class(self, client: int | str | None) -> ByClass:
         found = by_class_of(self.metrics).get("test")
         if found is None or client is not None:
             why = "has recorded no scores by class of a test set"
@@ -250,7 +259,7 @@ class Run:
         return {} if self.max_length is None else {"max_length": self.max_length}
 
     def generate(
-        self, prompts: Sequence[Any], *, client: int | None = None, **options: Any
+        self, prompts: Sequence[Any], *, client: int | str | None = None, **options: Any
     ) -> list[str]:
         """Returns completions of a language model's prompts; see :func:`fedjax_peft.generate`.
 
@@ -259,8 +268,8 @@ class Run:
 
         Args:
           prompts: texts, or conversations.
-          client: the client whose model generates, in a run whose clients keep a state; by default
-            the global model.
+          client: the number or name of the client whose model generates, in a run whose clients
+            keep a state; by default the global model.
           **options: of :func:`fedjax_peft.generate`: ``max_new_tokens``, ``temperature``,
             ``top_p``, ``top_k``, ``seed``, ``batch_size``, and another ``template``.
 
@@ -275,7 +284,11 @@ class Run:
         return generate(self.trained, self._params_of(client), prompts, **of_run, **options)
 
     def _hub_folder(
-        self, directory: str | Path, client: int | None, chosen: Sequence[Any], overwrite: bool
+        self,
+        directory: str | Path,
+        client: int | str | None,
+        chosen: Sequence[Any],
+        overwrite: bool,
     ) -> Path:
         """Writes what :meth:`push_to_hub` uploads; ``chosen`` are :class:`report.hub.Choices`."""
         from fedjax_peft.report import hub
@@ -286,24 +299,25 @@ class Run:
             hub.record_of(self),
             directory,
             choices=hub.Choices(*chosen),
-            client=client,
+            client=None if client is None else client_number(client, self.client_names),
             moved=self.algorithm.server.frozen_delta is not None,
             overwrite=overwrite,
         )
 
-    def _warn_personal(self, client: int | None) -> None:
+    def _warn_personal(self, client: int | str | None) -> None:
         """Warns of a client's model that the run's guarantee of privacy does not cover."""
         note = "" if client is None else personal_privacy_note(self.metrics)
         if note:
             warnings.warn(note[0].upper() + note[1:], stacklevel=3)
 
-    def _params_of(self, client: int | None) -> Params:
+    def _params_of(self, client: int | str | None) -> Params:
         """Returns the trainable leaves of a client's model, or of the global one."""
         if client is None:
             clients = client_count(self.client_state)
             advice = f"Choose a client's model: client=0 to client={clients - 1}."
             check_global(self.model, self.algorithm, advice)
             return self.params
+        client = client_number(client, self.client_names)
         check_clients([client], self.client_state)
         if note := untrained_note([client], seen_clients(self.metrics)):
             warnings.warn(note[0].upper() + note[1:], stacklevel=3)

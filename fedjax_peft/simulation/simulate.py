@@ -241,6 +241,7 @@ def _parts(
         "local": local,
         "wrapped_for": None if wrapping == (None, None) else federation,
         "notes": _notes(given),
+        "client_names": given.clients.names,
     }
 
 

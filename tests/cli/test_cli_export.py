@@ -265,6 +265,24 @@ def test_predictions_of_clients(alone, texts, tmp_path, capsys):
     assert "no client 9" in fails(capsys, *arguments, str(tmp_path / "b"), "--client", "9")
 
 
+def test_a_client_is_chosen_by_its_name(alone, texts, tmp_path, capsys):
+    run, names = tmp_path / "named", [f"user {i}" for i in range(6)]
+    shutil.copytree(alone, run)
+    first, *others = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    first = json.dumps({**json.loads(first), "client_names": names}) + "\n"
+    (run / "metrics.jsonl").write_text("".join([first, *others]))
+    arguments = ["predict", str(run), "--input", str(texts), "--output"]
+    assert cli.main([*arguments, str(tmp_path / "a"), "--client", "user 4"]) == 0
+    assert "client 4 is 'user 4'." in capsys.readouterr().err
+    assert cli.main([*arguments, str(tmp_path / "b"), "--clients", "user 4,2"]) == 0
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {
+        *("client_0002.jsonl", "client_0004.jsonl")
+    }
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b" / "client_0004.jsonl").read_bytes()
+    error = fails(capsys, *arguments, str(tmp_path / "c"), "--client", "user 44")
+    assert "Did you mean 'user 4'" in error
+
+
 def test_predictions_of_a_table_of_any_format(finished, texts, tmp_path, capsys):
     """An answer has the line of its row, and tables in memory give the same."""
     rows = [json.loads(line)["text"] for line in texts.read_text().splitlines()]
@@ -318,8 +336,8 @@ def test_a_merged_model_in_bfloat16(finished, tmp_path, capsys):
     [
         ("6", "There is no client 6: the run has 6, 0 to 5"),
         ("0,-1", "There is no client -1"),
-        ("some", "'some' is neither 'all' nor numbers"),
-        ("", "'' is neither"),
+        ("some", "There is no client 'some': this run's clients have numbers, and no names"),
+        ("", "There is no client ''"),
     ],
 )
 def test_clients_that_do_not_exist_are_errors(alone, tmp_path, capsys, clients, complaint):
