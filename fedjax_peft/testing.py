@@ -133,7 +133,7 @@ def write_tiny_language_model(directory: str | Path, *, seed: int = 0, **config:
 
     Args:
       directory: where to.
-      seed: of the weights.
+      seed: the seed of the weights.
       **config: fields of the ``config.json`` that replace those of :data:`TINY_LLAMA`.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

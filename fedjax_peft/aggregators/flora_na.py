@@ -47,7 +47,7 @@ def flora_na(*, steps: int = 20, error: bool = True) -> Aggregator:
     All uploads of a cohort are held in memory at once.
 
     Args:
-      steps: of the alternating least squares, each for P and for Q; 0 is the plain mean.
+      steps: steps of the alternating least squares, for P and for Q; 0 is the plain mean.
       error: measure the aggregation error that is left; it needs one dense matrix for each adapted
         layer.
 

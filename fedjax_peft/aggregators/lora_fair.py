@@ -58,7 +58,7 @@ def lora_fair(
       lam: λ, the weight of the correction's norm.
       solver: ``gradient`` (the paper's objective) or ``least_squares`` (in closed form; ours).
       rate: η, the relative rate of the gradient descent.
-      steps: of the gradient descent.
+      steps: the number of steps of the gradient descent.
 
     Raises:
       InputError: an option out of its range; on use, a model without LoRA pairs, or

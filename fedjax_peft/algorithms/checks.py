@@ -69,12 +69,12 @@ SHARED_OPTIONS = {
     " ``product`` the aggregator says how products are factored anew; by default as FRA does.",
     "head": "``shared``: the classification head is trained and averaged; ``private``: it is"
     " trained and never sent; ``frozen``: it is not trained.",
-    "weights": "of clients in the aggregate: by ``size``, the number of their examples, or all the"
-    " same (``uniform``).",
+    "weights": "how clients are weighed in the aggregate: by ``size``, the number of their"
+    " examples, or all the same (``uniform``).",
     "keep_optimizer": "clients keep their optimizer's state from round to round; by default it"
-    " starts afresh in every round. This suits clients that take part often. Aggregators that"
-    " factor anew, such as ``fra``, are refused. The memory is that of the state (for Adam two"
-    " numbers for each trained one) for every client of the federation.",
+    " starts anew in every round. This suits clients that take part often. Aggregators that"
+    " factor anew, such as ``fra``, are refused. Every client of the federation needs memory for"
+    " its state (for Adam two numbers for each trained one).",
     "server_schedule": "factor of the server's learning rate by round, such as"
     " ``fp.schedules.cosine(rounds=100)``; by default 1 in every round.",
 }

@@ -248,8 +248,8 @@ def fedadam(
 
     Args:
       server_learning_rate: η, to be tuned together with the clients'.
-      b1: β₁, of the mean change.
-      b2: β₂, of the mean squared change.
+      b1: β₁, the decay of the mean change.
+      b2: β₂, the decay of the mean squared change.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
 
@@ -285,7 +285,7 @@ def fedyogi(
 
     Args:
       server_learning_rate: η, to be tuned together with the clients'.
-      b1: β₁, of the mean change.
+      b1: β₁, the decay of the mean change.
       b2: β₂; v moves by at most (1 - β₂) Δ² in a round.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
@@ -321,7 +321,7 @@ def fedadagrad(
 
     Args:
       server_learning_rate: η, to be tuned together with the clients'.
-      b1: β₁, of the mean change.
+      b1: β₁, the decay of the mean change.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
 

@@ -33,12 +33,12 @@ def fedbuff(
       buffer_size: K, the uploads of an aggregation.
       concurrency: M_c, the clients that train at the same time; None: ``clients_per_round``.
       staleness: the weight s of a stale change, see :data:`Staleness`.
-      exponent: of the polynomial weight; the paper's is 0.5.
-      slope: of the hinge weight.
+      exponent: the exponent of the polynomial weight; the paper's is 0.5.
+      slope: the slope of the hinge weight.
       grace: the staleness up to which the hinge weight is 1.
       server_learning_rate: η_g.
-      weights: of the mean: ``uniform``, 1 / K each, as in the paper; or ``size``, by the clients'
-        numbers of examples, as in synchronous FedAvg.
+      weights: the weights of the mean: ``uniform``, 1 / K each, as in the paper; or ``size``, by
+        the clients' numbers of examples, as in synchronous FedAvg.
       max_staleness: uploads with a larger staleness are discarded, and do not fill the buffer.
 
     Raises:

@@ -21,7 +21,7 @@ def alie(share: float, *, z: float | None = None, seed: int = 0) -> Attack:
     """Hostile clients all send the mean of the honest changes minus ``z`` standard deviations.
 
     Args:
-      share: of all clients, the hostile ones: ``round(share * clients)``.
+      share: the share of hostile clients, ``round(share * clients)`` of them.
       z: standard deviations; by default the paper's, from the numbers of clients in the round.
       seed: chooses the hostile clients.
 

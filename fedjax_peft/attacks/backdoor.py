@@ -51,14 +51,14 @@ def backdoor(
     returns the examples that measure it.
 
     Args:
-      share: of all clients, the hostile ones: ``round(share * clients)``.
+      share: the share of hostile clients, ``round(share * clients)`` of them.
       target: the class that the trigger is to cause.
       token: the id of the token that is the trigger. A rare token hides best.
       positions: where the token replaces what is there; 1 is the place after ``[CLS]``.
       patch: the side of the square that is the trigger, in pixels, in the lower right corner.
       value: brightness of the square, from 0 to 255.
-      fraction: of the examples of every batch of a hostile client, the first
-        ``round(fraction * examples)`` get the trigger and the target.
+      fraction: the share of a hostile client's batch that gets the trigger and the target: the
+        first ``round(fraction * examples)``.
       scale: length of the sent change in lengths of the learned one; see :func:`scaled`.
       seed: chooses the hostile clients.
 

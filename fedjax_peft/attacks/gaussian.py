@@ -17,7 +17,7 @@ def gaussian(share: float, std: float, *, seed: int = 0) -> Attack:
     """Hostile clients send Gaussian noise instead of their change of the leaves.
 
     Args:
-      share: of all clients, the hostile ones: ``round(share * clients)``.
+      share: the share of hostile clients, ``round(share * clients)`` of them.
       std: standard deviation of every entry.
       seed: chooses the hostile clients. The noise follows from the seed of the run.
 

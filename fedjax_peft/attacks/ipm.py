@@ -16,7 +16,7 @@ def ipm(share: float, *, epsilon: float = 0.5, seed: int = 0) -> Attack:
     """Hostile clients all send ``-epsilon`` times the mean of the honest changes.
 
     Args:
-      share: of all clients, the hostile ones: ``round(share * clients)``.
+      share: the share of hostile clients, ``round(share * clients)`` of them.
       epsilon: the paper tries 0.1 to 100.
       seed: chooses the hostile clients.
 

@@ -22,7 +22,7 @@ def label_flip(
     Training metrics of hostile clients are about these labels.
 
     Args:
-      share: of all clients, the hostile ones: ``round(share * clients)``.
+      share: the share of hostile clients, ``round(share * clients)`` of them.
       source: change only examples of this class; needs ``target``.
       target: the class that they are given.
       seed: chooses the hostile clients.

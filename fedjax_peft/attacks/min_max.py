@@ -28,7 +28,7 @@ def min_max(
     They stay as close to every honest change as the two honest ones that are farthest apart.
 
     Args:
-      share: of all clients, the hostile ones: ``round(share * clients)``.
+      share: the share of hostile clients, ``round(share * clients)`` of them.
       direction: against the mean (``unit``), against the standard deviations (``std``), or against
         the signs of the mean (``sign``).
       seed: chooses the hostile clients.

@@ -17,7 +17,7 @@ def scaled(share: float, factor: float, *, seed: int = 0) -> Attack:
     """Hostile clients send their change of the leaves times ``factor``, to outweigh the others.
 
     Args:
-      share: of all clients, the hostile ones: ``round(share * clients)``.
+      share: the share of hostile clients, ``round(share * clients)`` of them.
       factor: the length of the sent change in lengths of the honest one.
       seed: chooses the hostile clients.
 

@@ -16,7 +16,7 @@ def sign_flip(share: float, *, scale: float = 1.0, seed: int = 0) -> Attack:
     """Hostile clients send their change of the leaves with the opposite sign, times ``scale``.
 
     Args:
-      share: of all clients, the hostile ones: ``round(share * clients)``.
+      share: the share of hostile clients, ``round(share * clients)`` of them.
       scale: length of the sent change in lengths of the honest one.
       seed: chooses the hostile clients.
 

@@ -207,7 +207,7 @@ class Clients(Generic[DataT]):
         (``meta``), units are counted and held out instead of examples.
 
         Args:
-          fraction: of each client's examples, strictly between 0 and 1.
+          fraction: the share of each client's examples, strictly between 0 and 1.
           seed: a client's split depends on the seed and the client's number only.
 
         Raises:

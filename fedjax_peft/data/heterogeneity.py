@@ -41,7 +41,7 @@ def js_divergence(table: Any, base: float = 2, sqrt: bool = False) -> np.ndarray
 
     Args:
       table: counts or shares, not negative, ``[rows, classes]``.
-      base: of the logarithm.
+      base: the base of the logarithm.
       sqrt: return the square root.
 
     Raises:

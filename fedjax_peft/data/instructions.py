@@ -149,7 +149,7 @@ def as_instructions(
     Args:
       name: of the data set; one without an entry in :data:`FORMS` has general templates.
       table: one split, prepared for its own task: classified texts, or questions on contexts.
-      seed: of the choice of templates. A row's template does not depend on ``rows``.
+      seed: the seed of the choice of templates. A row's template does not depend on ``rows``.
       rows: the rows to use; None: all.
 
     Raises:

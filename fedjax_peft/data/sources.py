@@ -113,8 +113,8 @@ def load_dataset(
         :func:`fedjax_peft.data.encoders.spans.encode_spans`.
       clusters: adds a key ``cluster`` to ``train``: the group of each text (of the question and its
         answer), by k-means with so many groups.
-      order: of the entity types in the key ``tag_set`` of tagged data, by default ``sorted``; see
-        :func:`fedjax_peft.data.encoders.tags.tag_set`.
+      order: the order of the entity types in the key ``tag_set`` of tagged data, by default
+        ``sorted``; see :func:`fedjax_peft.data.encoders.tags.tag_set`.
       columns: our column name -> the name in your files, such as ``{"text": "review", "label":
         "stars"}``. Columns that are not listed keep their names.
       csv: how your csv files are written, if not with commas, in UTF-8 and with a header, such as

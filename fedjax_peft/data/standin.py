@@ -24,7 +24,7 @@ def tiny_tables(entry: Source, seed: int) -> dict[str, Table]:
     keys and the size of images are the entry's; every class is in every split.
 
     Args:
-      seed: of the rows. What a model can learn from them does not depend on it.
+      seed: the seed of the rows. What a model can learn from them does not depend on it.
 
     Raises:
       InputError: the encoder of the entry's task makes no stand-ins.

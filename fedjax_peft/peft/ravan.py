@@ -63,7 +63,7 @@ def ravan(
     Args:
       rank: r of each head; a layer trains ``heads * (rank² + 1)`` numbers.
       heads: h.
-      init: of the bases: orthonormal over all heads (``gram_schmidt``), or ``normal``.
+      init: the start of the bases: orthonormal over all heads (``gram_schmidt``), or ``normal``.
 
     Raises:
       InputError: an impossible option here; when it is attached, a target that matches nothing, or

@@ -80,7 +80,7 @@ def canaries(
       clients: the number of clients in the federation.
       strength: the length of the change that a canary sends. Choose it far above the clip norm, so
         that a mechanism without clipping is noticed.
-      seed: of the coins and the entries.
+      seed: the seed of the coins and the entries.
 
     Raises:
       InputError: the leaves have too few entries; on use, the uploads do not have these leaves.

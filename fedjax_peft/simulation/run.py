@@ -117,7 +117,7 @@ class Run:
           client: the number or name of the client whose model is exported, in a run whose clients
             keep a state; by default the global model.
           overwrite: also replace an export of other content in the directory.
-          dtype: of the weights of ``merged``. ``bfloat16`` halves the file, and rounds.
+          dtype: the dtype of the weights of ``merged``. ``bfloat16`` halves the file, and rounds.
 
         Raises:
           InputError: the format does not support the method; the client does not exist; ``client``

@@ -38,7 +38,7 @@ def completing(
 
     Args:
       how: how tokens are chosen.
-      seed: of the random numbers.
+      seed: the seed of the random numbers.
 
     Raises:
       InputError: an impossible setting.

@@ -42,8 +42,8 @@ def instruction_tuning(
         ``####``. None: nothing is generated, which is quicker, and the headline is ``accuracy``.
       max_new_tokens: the largest number of tokens in a generated answer. With the metric
         ``exact_match`` or ``gsm8k``, a run warns if gold answers of its test data are longer.
-      temperature: of generated answers, see :class:`fedjax_peft.contracts.Sampling`; 0: the
-        most likely token.
+      temperature: the temperature of generated answers, see
+        :class:`fedjax_peft.contracts.Sampling`; 0: the most likely token.
       top_p: likewise.
       top_k: likewise.
       tokenizer: the rule by which scores find words (:mod:`fedjax_peft.tasks.words`). ``unicode``

@@ -32,7 +32,7 @@ def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
     compressor of a chain.
 
     Args:
-      rank: of the factors.
+      rank: the rank of the factors.
       error_feedback: whether clients add what was lost to their next change.
 
     Raises:

@@ -25,7 +25,7 @@ def feature_shift(
       clients: number of clients, at most the number of examples.
       kind: ``"rotation"``, ``"noise"``, ``"brightness"`` or ``"contrast"``.
       strength: client k of K, from 0, has ``strength * k / K`` of it; for rotations in degrees.
-      seed: of the random streams.
+      seed: the seed of the random streams.
 
     Raises:
       InputError: an argument out of range, no such kind, or data without images.
@@ -53,7 +53,7 @@ def shift_features(
       clients: a federation of images, uint8; no example may have two owners.
       kind: see above.
       strength: the limit of the shift for large k, in the unit of the kind.
-      seed: of the noise.
+      seed: the seed of the noise.
 
     Raises:
       InputError: an unknown kind, an impossible strength, or data that are not such images.

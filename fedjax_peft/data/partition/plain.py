@@ -13,7 +13,7 @@ def iid(data: DataT, clients: int, *, seed: int = 0) -> Clients[DataT]:
     Args:
       data: a data set, or integer labels ``[examples]``.
       clients: number of clients, at most the number of examples.
-      seed: of the random stream.
+      seed: the seed of the random stream.
 
     Raises:
       InputError: ``clients`` out of range.

@@ -47,7 +47,7 @@ def dirichlet(
       mode: ``client_prior`` (every client draws its label shares; equal sizes) or ``class_wise``
         (every label draws its client shares; unequal sizes), see above.
       min_size: least number of examples of a client.
-      seed: of the random stream.
+      seed: the seed of the random stream.
 
     Raises:
       InputError: an argument out of range, or no such key.
@@ -79,7 +79,7 @@ def label_share(
       data: a data set, or integer labels ``[examples]``.
       shares: one row per label, in label order, and one column per client; rows sum to 1.
       by: a key of ``data.meta`` whose sorted values take the place of labels; None: the labels.
-      seed: of the random stream.
+      seed: the seed of the random stream.
 
     Raises:
       InputError: a table that does not fit the labels, or that leaves a client without examples.
@@ -112,7 +112,7 @@ def pathological(
       clients: number of clients, at most the number of examples.
       classes_per_client: how many classes a client has; together the clients must hold them all.
       by: a key of ``data.meta`` whose values take the place of labels; None: the labels.
-      seed: of the random stream.
+      seed: the seed of the random stream.
 
     Raises:
       InputError: an argument out of range, or more classes than clients can hold.
@@ -150,7 +150,7 @@ def quantity(
       clients: number of clients, at most the number of examples.
       alpha: concentration, positive; towards infinity all sizes are equal.
       min_size: least number of examples of a client.
-      seed: of the random stream.
+      seed: the seed of the random stream.
 
     Raises:
       InputError: an argument out of range.

@@ -32,7 +32,7 @@ def natural(
       min_size: least number of examples of a client.
       names: take exactly these instead, in this order: ``names=train.names`` gives the test split
         to the same clients. A client may then be empty only with ``min_size=0``.
-      seed: of the random stream.
+      seed: the seed of the random stream.
 
     Raises:
       InputError: no such key, too few clients with ``min_size`` examples, or a name that the data
@@ -75,7 +75,7 @@ def grouped(
         all.
       by: the key of the users.
       min_size: least number of examples of a user.
-      seed: of the random stream.
+      seed: the seed of the random stream.
 
     Raises:
       InputError: no such key, or fewer users than groups or than ``of``.

@@ -62,7 +62,7 @@ def export(
         names.
       run: the directory of the run that trained the leaves, which a run that starts from the export
         then knows (``run_of``).
-      dtype: of the weights of a merged model. ``bfloat16`` halves the file, and rounds.
+      dtype: the dtype of the weights of a merged model. ``bfloat16`` halves the file, and rounds.
       finish: called with the complete folder before it appears, to add files to it.
 
     Raises:

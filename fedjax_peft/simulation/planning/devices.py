@@ -141,7 +141,7 @@ def plan(
       model: with a PEFT method, as for :func:`fedjax_peft.simulate` like the arguments that are not
         named here.
       device: such as ``h100`` or ``v5e``; ``fedjax-peft list devices`` has all names.
-      local_steps: of each client in a round.
+      local_steps: local steps of each client in a round.
       lanes: clients side by side.
       compiled: ask the device's compiler, too. The extra ``compile-gpu`` or ``compile-tpu``
         installs it; start Python with ``JAX_PLATFORMS=cpu``.

@@ -17,7 +17,7 @@ def csv(*, path: str = "metrics.csv") -> Tracker:
     ``train_s`` of the table ``time``. A number that a round lacks is an empty cell.
 
     Args:
-      path: of the file; a relative path is in the run directory.
+      path: the path of the file; a relative path is in the run directory.
     """
 
     def take(row: Row, run: TrackedRun, /) -> None:

@@ -37,7 +37,7 @@ def mlflow(*, experiment: str = "fedjax_peft", tracking_uri: str | None = None) 
 
     Args:
       experiment: name of the experiment, which is made if there is none.
-      tracking_uri: of the server, or ``sqlite:///FILE``; by default the environment's
+      tracking_uri: the server's address, or ``sqlite:///FILE``; by default the environment's
         ``MLFLOW_TRACKING_URI``, or else MLflow's own default.
 
     Raises:

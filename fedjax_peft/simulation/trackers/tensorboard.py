@@ -15,7 +15,7 @@ def tensorboard(*, folder: str = "tensorboard") -> Tracker:
     A resumed run adds a file, which hides the points that older files have from its first round on.
 
     Args:
-      folder: of the event files; a relative path is in the run directory.
+      folder: the folder of the event files; a relative path is in the run directory.
 
     Raises:
       InputError: the package ``tensorboardX`` is missing.

@@ -18,7 +18,7 @@ def wandb(
     The steps are the rounds. A resumed run continues the same W&B run.
 
     Args:
-      project: of the W&B runs.
+      project: the project of the W&B runs.
       entity: the user or team; by default the one that is logged in.
       mode: ``offline`` writes to ``wandb/`` in the run directory, for ``wandb sync``; by default
         the environment's ``WANDB_MODE``, or else ``online``.
