@@ -27,6 +27,10 @@ from fedjax_peft.support.display import argument
 from fedjax_peft.support.errors import InputError
 
 
+class _Missing(InputError):
+    """A data set is not in the folder of ``--data``."""
+
+
 def reproduce(options: argparse.Namespace) -> None:
     """Runs or resumes what a result needs and writes it; without a name, prints the list."""
     papers = read(experiments())
@@ -41,13 +45,25 @@ def reproduce(options: argparse.Namespace) -> None:
         raise InputError(f"{paper} {result.words[0]} has no {setting} setting: {advice}.")
     prepare_jax(options)
     out = options.out or result.out(setting)
-    jobs = [_job(one, options, out / one.out) for one in result.sweeps[setting]]
+    jobs, missing = [], []
+    for one in result.sweeps[setting]:
+        try:
+            jobs.append(_job(one, options, out / one.out))
+        except _Missing as error:
+            missing.append(error)
+    if missing and not jobs:
+        raise missing[0]
     print(*_head(result, setting, jobs, out), sep="\n", flush=True)
+    print(*(f"Left out: {error}" for error in missing), sep="\n", end="\n" * bool(missing))
     if options.dry_run:
         return
     from fedjax_peft.cli import sweeping
+    from fedjax_peft.config import config as configs
 
     try:
+        for job in jobs:
+            if not job.resume:  # what cannot be had is said before anything is trained
+                configs.federation(job.first)
         for job in jobs:
             print(f"\n{job.config}", flush=True)
             sweeping.sweep(job)
@@ -76,6 +92,7 @@ def _job(sweep: Sweep, options: argparse.Namespace, out: Path) -> argparse.Names
         quiet=options.quiet or done == len(points),
         **{"overwrite": False, "dry_run": False, "early_stop": False, "replicas": None},
         **{"changed": bool(own or options.model), "runs": len(points), "done": done},
+        first=points[0].config,
     )
 
 
@@ -83,7 +100,7 @@ def _source(raw: Mapping[str, Any], folder: Path | None) -> list[str]:
     """Returns the override that takes a config's data set from its place in a folder.
 
     Raises:
-      InputError: the folder does not have it, and it does not come from the package index.
+      _Missing: the folder does not have it, and it does not come from the package index.
     """
     if folder is None:
         return []
@@ -99,7 +116,7 @@ def _source(raw: Mapping[str, Any], folder: Path | None) -> list[str]:
         return []
     needs = f"the folders {', '.join(entry.parts)}" if entry.parts else f"a folder {name}"
     files = f" with {entry.download}" if entry.download else ""
-    raise InputError(
+    raise _Missing(
         f"--data {folder} needs {needs}{files}. Without --data, the data come from the Hugging"
         " Face hub."
     )

@@ -152,8 +152,27 @@ def test_what_is_wrong_is_named(place, capsys, monkeypatch, words, error):
     assert error in fails(capsys, "reproduce", *words)
 
 
+def test_data_that_cannot_be_had_end_the_command_before_it_trains(place, project, capsys):
+    words = ["mine", "2", "--model", str(project / "model"), "data.source=nowhere"]
+    assert "nowhere" in fails(capsys, "reproduce", *words)
+    assert not (place / "runs").exists()
+
+
+def test_what_is_not_in_the_folder_is_left_out(place, data, capsys):
+    file = place / "experiments" / "mine" / "small" / "one.toml"
+    file.with_name("other.toml").write_text(file.read_text().replace("20newsgroups", "mrqa"))
+    text = LIST.replace('["one"]', '["other", "one"]')
+    (place / "experiments" / "reproduce.toml").write_text(text)
+    words = ["reproduce", "mine", "extra", "--small", "--hours", "--data", str(data)]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    assert "small/one.toml: 4 runs" in said
+    assert said.splitlines()[-1].startswith(f"Left out: --data {data} needs a folder mrqa with the")
+
+
 def test_the_error_of_a_script_is_shown(place, capsys, monkeypatch):
     monkeypatch.setattr(sweeping, "sweep", lambda options: None)
+    monkeypatch.setattr(configs, "federation", lambda config: None)
     error = fails(capsys, "reproduce", "mine", "extra", "--small")
     assert (
         "The runs are complete, but experiments/mine/write.py failed: ValueError: no luck" in error
