@@ -251,7 +251,7 @@ class ConfigKeys(SphinxDirective):
             if not meaning:
                 place = self.get_location()
                 logger.warning("the config key %s has no meaning", key.dotted, location=place)
-            kind, default = explain.type_text(key.kind), explain.default_text(key.default)
+            kind, default = explain.type_text(key.kind), explain.default_text(key)
             owners = rows.setdefault(key.table, {})
             row = (f"``{key.name}``", kind, default, meaning)
             owners.setdefault(row, []).extend(key.functions)

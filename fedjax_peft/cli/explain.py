@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.config import Key
+from fedjax_peft.config.schema import OF_THE_RUN
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.storage.earlier import RENAMED
 from fedjax_peft.support.errors import InputError, check_known, nearest
@@ -95,7 +96,7 @@ def explain_function(table: str, name: str) -> str:
         head = f"In a config:\n\n  [{table}.{name}]"
     found = [key for key in configs.all_keys() if key.table == table and key.owner is function]
     rows = [
-        _paragraph(f"{key.name}: {type_text(key.kind)}, {default_text(key.default)}", meaning(key))
+        _paragraph(f"{key.name}: {type_text(key.kind)}, {default_text(key)}", meaning(key))
         for key in found
     ]
     body = "\n".join(["and its keys:", "", *rows]) if rows else "It has no keys."
@@ -148,8 +149,11 @@ def type_text(kind: Any) -> str:
     )
 
 
-def default_text(default: Any) -> str:
-    """Returns a default in words, written as in TOML."""
+def default_text(key: Key) -> str:
+    """Returns the default of a key in words, written as in TOML."""
+    default = key.default
+    if key.table and key.name in OF_THE_RUN and default is None:
+        return "by default that of the run"
     if default is ...:
         return "must be given"
     if default is None:
@@ -178,7 +182,7 @@ def _paragraphs(
     """Returns a paragraph for each key; functions with the same description share a paragraph."""
     groups: dict[tuple[str, str, str, str], list[Key]] = {}
     for key in keys:
-        description = (key.dotted, type_text(key.kind), default_text(key.default), meaning(key))
+        description = (key.dotted, type_text(key.kind), default_text(key), meaning(key))
         groups.setdefault(description, []).append(key)
     return [
         _paragraph(f"{dotted}: {kind}, {default}{_of(group)}", shortened(text))

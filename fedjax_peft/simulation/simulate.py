@@ -132,8 +132,10 @@ def simulate(
       local_steps: local steps in a round, instead of ``epochs``. A pair ``(least, most)`` is a
         range, as for ``epochs``.
       task: loss and metrics; by default the task of the data (``Dataset.task``).
-      seed: the seed of everything random in the run. ``attach``, ``load_model`` and partitions have
-        their own; in a config they take this one, unless their table has a ``seed``.
+      seed: the seed of everything random in the run. In Python ``attach``, ``load_model`` and
+        partitions have their own, 0 by default. In a config they take this one, except that
+        ``model.seed`` is that of a new head, ``data.seed`` that of the splits, and
+        ``partition.seed`` that of the partition, where these keys are written.
       transforms: one transform of the clients' uploads, such as ``fp.transforms.clip_norm(1.0)``,
         or several in the order in which a client applies them.
       privacy: a mechanism of differential privacy, such as ``fp.privacy.central(...)``.

@@ -21,7 +21,7 @@ def test_every_key_is_documented():
 def test_every_key_has_a_type_and_a_default():
     """Both are in words, without Python's notation."""
     for key in KEYS:
-        text = f"{explain.type_text(key.kind)}, {explain.default_text(key.default)}"
+        text = f"{explain.type_text(key.kind)}, {explain.default_text(key)}"
         assert not any(word in text for word in ("None", "typing", "Ellipsis", "True", "()")), text
 
 
@@ -36,6 +36,12 @@ def test_every_key_has_a_type_and_a_default():
         ),
         ("mu", ["(of fedprox)", "(of moon)", "(of fedmcp)"]),
         ("data.columns", ["table of texts, none by default", "our column name"]),
+        (
+            "seed",
+            ["seed: whole number, default 0", "partition.seed: whole number, by default that of"],
+        ),
+        ("model.seed", ["by default that of the run"]),
+        ("schedule.rounds", ["by default that of the run"]),
         ("client_ranks", ["list of whole numbers"]),
         ("sampling", ['"uniform" or "size" or "poisson"', 'default "uniform"']),
         ("client_holdout", ["held out"]),  # documented as a field

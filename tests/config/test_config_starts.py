@@ -73,3 +73,27 @@ def test_a_start_that_cannot_be_taken_is_refused(base):
         configs.run(with_start(base, privacy=private))
     with pytest.raises(InputError, match=r"Unknown config key \[peft\] 'gradient_start'"):
         configs.resolve({**base, "peft": {"name": "lora", "gradient_start": 0.1}})
+
+
+def test_which_seed_decides_what(base):
+    """As the reference and the page of sharp edges say."""
+    base = {**base, "algorithm": "fedavg", "peft": {"name": "lora", "rank": 2}}
+
+    def parts(**tables):
+        given = {name: {**base.get(name, {}), **table} for name, table in tables.items()}
+        config = configs.resolve({**base, **given, "seed": 1})
+        data, clients = configs.federation(config)
+        leaves = configs.build_model(config, data["train"].label_names).trainable
+        found = {
+            "adapters": [x for n, x in leaves.items() if n.endswith("lora_a")],
+            "head": leaves["classifier.kernel"],
+            "splits": data["test"].columns["input_ids"],
+            "partition": np.concatenate(clients.indices),
+        }
+        return {name: np.asarray(x).tolist() for name, x in found.items()}
+
+    usual = parts()
+    for table, changed in (("model", "head"), ("data", "splits"), ("partition", "partition")):
+        assert parts(**{table: {"seed": 1}}) == usual
+        other = parts(**{table: {"seed": 2}})
+        assert [name for name in usual if other[name] != usual[name]] == [changed]
