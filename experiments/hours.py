@@ -137,7 +137,7 @@ def with_table(text: str, made: str) -> str:
 
 
 def check() -> None:
-    """Raises an InputError if the table, the heads and the configs do not agree."""
+    """Raises an InputError if a head is missing, or tables, heads and configs differ."""
     for name, make in TABLES.items():
         text = (FOLDER / name).read_text(encoding="utf-8")
         if with_table(text, make()) != text:
@@ -148,7 +148,7 @@ def check() -> None:
     for path in paths():
         count = sum(map(len, hours.runs_of(configs.load(path)).values()))
         found = HEAD.search(path.read_text(encoding="utf-8"))
-        if found is not None and found[1] != f"{count:,}":
+        if found is None or found[1] != f"{count:,}":
             raise InputError(f"The head of {path} does not have the hours of its {count:,} runs.")
 
 

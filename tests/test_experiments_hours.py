@@ -69,6 +69,17 @@ def test_a_head_is_written_once_and_the_rest_is_kept(folder):
     SCRIPT["check"]()
 
 
+def test_a_head_that_is_not_computed_yet_is_refused(folder):
+    """Also where the table says so."""
+    SCRIPT["main"]([])
+    path = folder / "mine" / "paper" / "one.toml"
+    path.write_text(path.read_text().replace("# Hours", "# Days"))
+    SCRIPT["main"](["--tables"])
+    assert SCRIPT["NOT_YET"] in (folder / "README.md").read_text()
+    with pytest.raises(InputError, match=r"one\.toml does not have the hours of its 1 runs"):
+        SCRIPT["check"]()
+
+
 @pytest.mark.parametrize(("old", "new"), [("of 1 run", "of 2 runs"), ("# Hours", "# Days")])
 def test_heads_that_do_not_agree_with_the_table_are_refused(folder, old, new):
     SCRIPT["main"]([])
@@ -79,7 +90,7 @@ def test_heads_that_do_not_agree_with_the_table_are_refused(folder, old, new):
 
 
 def test_a_table_of_commands_that_is_not_the_lists_is_refused_and_renewed(folder):
-    SCRIPT["main"](["--tables"])
+    SCRIPT["main"]([])
     (folder / "reproduce.toml").write_text(LIST.replace("nothing", "more"))
     with pytest.raises(InputError, match=r"papers\.md is not that of"):
         SCRIPT["check"]()

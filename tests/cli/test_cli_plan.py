@@ -1,6 +1,7 @@
 """``fedjax-peft plan``: the memory of a config, from its model's ``config.json`` alone."""
 
 import re
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -235,3 +236,17 @@ def test_kept_hidden_states_are_counted(plan):
     assert 0 <= below <= all_blocks
     frozen = [megabytes(x, "frozen weights") for x in (whole, text)]
     assert frozen[1] < frozen[0] / 4
+
+
+@pytest.mark.parametrize(
+    "device", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["memory", "device"]
+)
+def test_the_page_shows_what_the_command_prints(device, tmp_path, monkeypatch, capsys):
+    """Its config, its commands and their whole output."""
+    text = (Path(__file__).parents[2] / "docs" / "howto" / "plan.md").read_text()
+    (tmp_path / "my.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1])
+    shown = re.findall(r"```console\n\$ fedjax-peft (plan .*?)```", text, re.DOTALL)[device]
+    command, *lines = shown.replace("\\\n    ", "").splitlines()
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out.splitlines() == lines
