@@ -179,3 +179,23 @@ def test_tables_without_runs_are_left_out(tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         *("table1.csv", "table1.md", "table1.tex")
     ]
+
+
+def test_the_page_has_the_validation_of_each_rate():
+    """Two lower rates than the grid's, with seed 0, and the best of each method in bold."""
+    folder = Path(__file__).parents[1] / "experiments" / "fedmcp"
+    rows = read_table(folder / "results" / "long_choice_runs.csv")
+    page = (folder / "README.md").read_text()
+    table = [
+        line.strip(" |").split(" | ") for line in page.split("each alone | FedAP")[1].split("\n")
+    ]
+    adapters = ["fedmcp", "fedavg", "local", "fedap", "fedrep", "fedmatch"]
+    for cells in table[2:5]:
+        for at, methods in ((0, adapters), (7, ["fedft"])):
+            for k, method in enumerate(methods):
+                own = {float(x["rate"]): x for x in rows if x["method"] == method}
+                scores = {r: float(x["client_validation_accuracy_mean"]) for r, x in own.items()}
+                rate = float(cells[at])
+                told = f"{100 * scores[rate]:.1f}"
+                best = max(scores, key=scores.__getitem__) == rate
+                assert cells[at + 1 + k] == (f"**{told}**" if best else told), (method, rate)
