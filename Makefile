@@ -20,7 +20,7 @@ FOUND := $(call version,$(BIN)/python)
 KEPT := $(filter $(if $(filter file,$(origin PYTHON)),%,$(WANTED)),$(filter 3.%,$(FOUND)))
 ifeq ($(KEPT),)
 ifeq ($(filter 3.%,$(WANTED)),)
-$(error fedjax_peft needs Python 3.11 or newer. `$(PYTHON)` is $(or $(WANTED),not there). \
+$(error fedjax_peft needs Python 3.11 or newer. `$(PYTHON)` is $(or $(subst -, ,$(WANTED)),not there). \
 	Name another one, such as: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12)
 endif
 $(shell rm -rf $(VENV))
