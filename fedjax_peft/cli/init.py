@@ -16,7 +16,7 @@ from fedjax_peft.config.upgrade import upgrade_file
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.tabular import PLAIN, Csv
 from fedjax_peft.support import toml
-from fedjax_peft.support.display import argument, one_line, show
+from fedjax_peft.support.display import argument, one_line, program, show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
 
@@ -126,7 +126,7 @@ def init(options: argparse.Namespace) -> None:
     replace_file(config, text.encode())
     print(config)
     print(one_line(f"Text column: {found.text!r}. Label column: {found.label!r}."))
-    print(f"Next: {_command(config)}")
+    print(f"Next: {_command(config, program())}")
 
 
 def upgrade(options: argparse.Namespace) -> None:
@@ -136,10 +136,10 @@ def upgrade(options: argparse.Namespace) -> None:
         print(one_line(f"{path}: {', '.join(changes) or 'has present keys already'}"))
 
 
-def _command(config: Path) -> str:
+def _command(config: Path, program: str = "fedjax-peft") -> str:
     """Returns the command that runs a config."""
     out = Path("runs") / config.absolute().parent.name
-    return f"fedjax-peft run {argument(config)} --out {argument(out)}"
+    return f"{program} run {argument(config)} --out {argument(out)}"
 
 
 def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:

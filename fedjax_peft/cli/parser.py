@@ -179,7 +179,7 @@ def _add_running(command: Callable[..., Any]) -> None:
     again.set_defaults(overrides=[])
 
     text = "compare seven runs on real data; about 5 minutes on two CPU cores"
-    _add_run_options(command("demo", "running.demo", text))
+    _add_run_options(command("demo", "demo.demo", text))
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

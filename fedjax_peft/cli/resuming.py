@@ -13,7 +13,7 @@ from fedjax_peft.report.study import SWEEP
 from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.simulation.storage import record
 from fedjax_peft.simulation.storage.record import has_begun
-from fedjax_peft.support.display import argument
+from fedjax_peft.support.display import argument, program
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.toml import read_toml
@@ -77,7 +77,7 @@ def check_startable(configs: Iterable[Mapping[str, Any]]) -> None:
 
 def command(out: Path) -> str:
     """Returns the command that continues the runs in ``out``."""
-    return f"fedjax-peft resume {argument(out)}"
+    return f"{program()} resume {argument(out)}"
 
 
 @contextlib.contextmanager

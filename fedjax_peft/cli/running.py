@@ -1,4 +1,4 @@
-"""The commands ``run``, ``resume`` and ``demo``: they train and print the table of the runs."""
+"""The commands ``run`` and ``resume``: they train and print the table of the runs."""
 
 import argparse
 import contextlib
@@ -14,7 +14,6 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.config import early, labels, loading, origins, presets, sweeps
 from fedjax_peft.engine.devices.distributed import is_writer
 from fedjax_peft.peft.io.export import formats
-from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import RunRecord, load_run
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.storage import record
@@ -28,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     path, out = options.config, Path("runs") / options.config.stem
     if options.resume and path.name == "config.toml" and resuming.has_begun(path.parent):
         out = path.parent  # the config of a run: continue this run in its own directory
-    records = _run_file(path, options, default_out=out)
+    records = run_file(path, options, default_out=out)
     _print_next(records, options.out or out, options)
 
 
@@ -66,29 +65,6 @@ def resume(options: argparse.Namespace) -> None:
     _print_next(records, options.run, options)
 
 
-def demo(options: argparse.Namespace) -> None:
-    """Runs the demo's config and prints suggestions for next steps."""
-    if not options.resume:  # the demo replaces its earlier results
-        options.overwrite = True
-    out = options.out or Path("runs/demo")
-    config = Path(__file__).with_name("demo.toml")
-    records = _run_file(config, options, default_out=out)
-    if options.dry_run:
-        return
-    page = write_report(records, out)
-    first, folder, again = (
-        display.argument(path)
-        for path in (out / records[0].path.name, out, out.with_name(f"{out.name}-seed1"))
-    )
-    print(f"\nCurves and details: {page}\nNext, use the trained adapter:")
-    print(f"  fedjax-peft export {first} --format peft --out adapter")
-    print("Or train on a table of your own texts:")
-    print("  fedjax-peft init mine --data reviews.csv && fedjax-peft run mine/config.toml")
-    print("Or change a setting and compare:")
-    both = f"fedjax-peft report {folder} {again} --out runs"
-    print(f"  fedjax-peft demo seed=1 --out {again} && {both}")
-
-
 def _print_next(records: Sequence[RunRecord], out: Path, options: argparse.Namespace) -> None:
     """Prints the commands that read the finished runs."""
     if records and not options.quiet and is_writer():
@@ -102,21 +78,22 @@ def next_commands(run: RunRecord, out: Path) -> list[str]:
       out: the folder of all runs.
     """
     path, inputs = display.argument(run.path), configs.task_of(run.config).inputs
+    program = display.program()
     private = run.rows[0].get("roles", {}).get("private", 0) if run.rows else 0
     client = " --client 0" if private else ""
-    lines = [f"fedjax-peft report {display.argument(out)}  # curves, and a page to read"]
+    lines = [f"{program} report {display.argument(out)}  # curves, and a page to read"]
     if inputs is not None:
         lines.append(
-            f"fedjax-peft predict {path}{client} --input rows.jsonl --output answers.jsonl"
+            f"{program} predict {path}{client} --input rows.jsonl --output answers.jsonl"
             f'  # rows such as {{"{inputs.fields[0].name}": ...}}'
         )
     if possible := formats(run.config["peft"]["name"]):
         how = f"--format {possible[0]} --out {path}-export"
-        lines.append(f"fedjax-peft export {path}{client} {how}")
+        lines.append(f"{program} export {path}{client} {how}")
     return lines
 
 
-def _run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list[RunRecord]:
+def run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list[RunRecord]:
     """Runs every method of a config file, prints the table and returns the records."""
     out = options.out or default_out
     # All configs are checked before the first run starts.

@@ -111,7 +111,7 @@ def _run(
     study = read_study(out)
     present = study.baseline in study.methods  # `--only` may have left it out
     print_study(study if present else study._replace(baseline=None))
-    print(f"\nCurves, and tables as files: fedjax-peft report {display.argument(out)}")
+    print(f"\nCurves, and tables as files: {display.program()} report {display.argument(out)}")
 
 
 def _job(point: sweeps.Point, title: str, parts: Parts) -> Job:

@@ -237,6 +237,10 @@ def _y_axis(ax: "Axes", metric: str, *, lower: bool) -> None:
     ax.set_ylabel(f"{name}, lower is better" if lower else name, labelpad=6)
 
 
+_FEW = 10
+"""Most evaluations of a curve whose marks stand out: between two of them, nothing is known."""
+
+
 def _draw(ax: "Axes", line: Line, unit: float, style: int, *, above: int) -> None:
     """Draws a curve; its line is wider if ``above`` equal curves are drawn on top of it."""
     look = line_look(style)
@@ -245,7 +249,9 @@ def _draw(ax: "Axes", line: Line, unit: float, style: int, *, above: int) -> Non
     ax.plot(xs, ys, linewidth=1.8 + 2 * above, marker="", solid_capstyle="round", **look)
     dots: dict[str, Any] = {"marker": marker, "linestyle": "none", "color": look["color"]}
     if len(xs) <= 30:  # more dots would overlap
-        ax.plot(xs, ys, markersize=3.5 + 2.5 * above, markeredgewidth=0, **dots)
+        size, edge = (5.5, 0.8) if len(xs) <= _FEW else (3.5, 0)
+        paper = {"markeredgecolor": PAPER, "markeredgewidth": edge, "clip_on": not edge}
+        ax.plot(xs, ys, markersize=size + 2.5 * above, **dots | paper)
     ends = dots | {"markersize": 6 + 2.5 * above, "markeredgecolor": PAPER, "clip_on": False}
     ax.plot(xs[-1:], ys[-1:], **ends)
 

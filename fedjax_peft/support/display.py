@@ -7,6 +7,9 @@ have a million characters. Errors, tables and pages show them through these func
 import os
 import re
 import shlex
+import shutil
+import sys
+from pathlib import Path
 
 from fedjax_peft.support.secrets import hide
 
@@ -63,6 +66,19 @@ def argument(path: str | os.PathLike[str]) -> str:
     """Returns a path as an argument of a command: quoted for a shell, and never an option."""
     text = os.fspath(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
+def program() -> str:
+    """Returns the word that calls the command line in the user's shell.
+
+    It is ``fedjax-peft`` if the shell finds the program that runs, such as in an active
+    environment, and otherwise its path, such as ``.venv/bin/fedjax-peft``.
+    """
+    name, called = "fedjax-peft", Path(sys.argv[0])
+    found = shutil.which(name)
+    if called.name == name and not (found and os.path.realpath(found) == os.path.realpath(called)):
+        return argument(called)
+    return name
 
 
 def paragraph(text: str) -> str:
