@@ -32,7 +32,8 @@ def note_methods(out: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
         return
     out.mkdir(parents=True, exist_ok=True)
     earlier = _read_methods(out / METHODS)
-    replace_file(out / METHODS, record.config_text({**earlier, **configs}).encode(errors="replace"))
+    written = {name: record.counting(one) for name, one in {**earlier, **configs}.items()}
+    replace_file(out / METHODS, record.config_text(written).encode(errors="replace"))
 
 
 def stored_configs(path: Path) -> dict[str, dict[str, Any]]:

@@ -42,6 +42,9 @@ def test_run_writes_a_complete_directory(finished):
     }
     assert [row["round"] for row in rows(finished)] == [0, 1, 2]
     assert json.loads((finished / "environment.json").read_text())["versions"]["jax"]
+    recorded = config.load(finished / "config.toml")
+    assert recorded["local_steps"] == 2
+    assert "epochs" not in recorded, "local steps count in their place"
 
 
 def test_the_recorded_config_reproduces_the_run(finished, project):

@@ -20,6 +20,7 @@ from fedjax_peft import InputError
 from fedjax_peft.algorithms import fedavg
 from fedjax_peft.config.loading import load_run
 from fedjax_peft.engine.compilation import programs
+from fedjax_peft.report.records import load_run as load_record
 from fedjax_peft.simulation import rows as history
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.storage import checkpoint, record
@@ -193,11 +194,25 @@ def test_another_run_is_not_resumed_and_no_file_is_changed(copy):
     for changes, wrong in (
         ({"model": toy.model(width=7)}, r"kernel was float32\[5, 6\] .* is float32\[5, 7\]"),
         ({"algorithm": fedavg(optax.sgd(1.0), head="private")}, "step_size was -0.1, is -1.0"),
-        ({"epochs": 2, "local_steps": 3}, "epochs was 1, is 2; local_steps was None, is 3"),
+        ({"epochs": 2, "local_steps": 3}, "epochs was 1, is None; local_steps was None, is 3"),
     ):
         with pytest.raises(InputError, match=f"was run with another config: .*{wrong}"):
             run(copy, resume=True, **changes)
     assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+
+
+def test_epochs_that_do_not_count_are_not_recorded(tmp_path):
+    """Earlier versions have recorded them, and their runs go on."""
+    out = tmp_path / "run"
+    one = run(out, rounds=1, local_steps=2)
+    file = out / "config.toml"
+    written = file.read_text()
+    assert "local_steps = 2\n" in written
+    assert "epochs" not in written
+    file.write_text(f"epochs = 1\n{written}")
+    assert "epochs" not in load_record(out).config
+    assert run(out, rounds=1, local_steps=2, resume=True).metrics == one.metrics
+    assert file.read_text() == written
 
 
 def test_a_run_of_an_earlier_version_is_compared_by_its_config(straight, copy):

@@ -109,7 +109,7 @@ class Record:
                     f"{out} already holds a run: continue it with --resume (in Python resume=True),"
                     " replace it with --overwrite, or choose another directory with --out."
                 )
-            fingerprint.check_same(out, read_resumable(out), _written(config), found)
+            fingerprint.check_same(out, counting(read_resumable(out)), _written(config), found)
         path = out / "environment.json"
         replace_file(path, (json.dumps(_with_first(path), indent=2) + "\n").encode())
         if not config_file.exists() or (out / fingerprint.NAME).exists():
@@ -291,7 +291,13 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def _written(config: Mapping[str, Any]) -> dict[str, Any]:
-    return without_secrets(_without_none(config))
+    return counting(without_secrets(_without_none(config)))
+
+
+def counting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config without ``epochs`` where ``local_steps`` counts in its place."""
+    replaced = config.get("local_steps") is not None
+    return {key: value for key, value in config.items() if not (replaced and key == "epochs")}
 
 
 def as_asked(config: Mapping[str, Any]) -> dict[str, Any]:
