@@ -48,8 +48,6 @@ def presets() -> Mapping[str, Preset]:
     """Returns the presets by name, such as ``federa`` and ``federa/fedlr``."""
     result = {}
     for paper, section in _file().items():
-        if paper == "renamed":
-            continue
         for role, table in section["roles"].items():
             of_role = {k: v for k, v in table.items() if k not in ("description", "user_choices")}
             settings = merge(section.get("all", {}), of_role)
@@ -166,12 +164,6 @@ def _preset(name: Any) -> Preset:
     known = presets()
     if isinstance(name, str) and name in known:
         return known[name]
-    renamed = _file()["renamed"]
-    if isinstance(name, str) and name in renamed:
-        raise InputError(
-            f"The preset {name!r} is now called {renamed[name]!r}. It has the settings of the"
-            " paper, so some of its numbers have changed."
-        )
     text = str(name)
     advice = nearest(text, known)
     if not advice.startswith("Did you mean"):

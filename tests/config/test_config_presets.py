@@ -307,21 +307,12 @@ def test_another_function_does_not_get_the_options_of_the_presets_function():
         ("fedrea", r"no preset 'fedrea'. Did you mean 'federa'"),
         ("federa/fedrl", r"no preset 'federa/fedrl'. Did you mean 'federa/fedlr'"),
         ("houlsby", r"Did you mean 'fedadapters/text/houlsby' or 'fedadapters/images/houlsby'"),
-        ("ffa_lora", r"The preset 'ffa_lora' is now called 'fra_lora/ffa'"),
-        ("fedmatch", r"The preset 'fedmatch' is now called 'fedmcp/fedmatch'"),
-        ("fedadapters_lora", r"'fedadapters_lora' is now called 'fedadapters/text/lora'"),
         *((wrong, "There is no preset") for wrong in (["federa"], 3, {"name": "federa"})),
     ],
 )
 def test_unknown_presets_get_the_nearest_names(name, message):
     with pytest.raises(InputError, match=message):
         configs.resolve(small(preset=name))
-
-
-def test_renamed_presets_are_presets():
-    renamed = tomllib.loads(presets.FILE.read_text())["renamed"]
-    assert set(renamed.values()) <= presets.presets().keys()
-    assert not renamed.keys() & presets.presets().keys()
 
 
 def test_missing_keys_get_the_presets_advice():
