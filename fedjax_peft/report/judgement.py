@@ -76,8 +76,4 @@ def tested_examples(run: RunRecord, field: str, value: float) -> int | None:
         return None
     sizes = (number(row, f"{found[1]}_examples") for row in reversed(run.rows))
     examples = next((size for size in sizes if size), None)
-    if examples is None and found[1] == "test":
-        data = run.config.get("data")  # rows of older versions do not have the size
-        size = data.get("test_examples") if isinstance(data, dict) else None
-        examples = size if type(size) is int and size > 0 else None
     return int(examples) if examples else None

@@ -84,20 +84,15 @@ def write_metrics(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]
     replace_file(path, _lines(rows))
 
 
-PREEMPTED = "a process was asked to end (SIGTERM)"
-"""The field ``stopped`` of a run that a signal has interrupted, in earlier versions."""
-
-
 def has_ended(rows: Sequence[Mapping[str, Any]], rounds: int) -> bool:
     """Returns whether a run of ``rounds`` rounds has ended with its last row.
 
-    It has done all of them, or a rule has stopped it there. A signal is no rule, and a run that
-    went on after it was stopped has not ended.
+    It has done all of them, or a rule has stopped it there. A run that went on after it was stopped
+    has not ended.
     """
     if not rows:
         return False
-    stopped = rows[-1].get("stopped")
-    return rows[-1]["round"] >= rounds or (stopped is not None and stopped != PREEMPTED)
+    return rows[-1]["round"] >= rounds or rows[-1].get("stopped") is not None
 
 
 def without_scores(row: Row) -> Row:
@@ -166,14 +161,9 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def headline_is_lower_better(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether lower values of the headline metric are better.
-
-    Rows of earlier versions do not contain the direction; the metric's name then decides.
-    """
-    recorded = next((row["headline_better"] for row in rows if "headline_better" in row), None)
-    if recorded is None:
-        return headline(rows) in ("loss", "perplexity", "lost_entities")
-    return recorded == "lower"
+    """Returns whether lower values of the headline metric are better."""
+    recorded = (row["headline_better"] for row in rows if "headline_better" in row)
+    return next(recorded, None) == "lower"
 
 
 def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
@@ -240,11 +230,9 @@ def _parse(line: bytes) -> Row:
     for key, value in row.items():
         if (wrong := _fault(key, value)) is not None:
             raise ValueError(f"its {show(key, 60)} is {show(value, 60)}, but {wrong}")
-    return {_RENAMED.get(key) or key: value for key, value in row.items()}
+    return row
 
 
-_RENAMED = {"unsent": "skipped_leaves"}
-"""Former name of a field, in version 0.1.0 -> present name."""
 _CLIENTS = ("clients", "dropped", "failed", "late", "partial")
 _TABLES = ("time", "roles", "parameters")
 _NUMBERS = re.compile(

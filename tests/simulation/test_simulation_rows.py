@@ -9,7 +9,6 @@ import pytest
 
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.simulation.rows import (
-    PREEMPTED,
     append_metrics,
     has_ended,
     read_metrics,
@@ -136,7 +135,6 @@ def test_replaced_rows_leave_no_scratch_file(tmp_path):
         ({"round": 9}, True),
         ({"round": 4}, False),  # although it was stopped before, and continued
         ({"round": 4, "stopped": "test_accuracy reached 0.8"}, True),
-        ({"round": 4, "stopped": PREEMPTED}, False),
     ],
 )
 def test_the_last_row_says_whether_a_run_has_ended(last, ended):
