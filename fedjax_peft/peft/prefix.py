@@ -80,5 +80,5 @@ def prefix_tuning(tokens: int = 8) -> Method:
             replace_module(module, path, Prefix(slot, rows[0], rows[1]))
         return module
 
-    # Earlier versions could compute prefixes by a network; their runs name that option.
+    # `projection` is in the descriptions of recorded models, which are compared with this one.
     return Method("prefix_tuning", {"tokens": tokens, "projection": None}, attach)

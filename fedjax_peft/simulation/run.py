@@ -59,8 +59,8 @@ class Run:
     task: Task | None = None
     """What was trained."""
     trained_on: Callable[[], np.ndarray | None] = _not_kept
-    """Returns digests of the training examples (``fedjax_peft.simulation.trained_rows``); None: a
-    run of an earlier version did not keep them."""
+    """Returns digests of the training examples (``fedjax_peft.simulation.trained_rows``); None if
+    they are not known."""
     kept: Mapping[str, PyTree] = field(default_factory=dict)
     """What aggregator, upload transforms and asynchronous server keep, by the names of the fields
     of ``State``."""

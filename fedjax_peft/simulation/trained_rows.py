@@ -108,8 +108,8 @@ def check_unseen(tested: Mapping[str, Any], before: np.ndarray | None, run: str)
 
     Args:
       tested: name -> what the new run is evaluated on.
-      before: :func:`trained_rows` of the earlier run; None: it is of a version that did not keep
-        them, which a warning says.
+      before: :func:`trained_rows` of the earlier run; None: they are not known, which a warning
+        says.
       run: where the earlier run is.
     """
     if before is None:
@@ -139,7 +139,7 @@ def save_rows(directory: Path, rows: np.ndarray) -> None:
 
 
 def read_rows(directory: Path) -> np.ndarray | None:
-    """Returns what :func:`save_rows` has written; None for a run of an earlier version.
+    """Returns what :func:`save_rows` has written; None if the directory has no such file.
 
     Raises:
       InputError: the file is damaged.

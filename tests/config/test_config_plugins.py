@@ -114,7 +114,6 @@ def test_arguments_of_user_functions_are_checked(folder):
 
 
 def test_a_head_is_named_by_its_kind_or_by_a_task(folder):
-    """Configs of earlier runs name the heads of answers by their task."""
     raw = configs.load(folder / "own.toml")
 
     def head(name):

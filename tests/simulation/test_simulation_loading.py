@@ -120,6 +120,10 @@ def test_other_base_weights_are_noticed(runs, checkpoint, tmp_path, monkeypatch)
     shutil.copytree(runs["private"].out, out)
     shutil.copytree(checkpoint, moved)
     metadata = json.loads((out / "model.json").read_text())
+    damaged = {**metadata, "frozen": dict.fromkeys(metadata["frozen"], (1.0, 2.0))}
+    (out / "model.json").write_text(json.dumps(damaged))
+    with pytest.raises(InputError, match=r"model\.json is damaged"):
+        fp.load_run(out, algorithm=ALGORITHMS["private"])
     metadata["model"]["name"] = str(moved)
     (out / "model.json").write_text(json.dumps(metadata))
     weights = load_file(moved / "model.safetensors")

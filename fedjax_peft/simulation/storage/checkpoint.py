@@ -39,8 +39,7 @@ def saved_parts(state: State) -> tuple:
     """Returns the parts of a state that a checkpoint stores, which are those of ``KEPT``.
 
     These are (server, client state), followed by a dict of the other states if at least one of
-    them has leaves. Without other states a checkpoint has the same format as before these states
-    existed.
+    them has leaves.
     """
     server, client_state, *_ = (getattr(state, name) for name in KEPT)
     others = {name: getattr(state, name) for name in KEPT[2:]}

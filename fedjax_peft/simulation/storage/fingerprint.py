@@ -148,21 +148,17 @@ def save(directory: Path, found: Fingerprint) -> None:
 def check_same(
     directory: Path, recorded: Mapping[str, Any], config: Mapping[str, Any], found: Fingerprint
 ) -> None:
-    """Raises InputError, with the first differences, if a directory holds another run.
-
-    A run of an earlier version has no fingerprint: its config alone is compared.
-    """
+    """Raises InputError, with the first differences, if a directory holds another run."""
     changed = _changed(_settings(recorded), _settings(config))
     stored, versions, hint = _load(directory), _versions(), ""
-    if stored is not None:
-        described = _changed(stored["run"], found)
-        changed |= {name: pair for name, pair in described.items() if name not in changed}
-        if stored["versions"]["python"] != versions["python"]:
-            changed = {name: pair for name, pair in changed.items() if not name.endswith(CODE)}
-        if others := _changed(stored["versions"], versions):
-            hint = "".join(
-                f" Of {name}, the run has {a}, this is {b}." for name, (a, b) in others.items()
-            )
+    described = _changed(stored["run"], found)
+    changed |= {name: pair for name, pair in described.items() if name not in changed}
+    if stored["versions"]["python"] != versions["python"]:
+        changed = {name: pair for name, pair in changed.items() if not name.endswith(CODE)}
+    if others := _changed(stored["versions"], versions):
+        hint = "".join(
+            f" Of {name}, the run has {a}, this is {b}." for name, (a, b) in others.items()
+        )
     if not changed:
         return
     was = "; ".join(
@@ -217,11 +213,14 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flatten(config).items() if name != "validation"}
 
 
-def _load(directory: Path) -> dict[str, Any] | None:
-    """Returns what :func:`save` has written; None for a run of an earlier version."""
+def _load(directory: Path) -> dict[str, Any]:
+    """Returns what :func:`save` has written."""
     path = directory / NAME
     if not path.exists():
-        return None
+        raise InputError(
+            f"{directory} has no {NAME}, which says what was run, so the run cannot be continued."
+            " It can be read (report, predict, export)."
+        )
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         return {"versions": dict(table["versions"]), "run": dict(table["run"])}

@@ -78,11 +78,11 @@ def load_recipe(directory: Path) -> dict[str, Any]:
 
 def task_of(metadata: Mapping[str, Any]) -> Task:
     """Returns the task of a run, or the first one that fits the head of its model."""
-    written = metadata.get("task")  # runs before version 0.2 have none
+    written = metadata.get("task")
     if isinstance(written, dict) and written.get("name") in tasks.__all__:
         return with_options(tasks.find(written["name"])(), **written.get("encoder", {}))
     head = (metadata["model"] or {}).get("head", "classification")
-    return tasks.for_head(tasks.head_kind(head))
+    return tasks.for_head(head)
 
 
 def _task_of(task: Any) -> dict[str, Any] | None:
@@ -105,16 +105,16 @@ def make_model(directory: Path) -> Model:
         options = dict(metadata["model"])
         made_by, kind = options.pop("made_by"), options.pop("head")
         make: Any = {"load_model": hub.load_model, "random_model": registry.random_model}[made_by]
-        fresh = options.pop("fresh", False)  # runs before version 0.2 have none
-        head = heads.make(tasks.head_kind(kind), tuple(metadata["labels"]))._replace(fresh=fresh)
+        fresh = options.pop("fresh", False)
+        head = heads.make(kind, tuple(metadata["labels"]))._replace(fresh=fresh)
         model: Model = make(**options, head=head)
         if metadata["method"] is not None:
             method = _method(metadata["method"])
             assert method is not None
             model = attach(model, method)
-    except (KeyError, TypeError, AttributeError, AssertionError) as error:
+        changed = _difference(model.frozen, metadata["frozen"])
+    except (KeyError, IndexError, TypeError, AttributeError, AssertionError) as error:
         raise InputError(f"{directory / NAME} is damaged: {error!r}.") from None
-    changed = _difference(model.frozen, metadata["frozen"])
     if changed:
         raise InputError(
             f"The base weights of {model.name!r} are not those that the run in {directory} began"
@@ -151,9 +151,6 @@ def _difference(leaves: Params, then: Mapping[str, Any]) -> str | None:
     for name in sorted({*leaves, *then}):
         if name not in leaves or name not in then:
             return name
-        now, before = sums(leaves[name]), then[name]
-        if isinstance(before, list):  # of an earlier version: the sum, and the sum of squares
-            before = {"shape": now["shape"], "sums": [*before, now["sums"][-1]]}
-        if changed_leaf(before, now):
+        if changed_leaf(then[name], sums(leaves[name])):
             return name
     return None
