@@ -202,7 +202,6 @@ _TESTS_OF_SHELL = {
     "simulation/stopping": "simulation_stopping simulation_sweep -k stop or patience or median",
     "simulation/storage/checkpoint": "simulation_resume aggregators_state",
     "simulation/storage/client_checkpoints": "simulation_client_store",
-    "simulation/storage/earlier": "config_earlier",
     "simulation/storage/fingerprint": "simulation_fingerprint",
     "simulation/storage/lock": "simulation_lock",
     "simulation/storage/recipe": "simulation_loading simulation_fingerprint",

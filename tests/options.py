@@ -3,7 +3,19 @@
 import dataclasses
 from typing import Any
 
-from fedjax_peft.simulation.records import MOVED, RECORDS
+from fedjax_peft.simulation.records import RECORDS
+
+MOVED = {
+    field.name: (table, field.name)
+    for table, record in RECORDS.items()
+    for field in dataclasses.fields(record)
+    if field.name not in ("batch_size", "every", "time")
+} | {
+    "eval_every": ("evaluation", "every"),
+    "eval_batch_size": ("evaluation", "batch_size"),
+    "time_model": ("system", "time"),
+}
+"""Plain name -> the record of the option, and its name there."""
 
 
 def run_options(**given: Any) -> dict[str, Any]:
@@ -11,7 +23,7 @@ def run_options(**given: Any) -> dict[str, Any]:
     found: dict[str, Any] = {name: value for name, value in given.items() if name not in MOVED}
     fields: dict[str, dict[str, Any]] = {}
     for name in given.keys() - found.keys():
-        table, _, field = MOVED[name].partition(".")
+        table, field = MOVED[name]
         if name != "time_model" or given[name] is not None:
             fields.setdefault(table, {})[field] = given[name]
     for table, values in fields.items():

@@ -20,7 +20,6 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.config.config import Key
 from fedjax_peft.config.schema import OF_THE_RUN
 from fedjax_peft.simulation.records import RECORDS
-from fedjax_peft.simulation.storage.earlier import RENAMED
 from fedjax_peft.support.errors import InputError, check_known, nearest
 
 TABLES = {
@@ -74,8 +73,6 @@ def explain(word: str) -> str:
             return _table(table, known)
         if table in configs.NAMESPACES and name in configs.NAMESPACES[table].__all__:
             return explain_function(table, name)
-        if word in RENAMED:
-            return explain(RENAMED[word])
         names = {key.dotted for key in known} | {key.name for key in known} | {*TABLES}
         raise InputError(f"There is no config key {word!r}. {nearest(word, names)}")
     return "\n\n".join(_paragraphs(found))

@@ -1,4 +1,4 @@
-"""The commands ``init`` and ``config upgrade``: they write configs."""
+"""The command ``init``, which writes a config."""
 
 import argparse
 import contextlib
@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_peft.config.upgrade import upgrade_file
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.tabular import PLAIN, Csv
 from fedjax_peft.support import toml
@@ -127,13 +126,6 @@ def init(options: argparse.Namespace) -> None:
     print(config)
     print(one_line(f"Text column: {found.text!r}. Label column: {found.label!r}."))
     print(f"Next: {_command(config, program())}")
-
-
-def upgrade(options: argparse.Namespace) -> None:
-    """Rewrites config files of an earlier version, and prints what has changed."""
-    for path in options.files:
-        changes = upgrade_file(path)
-        print(one_line(f"{path}: {', '.join(changes) or 'has present keys already'}"))
 
 
 def _command(config: Path, program: str = "fedjax-peft") -> str:

@@ -308,10 +308,6 @@ def _add_init(command: Callable[..., Any]) -> None:
     )
     init.add_argument("--no-header", dest="header", action="store_const", const=False, help=header)
 
-    configs = command("config", "init.upgrade", "rewrite configs of an earlier version")
-    configs.add_argument("action", choices=["upgrade"])
-    _options(configs, ("files", "FILE", "config files", _SOME))
-
 
 def _add_planning(command: Callable[..., Any]) -> None:
     text = "show how a config partitions its data, without training"

@@ -45,9 +45,9 @@ def stored_configs(path: Path) -> dict[str, dict[str, Any]]:
       InputError: the directory contains no run.
     """
     if has_begun(path):
-        return {"": record.read_resumable(path)}
+        return {"": record.read_config(path)}
     inside = [run for run in sorted(path.glob("*")) if has_begun(run)]
-    found = {run.name: record.read_resumable(run) for run in inside}
+    found = {run.name: record.read_config(run) for run in inside}
     found = {**_read_methods(path / METHODS), **found}
     if found:
         return found

@@ -115,9 +115,6 @@ def run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list
                 lines.append(f"there is nothing to continue in {out / name}, so the run begins")
             for line in lines:
                 print(display.one_line(f"fedjax-peft: {title}: {line}"), file=sys.stderr)
-    for name in resolved if options.resume else ():
-        if resuming.has_begun(out / name):
-            record.read_resumable(out / name)
     early.check(resolved.values())
     return _run_all(resolved, options, out, path.stem)
 

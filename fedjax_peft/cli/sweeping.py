@@ -18,7 +18,7 @@ from fedjax_peft.report.records import find_runs, unstarted
 from fedjax_peft.report.study import SWEEP, read_study, read_sweep
 from fedjax_peft.simulation.points import Job, run_points
 from fedjax_peft.simulation.simulate import check_recorded
-from fedjax_peft.simulation.storage import earlier, record
+from fedjax_peft.simulation.storage import record
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
@@ -67,10 +67,9 @@ def resume(options: argparse.Namespace) -> None:
     """
     table = read_sweep(options.run / SWEEP)
     try:
-        earlier.check_resumable(options.run, dict(table["config"]))
         again = {name: table[name] for name in ("title", "only", "early_stop", "config")}
         again["overrides"] = [*table["overrides"], *options.overrides]
-        planned = sweeps.plan(again["config"], again["overrides"], again["only"])
+        planned = sweeps.plan({**again["config"]}, again["overrides"], again["only"])
     except (KeyError, TypeError):
         raise InputError(
             f"{options.run / SWEEP} is damaged. Give the sweep's command again, with --resume."

@@ -11,10 +11,9 @@ from fedjax_peft.config.reading import expanded, overlay
 from fedjax_peft.config.schema import checked_values, fields_of
 from fedjax_peft.models import heads
 from fedjax_peft.numerics.hyperparameters import constants_of
+from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
-from fedjax_peft.simulation.storage import earlier
-from fedjax_peft.support import toml
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 
@@ -48,21 +47,16 @@ def resolve_recorded(config: keys.Config) -> keys.Config:
 
 
 def _check_present(raw: keys.Config) -> None:
-    """Raises InputError for a key at the top level that is in a table or had another name."""
+    """Raises InputError for an unknown key at the top level that is, or is like, one of a table."""
     tables = (*keys.FUNCTIONS, *keys.NAMESPACES)
     top = {*fields_of(simulate), *fields_of(keys.RunKeys), *tables}
-    for key, value in raw.items():
-        if (new := earlier.new_key(key, value)) != key:
-            line = f"{new} = {toml.literal(value)}"
-            raise InputError(
-                f"The config key {key!r} is now {new!r}. Write {line}; on the command line"
-                f" '{line.replace(' = ', '=', 1)}'. `fedjax-peft config upgrade FILE` rewrites a"
-                " config of an earlier version."
-            )
-        places = {x.dotted: 0 for x in keys.all_keys() if x.name == key} if key not in top else {}
-        if places:
-            names = " or ".join(map(show, places))
-            raise InputError(f"Unknown config key {key!r}. Did you mean {names}?")
+    for key in raw:
+        if key not in top:
+            dotted = {x.dotted: x.name for x in keys.all_keys()}
+            same = " or ".join(show(x) for x, name in dotted.items() if name == key)
+            advice = f"Did you mean {same}?" if same else nearest(key, {*top, *dotted})
+            if advice.startswith("Did you mean"):  # else the keys of the top level are listed
+                raise InputError(f"Unknown config key {show(key)}. {advice}")
 
 
 def _resolved(raw: keys.Config) -> keys.Config:
@@ -72,7 +66,8 @@ def _resolved(raw: keys.Config) -> keys.Config:
     for table in tables:
         given = raw.get(table, {})
         if not isinstance(given, dict):
-            raise InputError(f"[{table}] must be a table or a name, not {show(given)}.")
+            or_name = "" if table in RECORDS else " or a name"
+            raise InputError(f"[{table}] must be a table{or_name}, not {show(given)}.")
         result[table] = resolve_table(table, given)
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used

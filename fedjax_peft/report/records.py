@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.simulation.rows import Row, has_ended, read_metrics
-from fedjax_peft.simulation.storage.earlier import upgrade
 from fedjax_peft.simulation.storage.record import counting
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError, nearest
@@ -50,8 +49,8 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
         raise InputError(
             f"{path} is not a run: it has no {' and no '.join(missing)}. {_advice(path)}"
         )
-    # Earlier versions have written secrets, and epochs that do not count.
-    config = counting(without_secrets(upgrade(load_table(path / "config.toml"))))
+    # Runs can have recorded secrets, and epochs that do not count.
+    config = counting(without_secrets(load_table(path / "config.toml")))
     return RunRecord(
         name=one_line(str(config.get("name") or path.resolve().name)),
         path=path,

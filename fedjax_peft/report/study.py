@@ -28,7 +28,6 @@ from fedjax_peft.report.records import (
 )
 from fedjax_peft.report.wording import are, listing
 from fedjax_peft.simulation.stopping import was_given_up
-from fedjax_peft.simulation.storage.earlier import new_key
 from fedjax_peft.simulation.summaries import privacy_together
 from fedjax_peft.support.display import one_line, printable
 from fedjax_peft.support.errors import InputError
@@ -186,7 +185,7 @@ def read_sweep(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} cannot be read: choose_by and baseline must be names, keys a list of names."
         )
-    return {**found, "keys": [new_key(key) for key in keys]}
+    return {**found, "keys": keys}
 
 
 def _identity(run: RunRecord, keys: Sequence[str], index: int) -> Any:

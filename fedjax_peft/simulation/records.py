@@ -5,11 +5,9 @@ Each option is written once, here: its name, type, default, check and sentence. 
 of configs, ``--explain`` and the messages are made from them.
 """
 
-import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from fedjax_peft.contracts import Availability
 from fedjax_peft.data.dataset import Clients
@@ -271,33 +269,3 @@ RECORDS: dict[str, type] = {
     "records": Records,
 }
 """Argument of ``simulate``, and table of a config -> its record."""
-
-MOVED: dict[str, str] = {
-    field.name: f"{table}.{field.name}"
-    for table, record in RECORDS.items()
-    for field in dataclasses.fields(record)
-    if field.name not in ("batch_size", "every", "time")
-} | {
-    "eval_every": "evaluation.every",
-    "eval_batch_size": "evaluation.batch_size",
-    "time_model": "system.time",
-}
-"""Name that ``simulate`` took before 0.2 -> where it is now."""
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-def moved(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Returns a function whose error for a moved argument says where the argument is now."""
-
-    @functools.wraps(function)
-    def checked(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
-        for name in options:
-            if name in MOVED and name not in function.__annotations__:
-                table, _, field = MOVED[name].partition(".")
-                line = f"{table}=fp.{RECORDS[table].__name__}({field}=...)"
-                raise InputError(f"The argument {name!r} is now in a record: write {line}.")
-        return function(*args, **options)
-
-    return checked

@@ -32,7 +32,7 @@ from fedjax_peft.simulation.classes import in_models_classes, reader
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.description import describe, digest
 from fedjax_peft.simulation.ledger import Ledger
-from fedjax_peft.simulation.records import Diagnostic, Placement, System, moved
+from fedjax_peft.simulation.records import Diagnostic, Placement, System
 from fedjax_peft.simulation.time_model import preload_bytes
 from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.support.libraries import limit_blas_threads
@@ -41,7 +41,6 @@ Transforms: TypeAlias = c.Transform | Sequence[c.Transform] | None
 """One upload transform, or several in the order in which a client applies them."""
 
 
-@moved
 def session(
     model: Model,
     algorithm: c.Algorithm | Callable[[Values], c.Algorithm],

@@ -37,7 +37,7 @@ from fedjax_peft.simulation.origin import (
 )
 from fedjax_peft.simulation.planning.memory_plan import check_step_memory
 from fedjax_peft.simulation.progress import Phase, Phases
-from fedjax_peft.simulation.records import Evaluation, Placement, Records, System, moved
+from fedjax_peft.simulation.records import Evaluation, Placement, Records, System
 from fedjax_peft.simulation.rows import Row
 from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
@@ -45,7 +45,7 @@ from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.storage.checkpoint import saved_parts
 from fedjax_peft.simulation.storage.fingerprint import check_same, check_same_run, fingerprint
 from fedjax_peft.simulation.storage.recipe import save_recipe
-from fedjax_peft.simulation.storage.record import Record, device_name, read_resumable
+from fedjax_peft.simulation.storage.record import Record, device_name, read_config
 from fedjax_peft.simulation.storage.tracking import recorded
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
 from fedjax_peft.simulation.trained_rows import (
@@ -56,7 +56,6 @@ from fedjax_peft.simulation.trained_rows import (
 )
 
 
-@moved
 def simulate(
     model: Model,
     algorithm: Algorithm | Callable[[Values], Algorithm],
@@ -430,7 +429,7 @@ def check_recorded(*arguments: Any, **options: Any) -> None:
     given = inspect.signature(simulate).bind(*arguments, **options)
     given.apply_defaults()
     directory = Path(given.arguments["out"])
-    recorded, config = read_resumable(directory), given.arguments["records"].config or {}
+    recorded, config = read_config(directory), given.arguments["records"].config or {}
     if "point" in config:  # the run has recorded other settings as well
         recorded = {"point": recorded.get("point")}
     check_same(directory, recorded, config, fingerprint(given.arguments))

@@ -38,7 +38,7 @@ def test_commands_options_and_keys(bash):
         "peft.rank_pattern=",
     }
     assert "placement.lanes=" in completed(bash, "fedjax-peft", "run", "c.toml", "placement.")
-    assert completed(bash, "fedjax-peft", "config", "up") == {"upgrade"}
+    assert completed(bash, "fedjax-peft", "completion", "z") == {"zsh"}
     assert completed(bash, "fedjax-peft", "explain", "peft.ran") == {
         "peft.rank",
         "peft.rank_pattern",

@@ -187,6 +187,12 @@ def test_a_damaged_table_of_a_sweep_is_named(config, tmp_path, capsys):
         said = fails(capsys, *command)
         assert f"{tmp_path / 'sweep.toml'} cannot be read: " in said
         assert "(at line 1, column 11)" in said
+    for config in ("3", '"x"'):
+        table = f"title = 't'\nonly = []\nearly_stop = false\noverrides = []\nconfig = {config}\n"
+        (tmp_path / "sweep.toml").write_text(table)
+        assert "sweep.toml is damaged. Give the sweep's command" in fails(
+            capsys, "resume", str(tmp_path)
+        )
 
 
 def test_a_dry_run_lists_the_points(config, tmp_path, capsys):

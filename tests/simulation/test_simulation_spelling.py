@@ -1,12 +1,10 @@
 """Common misspellings of arguments are accepted, or the error gives the right spelling."""
 
-import re
 import runpy
 import sys
 
 import pytest
 
-import fedjax_peft as fp
 from fedjax_peft import peft, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
@@ -123,17 +121,3 @@ def test_a_method_that_was_replaced_keeps_no_wrong_name(override, name):
     """Tables and plots must not show another method under the name of a [methods.NAME]."""
     raw = {**BASE, "algorithm": "fedavg", "peft": "lora", "methods": {"a": {"name": "FedLR"}}}
     assert config.methods(raw, [override])["a"]["name"] == name
-
-
-@pytest.mark.parametrize(
-    ("argument", "line"),
-    [
-        ({"lanes": 2}, "write placement=fp.Placement(lanes=...)"),
-        ({"eval_every": 5}, "write evaluation=fp.Evaluation(every=...)"),
-        ({"time_model": None}, "write system=fp.System(time=...)"),
-        ({"checkpoint_every": 5}, "write records=fp.Records(checkpoint_every=...)"),
-    ],
-)
-def test_a_former_argument_is_refused_with_its_new_place(argument, line):
-    with pytest.raises(errors.InputError, match=re.escape(line)):
-        fp.simulate(rounds=1, **argument)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from fedjax_peft.contracts import Params
 from fedjax_peft.engine.devices import distributed
 from fedjax_peft.simulation.rows import Row, append_metrics, read_metrics, write_metrics
-from fedjax_peft.simulation.storage import earlier, fingerprint, lock
+from fedjax_peft.simulation.storage import fingerprint, lock
 from fedjax_peft.simulation.storage.checkpoint import Checkpoints
 from fedjax_peft.simulation.storage.lock import RunLock
 from fedjax_peft.simulation.storage.tracking import Tracking
@@ -109,11 +109,10 @@ class Record:
                     f"{out} already holds a run: continue it with --resume (in Python resume=True),"
                     " replace it with --overwrite, or choose another directory with --out."
                 )
-            fingerprint.check_same(out, counting(read_resumable(out)), _written(config), found)
+            fingerprint.check_same(out, counting(read_config(out)), _written(config), found)
         path = out / "environment.json"
         replace_file(path, (json.dumps(_with_first(path), indent=2) + "\n").encode())
-        if not config_file.exists() or (out / fingerprint.NAME).exists():
-            fingerprint.save(out, found)  # nobody knows that of a run of an earlier version
+        fingerprint.save(out, found)
         write_config(config_file, config)
         if (out / "metrics.jsonl").exists():
             self.rows = read_metrics(out / "metrics.jsonl")
@@ -313,22 +312,11 @@ def as_asked(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Returns the config of a run directory; that of an earlier version with present keys.
+    """Returns the config of a run directory.
 
     Raises:
       InputError: the directory holds no run, or its config is damaged.
     """
-    return earlier.upgrade(_read(directory))
-
-
-def read_resumable(directory: Path) -> dict[str, Any]:
-    """Returns the config of a run that is continued."""
-    config = _read(directory)
-    earlier.check_resumable(directory, config)
-    return config
-
-
-def _read(directory: Path) -> dict[str, Any]:
     path = directory / "config.toml"
     try:
         return read_toml(path)
