@@ -65,8 +65,9 @@ def test_a_sweep_resumes_and_repeats_no_finished_point(straight, tmp_path, capsy
     for name in POINTS[2:]:
         shutil.rmtree(out / name)
     (out / POINTS[2]).mkdir()  # stopped after it began
-    for name in ("environment.json", "config.toml"):  # in the order in which a run writes them
-        shutil.copy(straight[0] / POINTS[2] / name, out / POINTS[2])
+    for name in ("environment", "fingerprint"):  # in the order in which a run writes them
+        shutil.copy(straight[0] / POINTS[2] / f"{name}.json", out / POINTS[2])
+    shutil.copy(straight[0] / POINTS[2] / "config.toml", out / POINTS[2])
     finished = (out / POINTS[0] / "metrics.jsonl").stat().st_mtime_ns
     assert cli.main(["resume", str(out)]) == 0
     assert f"[1/4] {POINTS[0]}  had finished before" in capsys.readouterr().out
