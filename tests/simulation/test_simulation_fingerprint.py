@@ -43,6 +43,7 @@ from fedjax_peft.simulation.storage.fingerprint import (
     save,
     sums,
 )
+from fedjax_peft.simulation.storage.recipe import _difference
 from fedjax_peft.support.errors import InputError
 
 MODEL, FEDERATION, TEST = toy.model(), toy.clients((7, 4, 12, 1, 9)), toy.dataset(20, seed=3)
@@ -434,3 +435,11 @@ def test_leaves_that_differ_by_rounding_only_are_equal():
     for other in (x + 0.01 * noise, -x, x[::-1], x * 1.01, x.T, x.astype(jnp.bfloat16), x * np.nan):
         assert changed_leaf(before, sums(other))
     assert not changed_leaf(sums(x * np.nan), sums(x * np.nan))
+
+
+def test_weights_of_a_description_are_compared_by_name_and_sums():
+    x = np.random.default_rng(0).normal(size=(9, 9)).astype(np.float32)
+    then = {"a": sums(x)}
+    assert _difference({"a": x}, then) is None
+    assert _difference({"a": 1.01 * x}, then) == "a"
+    assert _difference({"b": x}, then) == "a"
