@@ -11,6 +11,7 @@ _PLACES = {
         *("peft", "privacy", "tasks", "testing", "transforms"),
     ),
     "config": ("lm_eval",),
+    "contracts.part": ("call_of", "part"),
     "config.loading": ("load_run",),
     "data": ("heterogeneity", "partition"),
     "data.clients": ("load_clients",),
@@ -26,7 +27,7 @@ _PLACES = {
     "models.hub": ("load_model", "load_tokenizer"),
     "models.inference": ("embed",),
     "models.registry": ("random_model",),
-    "numerics": ("schedules", "tree"),
+    "numerics": ("optimizers", "schedules", "tree"),
     "peft.base": ("attach", "count", "merge", "quantize"),
     "peft.lora": ("lora",),
     "report.sweep": ("Sweep", "grid", "sweep"),
@@ -66,6 +67,7 @@ __all__ = [
     "attacks",
     "availability",
     "bind",
+    "call_of",
     "combine",
     "contracts",
     "count",
@@ -86,6 +88,8 @@ __all__ = [
     "load_tokenizer",
     "lora",
     "merge",
+    "optimizers",
+    "part",
     "partition",
     "peft",
     "privacy",
@@ -119,6 +123,7 @@ if TYPE_CHECKING:
     )
     from fedjax_peft.config import lm_eval
     from fedjax_peft.config.loading import load_run
+    from fedjax_peft.contracts.part import call_of, part
     from fedjax_peft.data import heterogeneity, partition
     from fedjax_peft.data.clients import load_clients
     from fedjax_peft.data.combine import combine
@@ -133,7 +138,7 @@ if TYPE_CHECKING:
     from fedjax_peft.models.hub import load_model, load_tokenizer
     from fedjax_peft.models.inference import embed
     from fedjax_peft.models.registry import random_model
-    from fedjax_peft.numerics import schedules, tree
+    from fedjax_peft.numerics import optimizers, schedules, tree
     from fedjax_peft.peft.base import attach, count, merge, quantize
     from fedjax_peft.peft.lora import lora
     from fedjax_peft.report.sweep import Sweep, grid, sweep

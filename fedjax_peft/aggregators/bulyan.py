@@ -28,9 +28,11 @@ from fedjax_peft.aggregators.robust import (
     too_few,
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics import tree
 
 
+@part
 def bulyan(hostile: int, *, space: Space = "factors") -> Aggregator:
     """Bulyan: repeated Krum, then a trimmed mean around the median (El Mhamdi et al. 2018).
 

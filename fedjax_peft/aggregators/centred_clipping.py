@@ -26,11 +26,13 @@ from fedjax_peft.aggregators.robust import (
     weighted_sum,
 )
 from fedjax_peft.contracts import Aggregator, Params, PyTree, RoundContext
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.checks import check_count
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def centred_clipping(
     radius: float | None = None, *, steps: int = 1, space: Space = "factors"
 ) -> Aggregator:

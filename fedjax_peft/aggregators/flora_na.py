@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Stacked, Total
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.numerics.linalg import solve
@@ -41,6 +42,7 @@ _RIDGE = 1e-5
 """ε, relative to the mean diagonal entry of M."""
 
 
+@part
 def flora_na(*, steps: int = 20, error: bool = True) -> Aggregator:
     """FLoRA-NA: A and B are combined with coefficients that fit the exact average product.
 

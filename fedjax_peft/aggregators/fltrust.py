@@ -22,9 +22,11 @@ from fedjax_peft.aggregators.robust import (
     weighted_sum,
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def fltrust(trusted: int = 0, *, space: Space = "factors") -> Aggregator:
     """Mean of uploads by their agreement with a trusted one (FLTrust, Cao et al. 2021).
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Factors, Total
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.numerics.linalg import FRESH, canonical, dead_directions, qr, revived, svd
@@ -44,6 +45,7 @@ class Truncation(NamedTuple):
     """(A·B ``[matrices, in, out]``, LoRA's s ``[matrices]``, r) -> the factors of ``s·AB``."""
 
 
+@part
 def fra(
     rank: int | None = None,
     *,

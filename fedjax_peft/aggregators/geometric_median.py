@@ -28,11 +28,13 @@ from fedjax_peft.aggregators.robust import (
     weighted_sum,
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.checks import check_count
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def geometric_median(
     *, steps: int = 8, smoothing: float = 1e-6, space: Space = "factors"
 ) -> Aggregator:

@@ -15,12 +15,14 @@ FlexLoRA's authors uses weights by size instead.
 import jax.numpy as jnp
 
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Product, Total, Weighted
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.numerics.lowrank import factors_apart, matmul, pairs, product_norms, scale
 from fedjax_peft.numerics.measures.aggregation_error import error_metrics
 
 
+@part
 def hetlora(*, error: bool = True) -> Aggregator:
     """HetLoRA: mean of zero-padded LoRA factors, weighted by the norms of their products.
 

@@ -34,10 +34,12 @@ from jax import Array
 
 from fedjax_peft.aggregators.fra import Truncated, Truncation, truncating
 from fedjax_peft.contracts import Aggregator
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.linalg import orthonormal_rows
 from fedjax_peft.numerics.lowrank import matmul
 
 
+@part
 def ilora(*, error: bool = True) -> Aggregator:
     """ILoRA: averaged LoRA products of any ranks, cut to each client's rank by a QR decomposition.
 

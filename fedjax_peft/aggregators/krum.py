@@ -27,10 +27,12 @@ from fedjax_peft.aggregators.robust import (
     weighted_sum,
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def krum(hostile: int, *, space: Space = "factors") -> Aggregator:
     """Krum: the upload that is closest to its neighbours (Blanchard et al. 2017).
 
@@ -48,6 +50,7 @@ def krum(hostile: int, *, space: Space = "factors") -> Aggregator:
     return _krum("krum", hostile, 1, space)
 
 
+@part
 def multi_krum(hostile: int, keep: int | None = None, *, space: Space = "factors") -> Aggregator:
     """Multi-Krum: the mean of the uploads with the best Krum scores (Blanchard et al. 2017).
 

@@ -34,6 +34,7 @@ from jax import Array
 
 from fedjax_peft.aggregators.mean import mean, product_errors
 from fedjax_peft.contracts import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.linalg import pinv
 from fedjax_peft.numerics.lowrank import matmul, required_pairs, scale
@@ -42,6 +43,7 @@ from fedjax_peft.support.checks import check_count, check_number
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def lora_fair(
     *,
     lam: float = 0.01,

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Product, Total
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.numerics.lowrank import matmul, pairs, scale
 from fedjax_peft.numerics.measures.aggregation_error import error_metrics
 
 
+@part
 def mean(*, error: bool = True) -> Aggregator:
     """Weighted mean of everything that is shared: ``Σ w_k θ_k / Σ w_k``.
 

@@ -9,8 +9,10 @@ breakdown point is 1/2. Of an even number of values the median is the mean of th
 from fedjax_peft.aggregators.ranking import each_entry, middle
 from fedjax_peft.aggregators.robust import Changes, Combined, Space, robust
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.part import part
 
 
+@part
 def median(*, space: Space = "factors") -> Aggregator:
     """Coordinate-wise median; resists fewer than half of the clients (Yin et al. 2018).
 

@@ -19,10 +19,12 @@ from fedjax_peft.aggregators.robust import (
     weighted_sum,
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def norm_bounding(norm: float | None = None, *, space: Space = "factors") -> Aggregator:
     """Mean of uploads whose change is shortened to a norm (Sun et al. 2019).
 

@@ -12,11 +12,13 @@ from jax import Array
 from fedjax_peft.aggregators.ranking import each_entry, ranked
 from fedjax_peft.aggregators.robust import Changes, Combined, Space, robust
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def trimmed_mean(share: float, *, space: Space = "factors") -> Aggregator:
     """Coordinate-wise trimmed mean; resists a given share of the clients (Yin et al. 2018).
 

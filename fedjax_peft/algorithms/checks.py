@@ -13,6 +13,7 @@ from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.keeping import keeping, marked
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import HeadPolicy
 from fedjax_peft.numerics.schedules import Scheduled, scaled
@@ -90,8 +91,9 @@ schedule."""
 
 
 def checked(factory: Factory) -> Factory:
-    """Decorates a function that returns an algorithm. Four things follow:
+    """Decorates a function that returns an algorithm. Five things follow:
 
+    * The algorithm knows its call (:func:`fedjax_peft.contracts.part.part`).
     * Arguments of a wrong type are refused, which would otherwise fail deep inside a compilation:
       ``optimizer`` and ``server`` must be optax optimizers, ``aggregator`` an aggregator or None,
       ``server_schedule`` a function or None.
@@ -115,7 +117,7 @@ def checked(factory: Factory) -> Factory:
         return _made(factory, call)
 
     make.__doc__ = _documented(factory.__doc__ or "", signature.parameters)
-    return cast(Factory, make)
+    return part(cast(Factory, make))
 
 
 def _check_types(algorithm: str, given: Mapping[str, Any]) -> None:

@@ -2,9 +2,11 @@
 
 from fedjax_peft.asynchronous.staleness import Mixture, Staleness, StalenessWeight, server
 from fedjax_peft.contracts import Asynchronous
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.checks import check_number
 
 
+@part
 def fedasync(
     alpha: float = 0.6,
     concurrency: int | None = None,

@@ -4,9 +4,11 @@ from typing import Literal
 
 from fedjax_peft.asynchronous.staleness import Change, Staleness, StalenessWeight, server
 from fedjax_peft.contracts import Asynchronous
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.checks import check_number
 
 
+@part
 def semi_synchronous(
     period: float,
     concurrency: int | None = None,

@@ -15,8 +15,10 @@ from jax import Array
 
 from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
+from fedjax_peft.contracts.part import part
 
 
+@part
 def alie(share: float, *, z: float | None = None, seed: int = 0) -> Attack:
     """Hostile clients all send the mean of the honest changes minus ``z`` standard deviations.
 

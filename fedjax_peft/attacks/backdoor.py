@@ -26,12 +26,14 @@ from fedjax_peft.attacks.common import (
     on_uploads,
 )
 from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation, Key, Params, PyTree, Wrapped
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.checks import check_count
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def backdoor(
     share: float,
     target: int,

@@ -10,9 +10,11 @@ from jax import Array
 
 from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.random import stream
 
 
+@part
 def gaussian(share: float, std: float, *, seed: int = 0) -> Attack:
     """Hostile clients send Gaussian noise instead of their change of the leaves.
 

@@ -10,8 +10,10 @@ from jax import Array
 
 from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
+from fedjax_peft.contracts.part import part
 
 
+@part
 def ipm(share: float, *, epsilon: float = 0.5, seed: int = 0) -> Attack:
     """Hostile clients all send ``-epsilon`` times the mean of the honest changes.
 

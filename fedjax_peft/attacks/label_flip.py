@@ -11,9 +11,11 @@ from jax import Array
 
 from fedjax_peft.attacks.common import check_class, check_labels, make_attack, on_batches
 from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation, Wrapped
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def label_flip(
     share: float, *, source: int | None = None, target: int | None = None, seed: int = 0
 ) -> Attack:

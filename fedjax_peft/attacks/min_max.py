@@ -15,11 +15,13 @@ from jax import Array
 
 from fedjax_peft.attacks.common import make_attack, moments, on_cohorts
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.errors import check_known
 
 _DIRECTIONS = ("unit", "std", "sign")
 
 
+@part
 def min_max(
     share: float, *, direction: Literal["unit", "std", "sign"] = "std", seed: int = 0
 ) -> Attack:

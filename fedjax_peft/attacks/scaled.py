@@ -11,8 +11,10 @@ from jax import Array
 
 from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
+from fedjax_peft.contracts.part import part
 
 
+@part
 def scaled(share: float, factor: float, *, seed: int = 0) -> Attack:
     """Hostile clients send their change of the leaves times ``factor``, to outweigh the others.
 

@@ -6,9 +6,11 @@ import numpy as np
 
 from fedjax_peft.availability.draws import uniforms
 from fedjax_peft.contracts import Availability
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.checks import check_number
 
 
+@part
 def diurnal(period: float = 86_400.0, share: float = 0.5, spread: float = 1.0) -> Availability:
     """Clients are available for a part of every day.
 

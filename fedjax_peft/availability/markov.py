@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_peft.availability.draws import uniforms
 from fedjax_peft.contracts import Availability
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.checks import check_number
 
 _EVENTS = 4.0
@@ -16,6 +17,7 @@ _MOST = 32
 """The most events in a block; more have a probability below 1e-16."""
 
 
+@part
 def markov(mean_on: float = 3_600.0, mean_off: float = 3_600.0) -> Availability:
     """Clients are available for random times, independently of each other.
 

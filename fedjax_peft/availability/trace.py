@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_peft.contracts import Availability
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.checks import check_number
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
@@ -15,6 +16,7 @@ _HEADER = ["client", "start", "end"]
 _MOST_BYTES = 1 << 30
 
 
+@part
 def trace(path: str, period: float | None = None) -> Availability:
     """Clients are available in the intervals that a file lists.
 

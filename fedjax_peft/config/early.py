@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.config import memory, plugins
+from fedjax_peft.config import memory
 from fedjax_peft.config.parts import fingerprint
 from fedjax_peft.data.sources import check_header
 from fedjax_peft.simulation import checks
 from fedjax_peft.simulation.records import RECORDS
+from fedjax_peft.support import plugins
 
 _COUNTS = ("rounds", "clients_per_round", "batch_size")
 

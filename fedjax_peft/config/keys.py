@@ -19,16 +19,16 @@ from fedjax_peft import (
     tasks,
     transforms,
 )
-from fedjax_peft.config import optimizers, plugins
 from fedjax_peft.config.schema import fields_of
 from fedjax_peft.data import partition, sources
 from fedjax_peft.models import hub
-from fedjax_peft.numerics import schedules
+from fedjax_peft.numerics import optimizers, schedules
 from fedjax_peft.simulation import trackers
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
 from fedjax_peft.simulation.time_model import TimeModel
+from fedjax_peft.support import plugins
 from fedjax_peft.support.errors import InputError, check_known, nearest
 
 Config = dict[str, Any]

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft.config import plugins
 from fedjax_peft.config.keys import CHAINED, DEFAULT_NAMES, NAMESPACES, Config
 from fedjax_peft.data import sources
 from fedjax_peft.simulation.storage.record import as_asked
-from fedjax_peft.support import assets, toml
+from fedjax_peft.support import assets, plugins, toml
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.nested import flatten, merge, unset

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Optimizer, PyTree, RateSchedule
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
@@ -37,6 +38,7 @@ from fedjax_peft.support.errors import InputError
 __all__ = ["constant", "cosine", "exponential", "linear"]
 
 
+@part
 def constant(*, warmup: int = 0) -> RateSchedule:
     """The full learning rate, after a warm-up.
 
@@ -46,6 +48,7 @@ def constant(*, warmup: int = 0) -> RateSchedule:
     return _after_warmup(jnp.ones_like, warmup)
 
 
+@part
 def linear(rounds: int, *, warmup: int = 0, final_factor: float = 0.0) -> RateSchedule:
     """A linear fall of the learning rate, after a warm-up.
 
@@ -68,6 +71,7 @@ def linear(rounds: int, *, warmup: int = 0, final_factor: float = 0.0) -> RateSc
     return _after_warmup(fall, warmup)
 
 
+@part
 def cosine(rounds: int, *, warmup: int = 0, final_factor: float = 0.0) -> RateSchedule:
     """A fall of the learning rate along half a cosine, after a warm-up.
 
@@ -90,6 +94,7 @@ def cosine(rounds: int, *, warmup: int = 0, final_factor: float = 0.0) -> RateSc
     return _after_warmup(fall, warmup)
 
 
+@part
 def exponential(
     decay: float, *, every: int = 1, warmup: int = 0, final_factor: float = 0.0
 ) -> RateSchedule:
@@ -139,6 +144,7 @@ class Scheduled(Optimizer):
     schedule: RateSchedule
 
 
+@part
 def scheduled(optimizer: Optimizer, schedule: RateSchedule) -> Optimizer:
     """Returns an optimizer whose steps in round t are multiplied by ``schedule(t)``.
 

@@ -23,6 +23,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models import layers
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import Residual
@@ -109,6 +110,7 @@ class AdaptedLinear(Adapted):
         return h + self.adapter(h)
 
 
+@part
 def houlsby(
     reduction_factor: float | None = None,
     *,
@@ -139,6 +141,7 @@ def houlsby(
     return _method("houlsby", PLACEMENTS["houlsby"], options)
 
 
+@part
 def pfeiffer(
     reduction_factor: float | None = None,
     *,
@@ -156,6 +159,7 @@ def pfeiffer(
     return _method("pfeiffer", PLACEMENTS["pfeiffer"], options)
 
 
+@part
 def opendelta(
     reduction_factor: float | None = None,
     *,
@@ -176,6 +180,7 @@ def opendelta(
     return _method("opendelta", PLACEMENTS["opendelta"], options)
 
 
+@part
 def bottleneck(
     reduction_factor: float | None = None,
     *,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import (
@@ -70,6 +71,7 @@ class DoRALinear(LoRALinear):
         return jnp.broadcast_to(x, y.shape).astype(y.dtype)
 
 
+@part
 @takes_low_rank_options
 def dora(
     rank: int = 8,

@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Defaults, Method
 from fedjax_peft.peft.bottleneck import (
@@ -35,6 +36,7 @@ class DualBottleneck(nnx.Module):
         return 0.5 * (self.global_adapter(h) + self.private_adapter(h))
 
 
+@part
 def dual(
     reduction_factor: float | None = None,
     *,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts.instance_weights import REFERENCE, InstanceWeighted
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, Model
 from fedjax_peft.peft.base import Method
 from fedjax_peft.peft.lora import (
@@ -49,6 +50,7 @@ class DualLoRALinear(NamedLoRALinear):
         return y + (1 - weight) * shared + weight * own
 
 
+@part
 @takes_low_rank_options
 def dual_lora(
     rank: int = 8,

@@ -7,6 +7,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.peft.base import (
     Adapted,
@@ -50,6 +51,7 @@ class IA3Linear(Adapted):
         return (x * jnp.broadcast_to(self.ia3_l[...], x.shape)).astype(x.dtype)
 
 
+@part
 def ia3(
     targets: str | Sequence[str] | None = None, feed_forward: str | Sequence[str] | None = None
 ) -> Method:

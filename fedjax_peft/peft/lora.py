@@ -17,6 +17,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.models.layers import Dropout, FusedLinear
 from fedjax_peft.models.quantized import QuantizedLinear
@@ -112,8 +113,8 @@ class FusedLoRALinear(Adapted):
     def __init__(self, base: FusedLinear, updates: Mapping[str, LowRank]):
         self.base = base
         self.parts = tuple(updates)
-        for part, update in updates.items():
-            setattr(self, part, update)
+        for name, update in updates.items():
+            setattr(self, name, update)
 
     def __call__(self, x: Array) -> Array:
         """Returns the layer's output for ``x`` ``[..., in]``."""
@@ -137,6 +138,7 @@ class FusedLoRALinear(Adapted):
         return jnp.split(x, len(self.base.parts), axis=-1)
 
 
+@part
 def lora(
     rank: int = 8,
     *,
@@ -411,14 +413,14 @@ def _slices(
             "parts = [] names no part, so nothing would be trained: leave it out to adapt the whole"
             " projection."
         )
-    for part in parts:
-        if part not in known:
+    for one in parts:
+        if one not in known:
             raise InputError(
-                f"The submodule {path!r} has no part {part!r}."
-                + (f" {nearest(part, known)}" if known else " It is not a fused projection.")
+                f"The submodule {path!r} has no part {one!r}."
+                + (f" {nearest(one, known)}" if known else " It is not a fused projection.")
             )
     pieces = zip(known, jnp.split(kernel, len(known), axis=1), strict=True)
-    return {f"{path}.{part}": piece for part, piece in pieces if whole or part in parts}
+    return {f"{path}.{name}": piece for name, piece in pieces if whole or name in parts}
 
 
 _FORM = r"(.*\.)?({})$"

@@ -29,6 +29,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Key, Params, Task
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam, Model
 from fedjax_peft.numerics.linalg import canonical, svd
 from fedjax_peft.numerics.random import stream
@@ -51,6 +52,7 @@ class SBLinear(CoreLinear):
         return self.sb_a[...], jnp.matmul(self.sb_r[...], self.sb_b[...], precision="highest")
 
 
+@part
 def lora_sb(rank: int = 64, *, targets: str | Sequence[str] | None = None) -> Method:
     """LoRA-SB (Ponkshe et al. 2024): a trained r x r core between two frozen bases.
 

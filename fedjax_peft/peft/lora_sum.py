@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.layers import Dropout
 from fedjax_peft.peft.base import Adapted, Method
 from fedjax_peft.peft.lora import (
@@ -71,6 +72,7 @@ class LoRASumLinear(NamedLoRALinear):
         return self.with_kernel(self.base.kernel[...] + product)
 
 
+@part
 @takes_low_rank_options
 def lora_sum(
     rank: int = 8,

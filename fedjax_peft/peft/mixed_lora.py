@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Method
@@ -47,6 +48,7 @@ class MixedLoRALinear(NamedLoRALinear):
         return y + shares[..., :1] * rest + shares[..., 1:] * own
 
 
+@part
 @takes_low_rank_options
 def mixed_lora(
     rank: int = 8,

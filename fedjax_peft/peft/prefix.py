@@ -8,6 +8,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import Mask, PrefixSlot
 from fedjax_peft.numerics.random import stream
@@ -51,6 +52,7 @@ def _before(rows: Array, x: Array) -> Array:
     return jnp.concatenate([first, x], axis=1)
 
 
+@part
 def prefix_tuning(tokens: int = 8) -> Method:
     """Learned keys and values in every attention layer (prefix tuning, Li and Liang 2021).
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import TokenEmbed
 from fedjax_peft.models.modules import submodules
@@ -44,6 +45,7 @@ class PromptEmbed(Adapted):
         return self.base.attend(query)
 
 
+@part
 def prompt_tuning(tokens: int = 8, *, init: Literal["random", "vocabulary"] = "random") -> Method:
     """Learned tokens before the text (prompt tuning, Lester et al. 2021), as in Hugging Face PEFT.
 

@@ -18,6 +18,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Defaults, Method, listed, replace_module
@@ -49,6 +50,7 @@ class RavanLinear(CoreLinear):
         return a.transpose(1, 0, 2).reshape(n_in, heads * rank), right.reshape(heads * rank, -1)
 
 
+@part
 def ravan(
     rank: int = 8,
     *,

@@ -11,6 +11,7 @@ from typing import Any
 from flax import nnx
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import RMSNorm
 from fedjax_peft.models.modules import is_inside, leaves, submodules
@@ -22,6 +23,7 @@ Chosen = Callable[[str, nnx.Module, str], bool]
 """(module path, module, name of its parameter) -> whether it is trained."""
 
 
+@part
 def bitfit(targets: str | Sequence[str] | None = None) -> Method:
     """Trains biases only (BitFit, Ben Zaken et al. 2022), those of layer norms included.
 
@@ -45,6 +47,7 @@ def bitfit(targets: str | Sequence[str] | None = None) -> Method:
     return Method("bitfit", {"targets": listed(targets)}, attach)
 
 
+@part
 def layer_norm() -> Method:
     """Trains scales and biases of all layer norms and RMS norms, as PEFT's LN tuning.
 
@@ -59,6 +62,7 @@ def layer_norm() -> Method:
     return Method("layer_norm", {}, attach)
 
 
+@part
 def full() -> Method:
     """Full fine-tuning: all parameters are trained. A table that is also the head counts once.
 
@@ -77,6 +81,7 @@ def full() -> Method:
     return Method("full", {}, attach)
 
 
+@part
 def head_only() -> Method:
     """Trains the head alone, on a frozen backbone (linear probing).
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Method
@@ -54,6 +55,7 @@ class SparseLoRALinear(LoRALinear):
         return flat.at[places].set(self.sparse_values[...], unique_indices=True).reshape(shape)
 
 
+@part
 @takes_low_rank_options
 def slora(
     rank: int = 8,

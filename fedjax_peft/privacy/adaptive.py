@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from fedjax_peft.algorithms.checks import at_least, positive, share
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Total
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
@@ -39,6 +40,7 @@ from fedjax_peft.privacy.statements import composition_in_words
 from fedjax_peft.support.errors import InputError
 
 
+@part
 @remembered
 def adaptive(
     clip: float,

@@ -24,6 +24,7 @@ a secret seed and noise that is safe against attacks on floating-point numbers.
 
 from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy.accounting import Accountant, Neighbours
 from fedjax_peft.privacy.guarantees import client_guarantee
@@ -34,6 +35,7 @@ TRUSTED = "The server is trusted: it sees the uploads before the noise."
 """A sentence of the statements of central mechanisms."""
 
 
+@part
 @remembered
 def central(
     clip: float,

@@ -30,6 +30,7 @@ from jax import Array
 
 from fedjax_peft.algorithms.checks import at_least, positive, whole
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Key, Privacy, PyTree
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import Accountant, epsilon, gaussian_event
@@ -51,6 +52,7 @@ class Strategy(NamedTuple):
     """The standard deviation of x_t / s in each round: the norms of the rows of T⁻¹."""
 
 
+@part
 @remembered
 def correlated(
     clip: float,

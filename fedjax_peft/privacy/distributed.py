@@ -50,6 +50,7 @@ from jax.flatten_util import ravel_pytree
 from fedjax_peft.algorithms.checks import fraction, positive
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Integers, Total
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Key, PyTree
@@ -84,6 +85,7 @@ _TRIES = 64
 """Roundings at random, before a vector is rounded towards zero, which is never longer."""
 
 
+@part
 @remembered
 def distributed(
     clip: float,

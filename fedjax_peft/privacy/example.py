@@ -53,6 +53,7 @@ from fedjax_peft.contracts.algorithm import Algorithm
 from fedjax_peft.contracts.client import ClientContext, ClientUpdate, LossFn
 from fedjax_peft.contracts.compatibility import check_compatible
 from fedjax_peft.contracts.feature import Feature
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.types import Batch, Key, Metrics, PyTree
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
@@ -62,6 +63,7 @@ from fedjax_peft.privacy.accounting import Accountant
 from fedjax_peft.support.errors import InputError
 
 
+@part
 @remembered
 def example(
     clip: float,

@@ -22,6 +22,7 @@ from jax import Array
 
 from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy, PyTree
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import client_neighbours
@@ -31,6 +32,7 @@ from fedjax_peft.privacy.mechanism import Noise, factor_to, independent, private
 from fedjax_peft.privacy.statements import composition_in_words
 
 
+@part
 @remembered
 def laplace(clip: float, noise_multiplier: float) -> Privacy:
     """Client-level central privacy with Laplace noise; poor for many parameters.

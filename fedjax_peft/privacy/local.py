@@ -26,6 +26,7 @@ from jax import Array
 from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Total
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Key, Params, PyTree
@@ -44,6 +45,7 @@ from fedjax_peft.privacy.mechanism import (
 )
 
 
+@part
 @remembered
 def local(
     clip: float, noise_multiplier: float, *, delta: float = 1e-5, accountant: Accountant = "rdp"

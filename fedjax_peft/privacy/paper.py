@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from fedjax_peft.algorithms.checks import positive
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Total
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
@@ -37,6 +38,7 @@ _NONE = (
 )
 
 
+@part
 def paper_noise(std: float, kind: Literal["gaussian", "laplace"] = "gaussian") -> Privacy:
     """The literal noise of the FRA-LoRA paper on the average product: no privacy guarantee.
 

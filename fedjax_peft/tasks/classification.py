@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.contracts import Batch, Metrics, Outputs
+from fedjax_peft.contracts.part import part
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task, check_labels
@@ -15,6 +16,7 @@ from fedjax_peft.tasks.by_class import ByClass, of_labels
 from fedjax_peft.tasks.common import SumAndCount, cross_entropy, loss_and_accuracy, real_rows
 
 
+@part
 def classification() -> Task:
     """Classification of texts: one label for each example.
 

@@ -1,10 +1,12 @@
 """Classification of images, with the loss and the metrics of texts."""
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.data.encoders.pixels import PIXELS
 from fedjax_peft.tasks.base import Task, check_labels
 from fedjax_peft.tasks.classification import classification
 
 
+@part
 def image_classification() -> Task:
     """Classification of images: one label for each.
 

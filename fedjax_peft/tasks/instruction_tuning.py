@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from fedjax_peft.contracts import Sampling
+from fedjax_peft.contracts.part import part
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.conversations import CONVERSATIONS
 from fedjax_peft.support.errors import InputError, check_known
@@ -17,6 +18,7 @@ _WHOLE = ("exact_match", "gsm8k")
 """The scores that read an answer up to its end."""
 
 
+@part
 def instruction_tuning(
     metric: Literal["exact_match", "f1", "rouge_l", "gsm8k"] | None = None,
     max_new_tokens: int = 64,

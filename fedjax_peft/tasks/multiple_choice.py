@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.contracts import Batch, Outputs
+from fedjax_peft.contracts.part import part
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.choices import Style, choices_encoder, scores_by_unit
 from fedjax_peft.support.errors import InputError, check_known
@@ -20,6 +21,7 @@ from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Ta
 from fedjax_peft.tasks.likelihood import next_tokens, objective, token_scores
 
 
+@part
 def multiple_choice(style: Style = "text") -> Task:
     """Multiple choice: the most likely of a question's choices is the answer.
 

@@ -3,12 +3,14 @@
 from typing import Any
 
 from fedjax_peft.contracts import Sampling
+from fedjax_peft.contracts.part import part
 from fedjax_peft.data.encoders.language import LANGUAGE
 from fedjax_peft.tasks.base import Means, Predictions, Scores, Task, prompted
 from fedjax_peft.tasks.likelihood import objective
 from fedjax_peft.tasks.text_scores import perplexity
 
 
+@part
 def next_token() -> Task:
     """Next token: the model predicts every token of a text from those before it.
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.contracts import Batch, Metrics, Outputs
+from fedjax_peft.contracts.part import part
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.spans import SPANS, SPANS_OR_NONE, span_text
 from fedjax_peft.data.table import brief
@@ -21,6 +22,7 @@ from fedjax_peft.tasks.words import beyond_latin, has_words
 _HEADLINES = {"squad": "f1", "fednlp_raw": "raw_f1"}
 
 
+@part
 def question_answering(
     n_best: int = 20,
     max_answer_length: int = 30,

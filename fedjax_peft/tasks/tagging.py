@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.contracts import Batch, Metrics, Outputs
+from fedjax_peft.contracts.part import part
 from fedjax_peft.data.dataset import IGNORE, Dataset
 from fedjax_peft.data.encoders.tags import TAGS
 from fedjax_peft.support.libraries import limit_blas_threads
@@ -16,6 +17,7 @@ from fedjax_peft.tasks.by_class import ByClass, of_entities
 from fedjax_peft.tasks.common import SumAndCount, cross_entropy, loss_and_accuracy, real_rows
 
 
+@part
 def tagging() -> Task:
     """Tagging: one label for each word, such as the kind of entity that it belongs to.
 

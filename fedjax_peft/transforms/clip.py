@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.transform import Decoded, Encoded, Measurements, Transform
 from fedjax_peft.contracts.types import Key, PyTree
@@ -19,6 +20,7 @@ from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def clip_norm(max_norm: float) -> Transform:
     """Scales every client's change down to a Euclidean norm of at most ``max_norm``.
 

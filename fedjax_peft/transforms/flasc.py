@@ -12,6 +12,7 @@ seed; B starts at 0, so for B the two are the same.
 """
 
 from fedjax_peft.contracts import Transform
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.transforms.chain import chain
 from fedjax_peft.transforms.compressing import check_share
@@ -19,6 +20,7 @@ from fedjax_peft.transforms.downlink import downlink
 from fedjax_peft.transforms.top_k import top_k
 
 
+@part
 @constants("up", "down")
 def flasc(up: float = 0.25, down: float = 0.25) -> Transform:
     """Sends the largest entries of the change, and receives the largest of the model's (FLASC).

@@ -12,10 +12,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.checks import check_count
 from fedjax_peft.transforms.compressing import by_block, compressor, wire_with_scales
 
 
+@part
 def int8(block: int = 64, *, error_feedback: bool = False) -> Transform:
     """Rounds every entry to the nearest of 255 evenly spaced values, block by block.
 

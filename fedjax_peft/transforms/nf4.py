@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.checks import check_count
 from fedjax_peft.transforms.compressing import by_block, compressor, wire_with_scales
 
@@ -37,6 +38,7 @@ NF4 = (
 """The values of NF4 (QLoRA, Appendix E)."""
 
 
+@part
 def nf4(block: int = 64, *, error_feedback: bool = False) -> Transform:
     """Rounds every entry to the nearest of the 16 values of NF4, block by block (QLoRA).
 

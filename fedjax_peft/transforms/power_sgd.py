@@ -19,12 +19,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform, Wire
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.lowrank import matmul
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.checks import check_count
 from fedjax_peft.transforms.compressing import compressor
 
 
+@part
 def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
     """Sends each matrix as two factors of a lower rank (PowerSGD).
 

@@ -19,10 +19,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
+from fedjax_peft.contracts.part import part
 from fedjax_peft.support.checks import check_choice, check_count
 from fedjax_peft.transforms.compressing import by_block, compressor, keys_of, wire_with_scales
 
 
+@part
 def quantize(
     bits: int = 8,
     *,

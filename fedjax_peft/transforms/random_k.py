@@ -13,10 +13,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform, Wire
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.transforms.compressing import check_share, compressor, count, keys_of
 
 
+@part
 @constants("share")
 def random_k(share: float, *, error_feedback: bool = False) -> Transform:
     """Sends entries that are drawn at random with a seed that the server knows.

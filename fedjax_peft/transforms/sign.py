@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
+from fedjax_peft.contracts.part import part
 from fedjax_peft.transforms.compressing import compressor, wire_with_scales
 
 
+@part
 def sign(*, error_feedback: bool = True) -> Transform:
     """Sends the signs of the entries, and the mean absolute value of each leaf (EF-SignSGD).
 

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
+from fedjax_peft.contracts.part import part
 from fedjax_peft.transforms.compressing import FLOAT, compressor, keys_of
 
 
+@part
 def ternary(*, error_feedback: bool = False) -> Transform:
     """Makes every entry 0, or plus or minus the largest entry of its leaf, at random (TernGrad).
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, Params, PyTree, Transform
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.support.checks import check_choice, check_count
 from fedjax_peft.transforms.compressing import compressor, index_bits
@@ -23,6 +24,7 @@ from fedjax_peft.transforms.compressing import compressor, index_bits
 By = Literal["norm", "product", "random"]
 
 
+@part
 def top_directions(rank: int, *, by: By = "norm", error_feedback: bool = True) -> Transform:
     """Sends ``rank`` directions of each LoRA pair: columns of A with the same rows of B.
 

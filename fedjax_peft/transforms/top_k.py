@@ -15,12 +15,14 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedjax_peft.contracts import Key, PyTree, Transform, Wire
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.compressing import check_share, compressor, count, index_bits
 
 
+@part
 @constants("share")
 def top_k(share: float, *, error_feedback: bool = True, across_leaves: bool = False) -> Transform:
     """Sends the entries of largest absolute value.

@@ -11,12 +11,12 @@ from options import run_options
 
 from fedjax_peft import algorithms, peft, testing
 from fedjax_peft.cli.bench import Shape, bench
-from fedjax_peft.config import optimizers
 from fedjax_peft.data import Clients, tokenize
 from fedjax_peft.engine.plan import no_larger
 from fedjax_peft.models.heads import classification
 from fedjax_peft.models.hub import load_tokenizer
 from fedjax_peft.models.registry import random_model
+from fedjax_peft.numerics import optimizers
 from fedjax_peft.numerics.random import host_rng, stream
 from fedjax_peft.peft.base import attach
 from fedjax_peft.simulation.planning import memory_plan

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.checkpoint import class_names, read_json
 from fedjax_peft.models.head_classes import in_order_of
@@ -40,6 +41,7 @@ from fedjax_peft.peft.selective import head_only
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def pretrained(adapter: str | Path) -> Method:
     """An adapter trained elsewhere (LoRA, DoRA, (IA)³, prompt or bottleneck) as initial values.
 

@@ -16,6 +16,9 @@ from typing import Any
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 
+LOADED = "fedjax_peft_own_"
+"""How the names of modules begin that were loaded from a file."""
+
 
 def is_user_function(name: Any) -> bool:
     """Returns whether a name in a config is that of a user's function: it contains a colon."""
@@ -111,7 +114,7 @@ def _broken(table: str, name: str, error: Exception) -> InputError:
 def _execute(file: Path) -> ModuleType:
     """Returns the module of a file; the file is executed once in a process."""
     # The name must differ from the file's, which can be the name of another module.
-    name = f"fedjax_peft_own_{file.stem}_{hashlib.sha256(bytes(file)).hexdigest()[:8]}"
+    name = f"{LOADED}{file.stem}_{hashlib.sha256(bytes(file)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

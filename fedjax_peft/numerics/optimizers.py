@@ -4,12 +4,14 @@ import math
 
 import optax
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.support.errors import InputError
 
 __all__ = ["adam", "adamw", "sgd"]
 
 
+@part
 def adamw(
     learning_rate: float,
     *,
@@ -36,6 +38,7 @@ def adamw(
     )
 
 
+@part
 def adam(
     learning_rate: float,
     *,
@@ -49,6 +52,7 @@ def adam(
     return _clipped(optax.adam(learning_rate, b1=b1, b2=b2, eps=eps), clip_norm)
 
 
+@part
 def sgd(
     learning_rate: float,
     *,

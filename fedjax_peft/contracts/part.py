@@ -1,0 +1,318 @@
+"""A part knows its call: which function made it, with which arguments.
+
+A part is what a factory returns, such as an algorithm, an aggregator or an optimizer. It consists
+of functions, which cannot be compared or written to a file. Its call can::
+
+    call = fp.call_of(fp.algorithms.fedprox(fp.optimizers.adamw(1e-3), mu=0.1))
+    call           # fp.algorithms.fedprox(fp.optimizers.adamw(learning_rate=0.001), mu=0.1)
+    call.flat()    # {"": "algorithms.fedprox", ..., "mu": 0.1, ...}
+
+So a run directory holds the calls of its parts, and ``fp.load_run`` makes them again.
+A user's own factory becomes one of these with the same decorator, :func:`part`.
+"""
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import jax
+
+from fedjax_peft.support import plugins
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, check_known, nearest
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+_LIBRARY = {
+    room: f"fedjax_peft.{place}{room}"
+    for place, rooms in {
+        "": (
+            *("aggregators", "algorithms", "asynchronous", "attacks", "availability"),
+            *("peft", "privacy", "tasks", "transforms"),
+        ),
+        "numerics.": ("optimizers", "schedules"),
+    }.items()
+    for room in rooms
+}
+"""Room -> its module. The parts of the library have names such as ``algorithms.fedprox``."""
+
+OWN = "not_recorded"
+"""The key of a table that stands for a value which a file cannot hold."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The place of a value that a file could not hold."""
+
+    text: str
+    """What was there, for messages."""
+
+
+@dataclass(frozen=True, repr=False)
+class Call:
+    """The name of a factory and its arguments, of which some are calls themselves.
+
+    Calls with equal names and arguments are equal. ``repr`` is the Python code of the call, without
+    the arguments that have their defaults.
+    """
+
+    name: str
+    """``room.function`` for a part of the library; for others ``module:function``, or
+    ``path/of/file.py:function`` where the module cannot be imported by its name."""
+    arguments: tuple[tuple[str, Any], ...]
+    """(name, value) in the order of the signature, the defaults included, but for None where it is
+    the default. The values of parts are their calls, and lists are tuples."""
+
+    def flat(self, prefix: str = "") -> dict[str, Any]:
+        """Returns dotted name -> value; the name of a factory stands at the place of its part.
+
+        Args:
+          prefix: of the names, such as ``algorithm``.
+        """
+        found: dict[str, Any] = {prefix: self.name}
+        for key, value in self.arguments:
+            found |= _flat(f"{prefix}.{key}" if prefix else key, value)
+        return found
+
+    def table(self) -> dict[str, Any]:
+        """Returns what a TOML or JSON file holds; :meth:`read` is the inverse.
+
+        A value that a file cannot hold, such as a function, becomes a table with the key
+        :data:`OWN`; :meth:`unknown` finds these places.
+        """
+        return {"name": self.name, **{key: _written(value) for key, value in self.arguments}}
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> "Call":
+        """Returns the call that :meth:`table` has written."""
+        options = {key: _read(value) for key, value in table.items() if key != "name"}
+        return cls(table["name"], tuple(options.items()))
+
+    def unknown(self) -> dict[str, str]:
+        """Returns dotted name -> what was there, for the values that a file could not hold."""
+        read = {name: _read(_written(value)) for name, value in self.flat().items()}
+        return {name: value.text for name, value in read.items() if isinstance(value, Unknown)}
+
+    def build(self, values: Mapping[str, Any] | None = None, at: str = "") -> Any:
+        """Returns the part.
+
+        Args:
+          values: dotted name -> what to give in place of the recorded value: a number, which may be
+            traced inside a compiled program, or a part.
+          at: the place of this part, for messages, such as ``algorithm``.
+
+        Raises:
+          InputError: the factory cannot be imported or has no such argument, or a value is missing.
+        """
+        factory, values = _factory(self.name, at), values or {}
+        signature = inspect.signature(factory)
+        given = dict(self.arguments)
+        heads = dict.fromkeys(name.partition(".")[0] for name in values)
+        for key in dict.fromkeys([*given, *heads]):
+            if key not in signature.parameters:
+                known = nearest(key, signature.parameters)
+                raise InputError(f"{self.name} has no argument {key!r}. {known}")
+            own = {n.partition(".")[2]: x for n, x in values.items() if n.partition(".")[0] == key}
+            given[key] = _built(given.get(key), own, f"{at}.{key}" if at else key)
+        # In the order of the signature, in which *arguments come first.
+        ordered = {name: given[name] for name in signature.parameters if name in given}
+        bound = inspect.BoundArguments(signature, cast(Any, ordered))
+        return factory(*bound.args, **bound.kwargs)
+
+    def __repr__(self) -> str:
+        try:
+            parameters: Mapping[str, Any] = inspect.signature(_factory(self.name, "")).parameters
+        except InputError:
+            parameters = {}
+        texts: list[str] = []
+        for place, (key, value) in enumerate(self.arguments):
+            known = parameters.get(key, _UNKNOWN)
+            if known.kind is known.VAR_POSITIONAL:
+                texts += map(repr, value)
+            elif type(value) is not type(known.default) or value != known.default:
+                first = known.kind is known.POSITIONAL_OR_KEYWORD and len(texts) == place
+                alone = first and isinstance(value, Call)
+                texts.append(repr(value) if alone else f"{key}={value!r}")
+        name = f"fp.{self.name}" if ":" not in self.name else self.name.rpartition(":")[2]
+        return f"{name}({', '.join(texts)})"
+
+
+_UNKNOWN = inspect.Parameter("unknown", inspect.Parameter.KEYWORD_ONLY, default=...)
+
+
+def part(factory: Factory) -> Factory:
+    """Decorates a function that returns a part, such as an algorithm of your own.
+
+    The part then knows its call (:func:`call_of`): runs record it, compare it when they are
+    resumed, and make it again when they are loaded. Without the decorator everything runs as well;
+    a run then says of the part that it cannot be made again::
+
+        @fp.part
+        def halved(aggregator, share=0.5):
+            ...
+
+    The function must return the same for equal arguments. Its result is a (named) tuple or
+    something with attributes. A part that is changed by ``_replace`` has no call.
+    """
+    signature = inspect.signature(factory)
+    name = _name(factory)
+
+    @functools.wraps(factory)
+    def make(*arguments: Any, **options: Any) -> Any:
+        made = factory(*arguments, **options)
+        bound = signature.bind(*arguments, **options)
+        bound.apply_defaults()
+        values = [
+            (key, _plain(value))
+            for key, value in bound.arguments.items()
+            if value is not None or signature.parameters[key].default is not None
+        ]
+        leaves = jax.tree.leaves([value for _, value in values], is_leaf=_is_call)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return made  # a run-time value of a program has no number
+        return _tagged(made, Call(name, tuple(values)))
+
+    make.__dict__["part"] = name
+    return cast(Factory, make)
+
+
+def call_of(value: Any) -> Call | None:
+    """Returns the call that made a part; None for a changed part, and for anything else."""
+    return getattr(value, "_call", None) if hasattr(value, "__dict__") else None
+
+
+def _tagged(made: Any, call: Call) -> Any:
+    if isinstance(made, tuple):
+        made = _with_room(type(made))(*made)
+    if hasattr(made, "__dict__"):
+        object.__setattr__(made, "_call", call)
+    return made
+
+
+@functools.cache
+def _with_room(kind: type) -> type:
+    """Returns the class of named tuples with room for an attribute, under the same name."""
+    if "__dict__" in dir(kind):
+        return kind
+    names = ("__module__", "__qualname__", "__doc__")
+    return type(kind.__name__, (kind,), {name: getattr(kind, name) for name in names})
+
+
+def _is_call(value: Any) -> bool:
+    return isinstance(value, Call)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a part as its call, and a list as a tuple, so that calls can be compared."""
+    if (call := call_of(value)) is not None:
+        return call
+    if isinstance(value, list) or type(value) is tuple:
+        return tuple(map(_plain, value))
+    return str(value) if isinstance(value, Path) else value
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, Call):
+        return value.flat(name)
+    if type(value) is tuple and any(map(_is_call, value)):
+        return {k: x for i, one in enumerate(value) for k, x in _flat(f"{name}.{i}", one).items()}
+    return {name: value}
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, Call):
+        return value.table()
+    if isinstance(value, Unknown):
+        return {OWN: value.text}
+    if type(value) is tuple:
+        return [_written(one) for one in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _written(one) for key, one in value.items()}
+    if isinstance(value, bool | int | float | str):
+        return value
+    kind = getattr(value, "__qualname__", None) or f"a {type(value).__name__}"
+    return {OWN: "None" if value is None else kind}
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("name"), str):
+            return Call.read(value)
+        if value.keys() == {OWN}:  # TOML has no None
+            return None if value[OWN] == "None" else Unknown(str(value[OWN]))
+        return {key: _read(one) for key, one in value.items()}
+    return tuple(map(_read, value)) if isinstance(value, list | tuple) else value
+
+
+def _built(value: Any, own: Mapping[str, Any], at: str) -> Any:
+    """Returns the value of an argument, with what is given in its place or in places inside it."""
+    if "" in own:
+        return own[""]
+    if isinstance(value, Call):
+        return value.build(own, at)
+    if isinstance(value, Unknown):
+        raise InputError(
+            f"{at} is not recorded: it was {value.text}, which no file can hold. Give it again, as"
+            f" parts={{{at!r}: ...}}."
+        )
+    if type(value) is tuple:
+        return tuple(_built(one, dict(_below(own, i)), f"{at}.{i}") for i, one in enumerate(value))
+    return value
+
+
+def _below(own: Mapping[str, Any], index: int) -> Iterator[tuple[str, Any]]:
+    for name, value in own.items():
+        head, _, rest = name.partition(".")
+        if head == str(index):
+            yield rest, value
+
+
+def _name(factory: Callable[..., Any]) -> str:
+    """Returns the name of a factory, by which :func:`_factory` finds it in another process."""
+    module = factory.__module__
+    rooms = [room for room, home in _LIBRARY.items() if f"{module}.".startswith(f"{home}.")]
+    if rooms:
+        return f"{rooms[0]}.{factory.__name__}"
+    file = getattr(sys.modules.get(module), "__file__", None)
+    own = file if file and module.startswith(plugins.LOADED) else module
+    return f"{own}:{factory.__qualname__}"
+
+
+def _factory(name: str, at: str) -> Callable[..., Any]:
+    """Returns the function of a name; importing a user's module runs its code.
+
+    Raises:
+      InputError: there is no such function, or it is not decorated with :func:`part`.
+    """
+    place, _, function = name.rpartition(":")
+    if not place:
+        room, _, function = name.partition(".")
+        if room not in _LIBRARY:
+            raise InputError(f"{at or 'A part'} is {show(name)}. {nearest(room, _LIBRARY)}")
+        module = importlib.import_module(_LIBRARY[room])
+        known = getattr(module, function, None)
+        check_known(
+            f"part fp.{room}", function, [n for n in vars(module) if _is_factory(vars(module)[n])]
+        )
+    elif place in sys.modules:  # such as the script or the notebook that runs
+        known = getattr(sys.modules[place], function, None)
+    elif place == "__main__" or "<" in function:
+        known = None
+    else:
+        known = plugins.load_function(at or "part", name)
+    if not _is_factory(known):
+        raise InputError(
+            f"{at or 'A part'} was made by {show(name)}, which is not there any more as a function"
+            " with the decorator fp.part. Functions of a script, of a notebook or inside another"
+            " function can only be found while that runs: put them into a module of their own."
+        )
+    return cast(Callable[..., Any], known)
+
+
+def _is_factory(value: Any) -> bool:
+    return hasattr(value, "part") and callable(value)

@@ -1,0 +1,175 @@
+"""A part knows its call: every factory of the library, written to JSON, read, and made again."""
+
+import inspect
+import json
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_peft as fp
+from fedjax_peft.contracts.part import Call
+from fedjax_peft.simulation.description import describe
+
+ROOMS = (
+    *("aggregators", "algorithms", "asynchronous", "attacks", "availability", "optimizers"),
+    *("peft", "privacy", "schedules", "tasks", "transforms"),
+)
+ADAM = fp.optimizers.adamw(1e-3)
+GIVEN = {
+    **{"optimizer": ADAM, "server": ADAM, "learning_rate": 0.1, "clip": 1.0, "std": 0.5},
+    **{"noise_multiplier": 1.0, "buffer_size": 2, "at": 1, "clients": 5, "rounds": 5, "size": 4},
+    **{"root_rounds": 1, "cluster_rounds": 1, "sparse_rounds": 1, "hostile": 1, "target": 1},
+    **{"factor": 2.0, "period": 5.0, "bits": 8, "share": 0.3, "rank": 2, "delta": 1e-5},
+    **{
+        "trusted": 0,
+        "max_norm": 1.0,
+        "on": 3.0,
+        "off": 2.0,
+        "ranks": (2, 4),
+        "patch": 2,
+        "decay": 0.9,
+    },
+}
+"""Arguments without a default, for every factory that has them."""
+FILES = ("availability.trace", "peft.pretrained")
+"""Factories that read a file, which these tests do not have."""
+
+
+def factories():
+    for room in ROOMS:
+        module = getattr(fp, room)
+        for name in module.__all__:
+            if (one := getattr(module, name)) and f"{room}.{name}" not in FILES:
+                yield pytest.param(one, id=f"{room}.{name}")
+
+
+def made(factory):
+    parameters = inspect.signature(factory).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind <= p.KEYWORD_ONLY]
+    given = {n: GIVEN[n] for n in needed if n in GIVEN}
+    if factory.__name__ == "backdoor":
+        given["patch"] = 2
+    return factory(**given)
+
+
+@pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
+@pytest.mark.parametrize("factory", [*factories()])
+def test_every_part_is_made_again_from_json(factory):
+    one = made(factory)
+    call = fp.call_of(one)
+    read = Call.read(json.loads(json.dumps(call.table())))
+    assert read == call
+    assert hash(read) == hash(call)
+    again = read.build()
+    assert fp.call_of(again) == call
+    assert describe(again) == describe(one)
+    code = eval(repr(call), {"fp": fp})
+    assert fp.call_of(code) == call
+
+
+def test_flat_names_show_what_differs():
+    one = fp.algorithms.fedprox(ADAM, mu=0.1)
+    other = fp.algorithms.fedprox(fp.optimizers.adamw(2e-3), mu=0.2)
+    before, now = (fp.call_of(x).flat("algorithm") for x in (one, other))
+    assert {name: (before[name], now[name]) for name in before if before[name] != now[name]} == {
+        "algorithm.optimizer.learning_rate": (1e-3, 2e-3),
+        "algorithm.mu": (0.1, 0.2),
+    }
+    assert before["algorithm"] == "algorithms.fedprox"
+
+
+def test_a_changed_part_has_no_call():
+    algorithm = fp.algorithms.fedprox(ADAM)
+    changed = algorithm._replace(name="mine")
+    assert fp.call_of(changed) is None
+    assert fp.call_of(algorithm) is not None
+    assert changed.name == "mine"
+    assert isinstance(changed, fp.contracts.Algorithm)
+    for other in (None, 1, ADAM._replace(init=None), optax.sgd(0.1)):
+        assert fp.call_of(other) is None
+
+
+def test_values_replace_recorded_ones_and_can_be_traced():
+    call = fp.call_of(fp.algorithms.fedopt(ADAM, server=fp.optimizers.sgd(1.0)))
+    again = call.build({"optimizer.learning_rate": 0.5, "server": fp.optimizers.adam(0.2)})
+    assert fp.call_of(again).flat()["optimizer.learning_rate"] == 0.5
+    assert fp.call_of(again).flat()["server"] == "optimizers.adam"
+
+    @jax.jit
+    def step(rate):
+        made = fp.call_of(fp.optimizers.sgd(1.0)).build({"learning_rate": rate})
+        assert fp.call_of(made) is None  # a traced value has no number
+        return made.update(jnp.ones(2), made.init(jnp.ones(2)))[0]
+
+    assert step(0.1).tolist() == [-np.float32(0.1)] * 2
+    assert step(0.2).tolist() == [-np.float32(0.2)] * 2
+    assert step._cache_size() == 1
+
+
+def test_what_a_file_cannot_hold_is_named_and_asked_for():
+    call = fp.call_of(fp.algorithms.fedavg(optax.sgd(0.1), head="private"))
+    assert list(call.unknown()) == ["optimizer"]
+    read = Call.read(json.loads(json.dumps(call.table())))
+    with pytest.raises(fp.InputError, match=r"algorithm\.optimizer is not recorded"):
+        read.build(at="algorithm")
+    again = read.build({"optimizer": ADAM})
+    assert fp.call_of(again) == fp.call_of(fp.algorithms.fedavg(ADAM, head="private"))
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"name": "algorithms.fedproxx"}, "'fedprox'"),
+        ({"name": "algorithm.fedprox"}, "'algorithms'"),
+        ({"name": "aggregators.mean", "eror": False}, "no argument 'eror'"),
+        ({"name": "aggregators.by_svd"}, "no part fp.aggregators"),
+        ({"name": "os:system", "command": "false"}, "os:system"),
+        ({"name": "no_such_module:halved"}, "no_such_module"),
+        ({"name": "__main__:no_such_function"}, "put them into a module"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_refused_by_name(table, named):
+    with pytest.raises(fp.InputError) as error:
+        Call.read(table).build(at="algorithm")
+    assert named in str(error.value)
+
+
+OWN = """
+import fedjax_peft as fp
+
+@fp.part
+def halved(inner, share=0.5):
+    return inner._replace(name=f"halved {share}")
+"""
+
+
+def test_a_users_factory_is_a_part(tmp_path, monkeypatch):
+    (tmp_path / "my_parts.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_parts
+
+    try:
+        one = my_parts.halved(fp.aggregators.mean(error=False), share=0.25)
+        call = fp.call_of(one)
+        assert call.name == "my_parts:halved"
+        assert repr(call) == "halved(fp.aggregators.mean(error=False), share=0.25)"
+        table = json.loads(json.dumps(call.table()))
+    finally:
+        del sys.modules["my_parts"]
+    again = Call.read(table).build({"inner.error": True})  # the module is loaded from its file
+    assert again.name == "halved 0.25"
+    assert fp.call_of(again).flat()["inner.error"] is True
+
+
+def test_a_function_of_a_script_is_found_while_it_runs(monkeypatch):
+    main = types.ModuleType("__main__")
+    exec(OWN, vars(main))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    call = fp.call_of(main.halved(fp.aggregators.mean()))
+    assert call.build().name == "halved 0.5"
