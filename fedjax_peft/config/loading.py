@@ -13,6 +13,7 @@ import optax
 from fedjax_peft import algorithms, tasks
 from fedjax_peft.config import config as configs
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Params, Privacy, PyTree
+from fedjax_peft.contracts.part import Call
 from fedjax_peft.data.classes import class_numbers, has_names
 from fedjax_peft.data.vocabulary import read_vocabulary, word_tokenizer
 from fedjax_peft.models.base import Model
@@ -30,7 +31,7 @@ from fedjax_peft.simulation.origin import base_seed, with_origin
 from fedjax_peft.simulation.rows import read_metrics, seen_clients
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.session import wrapped
-from fedjax_peft.simulation.storage import recipe, record
+from fedjax_peft.simulation.storage import calls, recipe, record
 from fedjax_peft.simulation.storage.checkpoint import read_checkpoint
 from fedjax_peft.simulation.trained_rows import read_rows
 from fedjax_peft.support.errors import InputError
@@ -70,7 +71,7 @@ def load_run(
     # A start from examples cannot be made again from the config alone.
     fixed = {name: jnp.asarray(learned[name]) for name, k in model.kinds.items() if k == "fixed"}
     model = model.replace(trainable={**model.trainable, **fixed})
-    has_algorithm = algorithm is not None or "model" in config
+    has_algorithm = algorithm is not None or isinstance(config.get("algorithm"), dict)
     if algorithm is None:
         algorithm = algorithm_of(directory, config, model)
     else:
@@ -120,6 +121,8 @@ def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algor
             configs.build_privacy(resolved),
             configs.build(resolved, "attack"),
         )
+    if (call := calls.read(config, "algorithm")) is not None:
+        return _made_again(directory, config, call)
     name = config.get("algorithm", "the algorithm")
     rows = read_metrics(directory / "metrics.jsonl")
     roles = rows[0].get("roles") if rows else None
@@ -135,6 +138,29 @@ def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algor
     plain = algorithms.fedavg(optax.identity())
     server = plain.server._replace(frozen_delta=(lambda state: {}) if changed else None)
     return plain._replace(name=str(name), server=server)
+
+
+def _made_again(directory: Path, config: dict[str, Any], call: Call) -> Algorithm:
+    """Returns the algorithm of a run that was made in Python, from its calls.
+
+    An optax optimizer of the user's is not recorded. Where clients keep no state of it, no model
+    depends on it, and another one takes its place.
+    """
+    free = "optimizer" in call.unknown() and not dict(call.arguments).get("keep_optimizer")
+    others = {"optimizer": optax.identity()} if free else {}
+    try:
+        algorithm = call.build(others, "algorithm")
+        privacy, attack = (calls.read(config, name) for name in ("privacy", "attack"))
+        return _as_run(
+            *(directory, algorithm),
+            None if privacy is None else privacy.build(at="privacy"),
+            None if attack is None else attack.build(at="attack"),
+        )
+    except InputError as error:
+        raise InputError(
+            f"The algorithm of {directory} cannot be made again: {error} Pass it:"
+            " fp.load_run(directory, algorithm=...)."
+        ) from None
 
 
 def _as_run(

@@ -93,6 +93,14 @@ class Call:
         options = {key: _read(value) for key, value in table.items() if key != "name"}
         return cls(table["name"], tuple(options.items()))
 
+    def factory(self) -> Callable[..., Any]:
+        """Returns the function; importing a user's module runs its code.
+
+        Raises:
+          InputError: there is no such function any more.
+        """
+        return _factory(self.name, "")
+
     def unknown(self) -> dict[str, str]:
         """Returns dotted name -> what was there, for the values that a file could not hold."""
         read = {name: _read(_written(value)) for name, value in self.flat().items()}
@@ -126,7 +134,7 @@ class Call:
 
     def __repr__(self) -> str:
         try:
-            parameters: Mapping[str, Any] = inspect.signature(_factory(self.name, "")).parameters
+            parameters: Mapping[str, Any] = inspect.signature(self.factory()).parameters
         except InputError:
             parameters = {}
         texts: list[str] = []
@@ -186,6 +194,15 @@ def call_of(value: Any) -> Call | None:
     return getattr(value, "_call", None) if hasattr(value, "__dict__") else None
 
 
+def has_parts(value: Any) -> bool:
+    """Returns whether a value is a part, or a dict or sequence that holds one."""
+    if isinstance(value, Call) or call_of(value) is not None:
+        return True
+    if isinstance(value, dict):
+        return any(map(has_parts, value.values()))
+    return (isinstance(value, list) or type(value) is tuple) and any(map(has_parts, value))
+
+
 def _tagged(made: Any, call: Call) -> Any:
     if isinstance(made, tuple):
         made = _with_room(type(made))(*made)
@@ -219,7 +236,7 @@ def _plain(value: Any) -> Any:
 def _flat(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, Call):
         return value.flat(name)
-    if type(value) is tuple and any(map(_is_call, value)):
+    if type(value) is tuple and has_parts(value):
         return {k: x for i, one in enumerate(value) for k, x in _flat(f"{name}.{i}", one).items()}
     return {name: value}
 
@@ -257,8 +274,8 @@ def _built(value: Any, own: Mapping[str, Any], at: str) -> Any:
         return value.build(own, at)
     if isinstance(value, Unknown):
         raise InputError(
-            f"{at} is not recorded: it was {value.text}, which no file can hold. Give it again, as"
-            f" parts={{{at!r}: ...}}."
+            f"{at} is not recorded: it was {value.text}, which no file can hold. Give it again, or"
+            " make it with a function that has the decorator fp.part."
         )
     if type(value) is tuple:
         return tuple(_built(one, dict(_below(own, i)), f"{at}.{i}") for i, one in enumerate(value))

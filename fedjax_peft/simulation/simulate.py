@@ -42,6 +42,7 @@ from fedjax_peft.simulation.rows import Row
 from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import Transforms, federation_of
 from fedjax_peft.simulation.session import session as make_session
+from fedjax_peft.simulation.storage import calls
 from fedjax_peft.simulation.storage.checkpoint import saved_parts
 from fedjax_peft.simulation.storage.fingerprint import check_same, check_same_run, fingerprint
 from fedjax_peft.simulation.storage.recipe import save_recipe
@@ -177,7 +178,7 @@ def simulate(
     private = _private(given, session, federation)
     parts = _parts(given, session, state, private, federation)
     complete = records.config is not None and "point" not in records.config
-    metadata = _settings(given, session, schedule, private)
+    metadata = _settings(given, schedule)
     metadata = {**({} if complete else metadata), **(records.config or {})}
     found = fingerprint(vars(raw)) if out is not None or processes() > 1 else {}
     before = rows_before(records.origin, out if resume else None)
@@ -312,22 +313,16 @@ def _costs(given: SimpleNamespace, session: Session, state: State) -> Costs:
     return Costs(ledger, system.time, slowness, system.deadline, preload_bytes(system.time, model))
 
 
-def _settings(
-    given: SimpleNamespace, session: Session, schedule: Schedule, private: Accounted | None
-) -> dict[str, Any]:
+def _settings(given: SimpleNamespace, schedule: Schedule) -> dict[str, Any]:
     """Returns the settings of a run made in Python, as its ``config.toml`` records them."""
     names = ("sampling", "batch_size", "batch_sampling", "epochs", "local_steps", "seed")
     system = dict(vars(given.system))
     time, availability = system.pop("time"), system.pop("availability")
     origin = given.records.origin
-    named = {
-        "availability": availability,
-        "asynchronous": given.asynchronous,
-        "transforms": session.setup.transform,
-        "privacy": None if private is None else private.privacy,
-    }
+    apart = ("algorithm", "transforms", "privacy", "attack")
+    parts = {name: parametrised(getattr(given, name), given.values)[0] for name in apart}
+    parts |= {"asynchronous": given.asynchronous, "availability": availability}
     return {
-        "algorithm": session.setup.algorithm.name,
         "rounds": given.rounds,
         "clients": len(given.clients),
         "clients_per_round": schedule.per_round,
@@ -336,7 +331,7 @@ def _settings(
         "time": time._asdict(),
         "placement": {"client_state": given.placement.client_state},
         **({"values": dict(given.values)} if given.values else {}),
-        **{name: part.name for name, part in named.items() if part is not None},
+        **calls.tables(parts),
         **({} if origin is None else {"origin": origin_text(origin)}),
         **({"trackers": tracked} if (tracked := recorded(given.records.trackers)) else {}),
     }

@@ -250,8 +250,8 @@ def test_existing_run_is_safe(finished, capsys):
     error = fails(
         capsys, "run", config, "--out", str(finished), "--resume", "peft.rank=1", "seed=9"
     )
-    assert "peft.rank was 2, is 1" in error
-    assert "seed was 0, is 9" in error
+    assert "peft.rank: 2 -> 1" in error
+    assert "seed: 0 -> 9" in error
     words = (config, "--out", str(finished), "--overwrite", "clients_per_round=7")
     assert "more than the 6 clients" in fails(capsys, "run", *words)
     assert (finished / "metrics.jsonl").read_bytes() == before

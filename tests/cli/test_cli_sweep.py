@@ -93,11 +93,11 @@ def test_finished_points_of_another_config_are_refused(config, straight, tmp_pat
     assert cli.main(command) == 0
     known = (out / "sweep.toml").read_bytes()
     assert cli.main(["resume", str(out), "batch_size=2"]) == 2
-    assert "another config: batch_size was 8, is 2" in " ".join(capsys.readouterr().err.split())
+    assert "another config: batch_size: 8 -> 2" in " ".join(capsys.readouterr().err.split())
     assert (out / "sweep.toml").read_bytes() == known, "the next resume would be refused"
     assert cli.main([*command, "batch_size=2"]) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert "another config: batch_size was 8, is 2" in error
+    assert "another config: batch_size: 8 -> 2" in error
     assert "runs of the sweep failed" not in error, "no other point is run with these settings"
     assert (out / "sweep.toml").read_bytes() == known
     for name in POINTS:

@@ -108,7 +108,7 @@ def test_more_rounds_may_be_asked_for(straight, tmp_path):
     out = tmp_path / "run"
     run(out, rounds=5)
     assert checkpoints(out) == ["4", "5"]
-    with pytest.raises(InputError, match="rounds was 5, is 4"):
+    with pytest.raises(InputError, match="rounds: 5 -> 4"):
         run(out, rounds=4, resume=True)
     assert_same(run(out, resume=True), straight)
 
@@ -193,8 +193,8 @@ def test_another_run_is_not_resumed_and_no_file_is_changed(copy):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     for changes, wrong in (
         ({"model": toy.model(width=7)}, r"kernel was float32\[5, 6\] .* is float32\[5, 7\]"),
-        ({"algorithm": fedavg(optax.sgd(1.0), head="private")}, "step_size was -0.1, is -1.0"),
-        ({"epochs": 2, "local_steps": 3}, "epochs was 1, is None; local_steps was None, is 3"),
+        ({"algorithm": fedavg(optax.sgd(1.0), head="private")}, "step_size: -0.1 -> -1.0"),
+        ({"epochs": 2, "local_steps": 3}, "epochs: 1 -> None; local_steps: None -> 3"),
     ):
         with pytest.raises(InputError, match=f"was run with another config: .*{wrong}"):
             run(copy, resume=True, **changes)

@@ -4,9 +4,9 @@ A run records it in ``fingerprint.json``, beside its config. A resumed run and a
 sweep compare it, and refuse to go on with anything else. It consists of
 
 * the settings of the run's ``config.toml``;
-* the arguments of ``simulate``: numbers and names, and of algorithms, optimizers, mechanisms and
-  models the names of their functions with the values that these hold
-  (:mod:`fedjax_peft.simulation.description`);
+* the arguments of ``simulate``: numbers and names, and of algorithms, optimizers and mechanisms
+  the calls that made them (:mod:`fedjax_peft.contracts.part`); of what has no call, the names of
+  its functions with the values that these hold (:mod:`fedjax_peft.simulation.description`);
 * digests of the examples and of the clients' rows (of more than 1 GiB, of evenly spaced pieces);
 * for each leaf of the model, its shape and three sums (:func:`sums`).
 
@@ -14,10 +14,11 @@ The traced program of a round is not a part: the functions and their values deci
 large model takes longer than all of the above.
 """
 
+import inspect
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft import tasks
+from fedjax_peft.contracts.part import Call, call_of, has_parts
 from fedjax_peft.engine.devices.distributed import agree, process, processes
 from fedjax_peft.numerics.hyperparameters import parametrised
 from fedjax_peft.simulation.checks import clients_a_round
@@ -56,6 +58,8 @@ _APART = ("records", "out", "resume")
 """Arguments that are not described. A config is compared key by key, and it names an origin, whose
 leaves are those of the model."""
 NAME = "fingerprint.json"
+FORMAT = 2
+"""Of the file. The first described the closures of parts, in place of their calls."""
 
 
 def fingerprint(arguments: Mapping[str, Any]) -> dict[str, Plain]:
@@ -73,13 +77,33 @@ def fingerprint(arguments: Mapping[str, Any]) -> dict[str, Plain]:
         given[table] = {n: value for n, value in options if not _is_free(f"{table}.{n}")}
     model = given.pop("model")
     given["model"] = {name: getattr(model, name) for name in ("apply", "kinds", "dtype", "wide")}
-    described = describe(given, "contents")
     found: dict[str, Plain] = {}
-    for name in given:
-        found |= flat(described[name], name)
+    for name, value in given.items():
+        found |= _described(name, value)
     for tree in ("frozen", "trainable"):
         leaves = getattr(model, tree)
         found |= {f"model.{tree}.{leaf}": sums(leaves[leaf]) for leaf in sorted(leaves)}
+    return found
+
+
+def _described(name: str, value: Any) -> dict[str, Plain]:
+    """Returns dotted names: of a part those of its call, of anything else of its description.
+
+    A user's factory is described too, because its code may change.
+    """
+    items: Iterable[tuple[Any, Any]] = ()
+    if (call := value if isinstance(value, Call) else call_of(value)) is not None:
+        found: dict[str, Plain] = {name: call.name}
+        if ":" in call.name:
+            found |= flat(describe(inspect.unwrap(call.factory()), "contents"), f"{name}.{CODE}")
+        items = call.arguments
+    elif isinstance(value, dict | list | tuple) and has_parts(value):
+        found = {}
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+    else:
+        found = flat(describe(value, "contents"), name)
+    for key, one in items:
+        found |= _described(f"{name}.{key}", one)
     return found
 
 
@@ -141,7 +165,7 @@ def _text(value: Plain) -> str:
 
 def save(directory: Path, found: Fingerprint) -> None:
     """Writes the fingerprint of a run, without the settings of its config."""
-    table = {"versions": _versions(), "run": found}
+    table = {"format": FORMAT, "versions": _versions(), "run": found}
     replace_file(directory / NAME, (json.dumps(table, indent=1) + "\n").encode())
 
 
@@ -162,15 +186,13 @@ def check_same(
     if not changed:
         return
     was = "; ".join(
-        f"{name} was {_shown(a)}, is {_shown(b)}" for name, (a, b) in list(changed.items())[:_MOST]
+        f"{name}: {_shown(a)} -> {_shown(b)}" for name, (a, b) in list(changed.items())[:_MOST]
     )
     more = f"; and {len(changed) - _MOST} more" if len(changed) > _MOST else ""
     raise InputError(
         f"{directory} was run with another config: {was}{more}. Only more rounds, another stop"
         " rule, another placement, and other rounds of evaluations and checkpoints can be asked of"
-        " a resumed run. Start a new one in another directory, with out= or --out; from the model"
-        f" of this one with --from {argument(directory)} (in Python fp.simulate(run.trained, ...,"
-        f" records=fp.Records(origin=run))).{hint}"
+        f" a resumed run. {_ANEW.format(argument(directory))}{hint}"
     )
 
 
@@ -194,6 +216,10 @@ def check_same_run(settings: Mapping[str, Any]) -> None:
         )
 
 
+_ANEW = (
+    "Start a new one in another directory, with out= or --out; from the model of this one with"
+    " --from {} (in Python fp.simulate(run.trained, ..., records=fp.Records(origin=run)))."
+)
 _MOST = 3
 """The number of differences that an error names."""
 
@@ -223,8 +249,15 @@ def _load(directory: Path) -> dict[str, Any]:
         )
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
+        if table.get("format") != FORMAT:
+            raise InputError(
+                f"The run in {directory} was recorded by another version of fedjax_peft, whose"
+                " description of it cannot be compared with that of this version. It can be read,"
+                " reported and exported, but not continued."
+                f" {_ANEW.format(argument(directory))}"
+            )
         return {"versions": dict(table["versions"]), "run": dict(table["run"])}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged: {error!r}.") from None
 
 
