@@ -173,3 +173,23 @@ def test_a_function_of_a_script_is_found_while_it_runs(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", main)
     call = fp.call_of(main.halved(fp.aggregators.mean()))
     assert call.build().name == "halved 0.5"
+
+
+def test_a_scheduled_optimizer_is_made_again():
+    one = fp.schedules.scheduled(fp.optimizers.adam(0.1), fp.schedules.cosine(rounds=5))
+    algorithm = fp.algorithms.fedavg(one)
+    again = Call.read(fp.call_of(algorithm).table()).build()
+    assert fp.call_of(again).flat()["optimizer.schedule.rounds"] == 5
+    assert describe(again) == describe(algorithm)
+
+
+def test_a_part_of_another_factory_is_not_renamed():
+    inner = fp.aggregators.mean()
+
+    @fp.part
+    def outer(number):
+        return inner
+
+    one = outer(3)
+    assert "outer" in fp.call_of(one).name
+    assert fp.call_of(inner).name == "aggregators.mean"

@@ -11,6 +11,7 @@ So a run directory holds the calls of its parts, and ``fp.load_run`` makes them 
 A user's own factory becomes one of these with the same decorator, :func:`part`.
 """
 
+import copy
 import functools
 import importlib
 import inspect
@@ -100,6 +101,13 @@ class Call:
           InputError: there is no such function any more.
         """
         return _factory(self.name, "")
+
+    def constants(self, prefix: str) -> Iterator[str]:
+        """Yields the dotted names of numbers that cannot be run-time values: they decide shapes."""
+        yield from (f"{prefix}.{name}" for name in getattr(self.factory(), "constants", ()))
+        for key, value in self.arguments:
+            if isinstance(value, Call):
+                yield from value.constants(f"{prefix}.{key}")
 
     def unknown(self) -> dict[str, str]:
         """Returns dotted name -> what was there, for the values that a file could not hold."""
@@ -204,8 +212,10 @@ def has_parts(value: Any) -> bool:
 
 
 def _tagged(made: Any, call: Call) -> Any:
-    if isinstance(made, tuple):
+    if isinstance(made, tuple) and not hasattr(made, "__dict__"):
         made = _with_room(type(made))(*made)
+    elif call_of(made) is not None:  # an inner factory made it, and may give it to others
+        made = copy.copy(made)
     if hasattr(made, "__dict__"):
         object.__setattr__(made, "_call", call)
     return made
@@ -214,8 +224,6 @@ def _tagged(made: Any, call: Call) -> Any:
 @functools.cache
 def _with_room(kind: type) -> type:
     """Returns the class of named tuples with room for an attribute, under the same name."""
-    if "__dict__" in dir(kind):
-        return kind
     names = ("__module__", "__qualname__", "__doc__")
     return type(kind.__name__, (kind,), {name: getattr(kind, name) for name in names})
 
@@ -279,6 +287,11 @@ def _built(value: Any, own: Mapping[str, Any], at: str) -> Any:
         )
     if type(value) is tuple:
         return tuple(_built(one, dict(_below(own, i)), f"{at}.{i}") for i, one in enumerate(value))
+    if own:
+        raise InputError(
+            f"{at}.{next(iter(own))} has no place: {at} is {show(value, 60)}, which does not know"
+            " the call that made it. The optimizers of fp.optimizers do, those of optax do not."
+        )
     return value
 
 

@@ -7,15 +7,17 @@ import copy
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import tomli_w
 
 from fedjax_peft.contracts import Algorithm
+from fedjax_peft.contracts.part import Call, call_of
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.engine.devices.distributed import processes
 from fedjax_peft.models.base import Model
@@ -30,6 +32,7 @@ from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.simulate import check_recorded, simulate
 from fedjax_peft.simulation.stopping import Stop, any_of
+from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import folder_names, replace_file
 from fedjax_peft.support.nested import Watched, flatten
@@ -38,15 +41,20 @@ Point = Mapping[str, Any]
 """Name -> value of one run, such as ``{"seed": 0, "learning_rate": 1e-3}``."""
 
 
-def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
+def grid(
+    dotted: Mapping[str, Iterable[Any]] = MappingProxyType({}), **values: Iterable[Any]
+) -> list[dict[str, Any]]:
     """Returns every combination of the values, such as ``grid(seed=range(5), rank=[4, 8])``.
 
     Seeds change least often, so an interrupted sweep has already compared all settings.
 
+    Args:
+      dotted: names with dots, such as ``{"algorithm.optimizer.learning_rate": [1e-3, 3e-3]}``.
+
     Raises:
       InputError: a name has no values.
     """
-    lists = {name: list(given) for name, given in values.items()}
+    lists = {name: list(given) for name, given in {**dotted, **values}.items()}
     for name, given in lists.items():
         if not given:
             raise InputError(f"grid has no values for {name!r}.")
@@ -110,7 +118,7 @@ class Sweep(NamedTuple):
 
 
 def sweep(
-    algorithm: Callable[[Values], Algorithm],
+    algorithm: Algorithm | Callable[[Values], Algorithm],
     model: Model | Callable[[Point], Model],
     clients: Clients | Callable[[Point], Clients],
     *,
@@ -136,7 +144,9 @@ def sweep(
     The results of a point are those of a single run with its values, up to float32 rounding.
 
     Args:
-      algorithm: a function of a point's values, such as
+      algorithm: of all points; a value such as ``{"algorithm.optimizer.learning_rate": 1e-3}``
+        takes the place of an argument of the call that made it (``fp.call_of``). Or a function of
+        a point's values, such as
         ``lambda p: fp.algorithms.fedprox(optax.adamw(p["learning_rate"]), mu=p["mu"])``.
       model: the model, or a function of the point, such as
         ``lambda p: fp.attach(plain, fp.lora(rank=p["rank"]), seed=p["seed"])``. The function is
@@ -151,7 +161,8 @@ def sweep(
         finished runs (:func:`fedjax_peft.simulation.stopping.median_rule`).
       replicas: the number of points that run side by side, as one program over replicas. ``auto``
         is 8 on an accelerator and 1 on a CPU. Results differ by float32 rounding only.
-      transforms: as for ``simulate``, or a function of a point's values.
+      transforms: as for ``simulate``; values such as ``{"transforms.share": 0.1}`` are for the
+        call of a single one. Or a function of a point's values.
       privacy: likewise.
       attack: likewise.
       on_point: called after every point.
@@ -181,7 +192,7 @@ class Points:
 
     def __init__(
         self,
-        algorithm: Callable[[Values], Algorithm],
+        algorithm: Algorithm | Callable[[Values], Algorithm],
         model: Model | Callable[[Point], Model],
         clients: Clients | Callable[[Point], Clients],
         functions: Mapping[str, Any],
@@ -200,7 +211,10 @@ class Points:
             raise InputError(
                 "A sweep runs in one process: several processes share one run at a time."
             )
-        self._algorithm, self._functions = algorithm, functions
+        self._functions = {"algorithm": algorithm, **functions}
+        self._given = (model, clients)
+        made = {name: call_of(one) for name, one in self._functions.items()}
+        self._constants = {x for name, call in made.items() if call for x in call.constants(name)}
         self._model, self._clients = _Shared(model), _Shared(clients)
         self._options = {"records": Records(progress=False), **options}
         self._forward: dict[str, Any] = {}
@@ -208,6 +222,7 @@ class Points:
 
     def job(self, name: str, point: Point) -> Job:
         """Returns the job of a point."""
+        _check_used(point, self._functions, self._given)
         placement = self._options.get("placement", Placement())
         evaluation = self._options.get("evaluation", Evaluation())
 
@@ -223,7 +238,7 @@ class Points:
 
     def _call(self, act: Callable[..., Any], point: Point, **others: Any) -> Any:
         """Returns what ``simulate``, or a function with its arguments, returns for a point."""
-        numbers = {n: x for n, x in point.items() if _is_runtime(n, x)}
+        numbers = {n: x for n, x in point.items() if _is_runtime(n, x) and n not in self._constants}
         fixed = {n: x for n, x in point.items() if n not in numbers and n != "seed"}
         with self._lock:  # points side by side are threads
             built, key = self._model(point)
@@ -232,9 +247,8 @@ class Points:
         options = {"seed": 0, **self._options, **others}
         options["seed"] = point.get("seed", options["seed"])
         options["records"] = replace(options["records"], config={"point": _recorded(point)})
-        options |= {name: _made(given, fixed) for name, given in self._functions.items()}
-        algorithm = _Made(self._algorithm, point_key(fixed), fixed)
-        return act(built, algorithm, own, values=numbers, **options)
+        options |= {n: _made(n, x, point, fixed) for n, x in self._functions.items()}
+        return act(built, options.pop("algorithm"), own, values=numbers, **options)
 
 
 def write_table(out: Path | None, points: Iterable[Point], choose_by: str | None) -> None:
@@ -335,9 +349,51 @@ class _Made:
         return self.function({**constants, **values})
 
 
-def _made(given: Any, fixed: Point) -> Any:
-    """Returns an object as it is, and a function of a point as one of the run-time values."""
-    return _Made(given, point_key(fixed), fixed) if callable(given) else given
+@dataclass(frozen=True)
+class _Called:
+    """The part of a call, as a function of the values under its name; equal for equal calls."""
+
+    name: str
+    call: Call
+
+    def __call__(self, values: Values) -> Any:
+        return self.call.build(dict(_below(self.name, values)), self.name)
+
+
+def _below(name: str, values: Values) -> Iterator[tuple[str, Any]]:
+    """Yields the values whose names begin with the name of an argument, without it."""
+    for key, value in values.items():
+        if key.startswith(f"{name}."):
+            yield key.removeprefix(f"{name}."), value
+
+
+def _made(name: str, given: Any, point: Point, fixed: Point) -> Any:
+    """Returns an argument of ``simulate`` for a point: an object, or a function of the values.
+
+    Raises:
+      InputError: a value is for a part that does not know its call.
+    """
+    if callable(given):
+        return _Made(given, point_key(fixed), fixed)
+    if not any(_below(name, point)):
+        return given
+    if (call := call_of(given)) is None:
+        raise InputError(
+            f"The point has values for {name}, which is {show(given)}: it does not know the call"
+            " that made it. Give a part as its function returned it, or a function of the point:"
+            f" {name} = lambda p: ..."
+        )
+    return _Called(name, cast(Call, call_of(call.build(dict(_below(name, fixed)), name))))
+
+
+def _check_used(point: Point, functions: Mapping[str, Any], others: Sequence[Any]) -> None:
+    """Raises InputError for a value that no part takes, where there is no function of the point."""
+    if any(callable(x) and not isinstance(x, Model) for x in (*functions.values(), *others)):
+        return
+    known = {f"{n}.{k}" for n, x in functions.items() if (c := call_of(x)) for k in c.flat() if k}
+    for key in point:
+        if key != "seed" and key.partition(".")[0] not in functions:
+            raise InputError(f"The points have values for {key!r}. {nearest(key, sorted(known))}")
 
 
 class _Shared:

@@ -46,7 +46,7 @@ class Tuned(NamedTuple):
 
 
 def tune(
-    algorithm: Callable[[Values], Algorithm],
+    algorithm: Algorithm | Callable[[Values], Algorithm],
     model: Model | Callable[[Point], Model],
     clients: Clients | Callable[[Point], Clients],
     *,
@@ -70,7 +70,7 @@ def tune(
     whose point is refused has failed; its point is not run again, and a warning names the first.
 
     Args:
-      algorithm: a function of a point's values, as for :func:`sweep`.
+      algorithm: as for :func:`sweep`; a part, or a function of a point's values.
       model: the model, or a function of the point.
       clients: the clients, or a function of the point.
       space: returns the point of an Optuna trial, such as

@@ -136,15 +136,10 @@ REFUSED = [
     was("scale_by_adam", algorithm=algorithms.fedprox(optax.adam(0.1), mu=0.5)),
     was("transition_steps: 5.0 -> 9.0", having(algorithm=decay(5)), algorithm=decay(9)),
     was("algorithm.mu: 0.5 -> 0.1", algorithm=prox(mu=0.1)),
+    was("'algorithms.fedprox' -> 'algorithms.fedavg'", algorithm=algorithms.fedavg(optax.sgd(0.1))),
+    was("None -> 'aggregators.median'", algorithm=prox(aggregator=aggregators.median())),
     was(
-        "algorithm: 'algorithms.fedprox' -> 'algorithms.fedavg'",
-        algorithm=algorithms.fedavg(optax.sgd(0.1)),
-    ),
-    was(
-        "aggregator: None -> 'aggregators.median'", algorithm=prox(aggregator=aggregators.median())
-    ),
-    was(
-        "values.mu was 0.5, is 0.1",
+        "values.mu: 0.5 -> 0.1",
         having(algorithm=lambda p: prox(mu=p["mu"]), values={"mu": 0.5}),
         values={"mu": 0.1},
     ),
@@ -228,7 +223,7 @@ def test_lists_of_a_config_are_compared_and_other_versions_are_named(tmp_path):
     stored["versions"]["jax"] = "0.1"
     (out / "fingerprint.json").write_text(json.dumps(stored))
     config = {**config, "peft": {"targets": ["query", "key", "value"]}}
-    with pytest.raises(InputError, match=r"peft\.targets was .*'dense'.* Of jax, the run has 0\.1"):
+    with pytest.raises(InputError, match=r"peft\.targets: .*'dense'.* Of jax, the run has 0\.1"):
         check_recorded(out=out, **run_options(**RUN, config=config))
 
 
@@ -236,7 +231,7 @@ def test_code_is_compared_within_one_version_of_python(tmp_path):
     run = {**RUN, "algorithm": prox()._replace(round_metrics=lambda index: {"a": index})}
     other = {**RUN, "algorithm": prox()._replace(round_metrics=lambda index: {"b": index})}
     out = recorded(tmp_path / "run", run)
-    with pytest.raises(InputError, match=r"round_metrics\.__code__ was"):
+    with pytest.raises(InputError, match=r"round_metrics\.__code__: "):
         check_recorded(out=out, **run_options(**other))
     stored = json.loads((out / "fingerprint.json").read_text())
     stored["versions"]["python"] = "3.10"

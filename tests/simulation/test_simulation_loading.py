@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import toy
 from closeness import EXACT, assert_close
 from options import run_options
 from safetensors.numpy import load_file, save_file
-from shallow import simple_encoder  # noqa: F401
+from shallow import draw_nothing, simple_encoder  # noqa: F401
 from small_config import small
 
 import fedjax_peft as fp
@@ -90,16 +91,91 @@ def test_a_run_made_in_python_loads_without_its_algorithm(name, runs, tmp_path):
         np.testing.assert_array_equal(files[0][key], value)
 
 
-def test_models_of_clients_need_the_algorithm(runs):
+def test_models_of_clients_load_without_the_algorithm(runs):
     run = runs["private"]
-    with pytest.raises(InputError, match=r"have private leaves.*algorithm=\.\.\."):
-        fp.load_run(run.out)
-    loaded = fp.load_run(run.out, algorithm=ALGORITHMS["private"])
+    for loaded in (fp.load_run(run.out), fp.load_run(run.out, algorithm=ALGORITHMS["private"])):
+        for client in range(3):
+            ours, theirs = loaded.client_params(client), run.client_params(client)
+            jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    with pytest.raises(InputError, match="No checkpoint"):
+        fp.load_run(run.out, algorithm=fp.algorithms.scaffold(optax.sgd(0.1), learning_rate=0.1))
+
+
+def toy_run(out, algorithm, **options):
+    options = {"rounds": 2, "local_steps": 1, "batch_size": 4, "clients_per_round": 2, **options}
+    return fp.simulate(
+        toy.model(), algorithm, toy.clients([6, 4, 5]), out=out, **run_options(**options)
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        (fp.algorithms.ditto(fp.optimizers.sgd(0.1), lam=0.2), {}),
+        (fp.algorithms.ditto(ADAM, head="private"), {}),
+        (fp.algorithms.fedper(fp.optimizers.adamw(0.1), keep_optimizer=True), {}),
+        (
+            fp.algorithms.fedavg(
+                fp.schedules.scheduled(fp.optimizers.adam(0.1), fp.schedules.cosine(rounds=5)),
+                head="private",
+            ),
+            {
+                "sampling": "poisson",
+                "privacy": fp.privacy.central(noise_multiplier=1.0, clip=1.0),
+                "transforms": [fp.transforms.clip_norm(1.0)],
+            },
+        ),
+        (
+            fp.algorithms.fedadam(ADAM, server_learning_rate=0.1, head="private"),
+            {"attack": fp.attacks.sign_flip(0.4), "transforms": fp.transforms.top_k(0.5)},
+        ),
+    ],
+)
+def test_runs_with_private_leaves_need_their_directory_only(algorithm, options, tmp_path):
+    run = toy_run(tmp_path / "run", algorithm, **options)
+    loaded = fp.load_run(run.out, model=toy.model())  # the toy is no model of the library
+    assert_same(loaded, run)
     for client in range(3):
         ours, theirs = loaded.client_params(client), run.client_params(client)
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    with pytest.raises(InputError, match="No checkpoint"):
-        fp.load_run(run.out, algorithm=fp.algorithms.scaffold(optax.sgd(0.1), learning_rate=0.1))
+    assert fp.call_of(loaded.algorithm) is None or "optax" not in repr(fp.call_of(run.algorithm))
+
+
+def test_what_is_not_recorded_is_asked_for_by_name(tmp_path):
+    keeping = fp.algorithms.fedper(ADAM, keep_optimizer=True)
+    run = toy_run(tmp_path / "run", keeping)
+    with pytest.raises(InputError, match=r"algorithm\.optimizer is not recorded.*algorithm=\.\.\."):
+        fp.load_run(run.out, model=toy.model())
+    assert_same(fp.load_run(run.out, model=toy.model(), algorithm=keeping), run)
+
+
+EARLIER = Path(__file__).parents[1] / "golden" / "python_run"
+"""FedProx with FRA, made in Python when runs had no calls."""
+
+
+def test_a_run_without_calls_is_read_reported_and_exported(tmp_path, monkeypatch):
+    draw_nothing(monkeypatch)
+    run = fp.load_run(EARLIER)
+    expected = [-0.020614510402083397, 0.003997314255684614, -0.05227818712592125]
+    assert np.asarray(run.params["classifier.kernel"])[0, :3].tolist() == expected
+    run.export(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+    assert cli.main(["report", str(EARLIER), "--out", str(tmp_path / "report")]) == 0
+    assert "fedprox" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_a_run_without_calls_is_not_continued(tmp_path):
+    shutil.copytree(EARLIER, tmp_path / "run")
+    with pytest.raises(InputError, match=r"by another version.*not continued.*--from"):
+        fp.simulate(
+            fp.load_run(EARLIER).model,
+            fp.algorithms.fedprox(ADAM, mu=0.1, aggregator=fp.aggregators.fra()),
+            fp.partition.iid(fp.testing.tiny_dataset(12), clients=3),
+            **{"rounds": 3, "local_steps": 1, "batch_size": 4},
+            test=fp.testing.tiny_dataset(12),
+            out=tmp_path / "run",
+            resume=True,
+        )
 
 
 def test_the_command_line_predicts_and_exports_runs_of_python(runs, tmp_path, capsys):
@@ -112,7 +188,7 @@ def test_the_command_line_predicts_and_exports_runs_of_python(runs, tmp_path, ca
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
     capsys.readouterr()
     assert cli.main(["export", str(runs["private"].out), "--out", str(tmp_path / "x")]) == 2
-    assert "have private leaves" in capsys.readouterr().err
+    assert "private to the clients" in capsys.readouterr().err
 
 
 def test_other_base_weights_are_noticed(runs, checkpoint, tmp_path, monkeypatch):

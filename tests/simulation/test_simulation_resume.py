@@ -192,7 +192,7 @@ def test_without_a_readable_checkpoint_no_file_is_deleted(copy):
 def test_another_run_is_not_resumed_and_no_file_is_changed(copy):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     for changes, wrong in (
-        ({"model": toy.model(width=7)}, r"kernel was float32\[5, 6\] .* is float32\[5, 7\]"),
+        ({"model": toy.model(width=7)}, r"kernel: float32\[5, 6\] .* -> float32\[5, 7\]"),
         ({"algorithm": fedavg(optax.sgd(1.0), head="private")}, "step_size: -0.1 -> -1.0"),
         ({"epochs": 2, "local_steps": 3}, "epochs: 1 -> None; local_steps: None -> 3"),
     ):

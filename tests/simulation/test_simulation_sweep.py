@@ -68,6 +68,53 @@ def test_a_point_has_the_results_of_a_single_run(swept, model):
     assert mine == approx(its, rel=1e-5)
 
 
+DOTTED = {"algorithm.optimizer.learning_rate": [0.05, 0.2], "algorithm.mu": [0.1, 1.0]}
+
+
+def test_values_take_the_place_of_arguments_of_a_call(swept, model):
+    plain = fp.algorithms.fedprox(fp.optimizers.sgd(1.0), mu=0.5)
+    called = fp.sweep(plain, model, FEDERATION, points=fp.grid(DOTTED, seed=range(3)), **OPTIONS)
+    compilations.clear()
+    more = fp.grid({"algorithm.optimizer.learning_rate": [0.3], "algorithm.mu": [0.7, 0.2]})
+    fp.sweep(plain, model, FEDERATION, points=more, **OPTIONS)
+    assert not compilations
+    rows = [[run.metrics[-1]["test_loss"] for run in one.runs.values()] for one in (swept, called)]
+    assert rows[0] == approx(rows[1], rel=1e-5)
+    assert len(set(rows[1])) == 12
+    assert {"algorithm.mu": 0.1, "algorithm.optimizer.learning_rate": 0.2} in [
+        {key: x for key, x in point.items() if key != "seed"} for point in called.points.values()
+    ]
+
+
+def test_constants_of_a_call_are_values_too(model):
+    transforms = fp.transforms.top_k(0.5)
+    points = fp.grid({"transforms.share": [0.25, 1.0], "algorithm.weights": ["size", "uniform"]})
+    plain = fp.algorithms.fedavg(fp.optimizers.sgd(0.1))
+    swept = fp.sweep(plain, model, FEDERATION, points=points, transforms=transforms, **OPTIONS)
+    sent = {
+        point["transforms.share"]: swept.runs[name].metrics[-1]["bytes_up"]
+        for name, point in swept.points.items()
+    }
+    assert sent[0.25] < sent[1.0]
+    losses = {run.metrics[-1]["test_loss"] for run in swept.runs.values()}
+    assert len(losses) == 4
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key", "named"),
+    [
+        (fp.algorithms.fedavg(fp.optimizers.sgd(0.1)), "algorithm.muu", "no argument 'muu'"),
+        (fp.algorithms.fedprox(fp.optimizers.sgd(0.1)), "algoritm.mu", "'algorithm.mu'"),
+        (fp.algorithms.fedprox(fp.optimizers.sgd(0.1))._replace(name="x"), "algorithm.mu", "call"),
+        (fp.algorithms.fedprox(optax.sgd(0.1)), "algorithm.optimizer.learning_rate", "optimizer"),
+    ],
+)
+def test_a_value_that_no_call_takes_is_refused_by_name(model, algorithm, key, named):
+    with pytest.raises(InputError) as error:
+        fp.sweep(algorithm, model, FEDERATION, points=fp.grid({key: [0.1, 0.2]}), **OPTIONS)
+    assert named in str(error.value)
+
+
 def test_numbers_and_seeds_share_one_program(swept, model):
     compilations.clear()
     more = fp.grid(seed=[7, 8], rate=[0.01, 0.3], mu=[0.2])
