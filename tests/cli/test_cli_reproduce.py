@@ -112,7 +112,7 @@ def test_an_interrupted_command_continues_and_writes(place, project, data, monke
     assert cli.main(["reproduce"]) == 0
     assert "small written" in capsys.readouterr().out
     error = fails(capsys, *command, "local_steps=1")
-    assert "local_steps was 2, is 1" in error, "nothing is mixed"
+    assert "local_steps: 2 -> 1" in error, "nothing is mixed"
 
 
 def test_the_list_has_names_times_and_contents(place, capsys):
