@@ -9,6 +9,7 @@ from typing import Any
 
 from fedjax_peft.config.keys import CHAINED, DEFAULT_NAMES, NAMESPACES, Config
 from fedjax_peft.data import sources
+from fedjax_peft.simulation.storage.calls import ARGUMENTS
 from fedjax_peft.simulation.storage.record import as_asked
 from fedjax_peft.support import assets, plugins, toml
 from fedjax_peft.support.display import show
@@ -161,10 +162,14 @@ def override(raw: Config, text: str) -> Config:
 def key_parts(raw: Config, key: str) -> list[str]:
     """Returns the parts of a dotted key: the tables, and the key in the last of them.
 
-    The name of a user's function can contain dots, as in ``transforms.mine.py:codec.share``. It is
+    ``algorithm.optimizer.learning_rate``, as in Python, is ``optimizer.learning_rate`` here. The
+    name of a user's function can contain dots, as in ``transforms.mine.py:codec.share``. It is
     the name that the config has for it, with the path of its file, or else one from the working
     directory.
     """
+    for argument in ARGUMENTS:
+        if f"{key}.".startswith(f"algorithm.{argument}."):
+            key = key.removeprefix("algorithm.")
     table, _, rest = key.partition(".")
     name, _, option = rest.rpartition(".")
     if ":" in option:
@@ -311,6 +316,14 @@ def expanded(raw: Config) -> Config:
     for table in CHAINED:
         if table in result:
             result[table] = _linked(table, result[table])
+    algorithm = result.get("algorithm")
+    for name in ARGUMENTS:
+        if isinstance(algorithm, dict) and name in algorithm:
+            if name in result:
+                raise InputError(f"The config has {name} twice: once in [algorithm].")
+            result[name] = algorithm[name]
+            algorithm = {key: value for key, value in algorithm.items() if key != name}
+            result = expanded({**result, "algorithm": algorithm})
     return result
 
 

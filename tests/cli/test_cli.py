@@ -29,7 +29,8 @@ from fedjax_peft.support import assets
 
 pytestmark = pytest.mark.slow
 
-CONFIGS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.toml"))
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+CONFIGS = sorted({*EXPERIMENTS.rglob("*.toml")} - {*EXPERIMENTS.glob("*.toml")})  # of its folders
 CONFIGS.append(Path(cli.__file__).with_name("demo.toml"))
 
 

@@ -119,7 +119,7 @@ def test_the_config_runs_again_and_has_no_path_of_this_machine(folder, run, proj
         if path.is_file():
             assert str(project.parent).encode() not in path.read_bytes(), path
     card = (folder / "README.md").read_text()
-    assert "put them beside it (`data`, `model`)" in card
+    assert "put them beside it (data, model)" in card
     (tmp_path / "config.toml").write_bytes((folder / "config.toml").read_bytes())
     for name in ("data", "model"):
         (tmp_path / name).symlink_to(project / name)

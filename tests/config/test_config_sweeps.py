@@ -1,6 +1,7 @@
 """The points of a sweep, from ``[sweep]`` and the command line."""
 
 import pytest
+from small_config import small
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import running, sweeps
@@ -207,3 +208,20 @@ def test_runs_with_the_same_data_read_them_once(monkeypatch):
             described = running.data_description(point.config)
             parts.get("data", described, lambda point=point: running.load_data(point.config))
         assert calls == expected
+
+
+def test_an_argument_of_the_algorithm_has_one_table_under_both_names():
+    optimizer = {"name": "sgd", "learning_rate": 0.5}
+    flat = small(optimizer=optimizer, aggregator="median", algorithm="fedprox")
+    nested = small("optimizer", algorithm={"name": "fedprox", "optimizer": {"name": "sgd"}})
+    for overrides in (
+        ["algorithm.optimizer.learning_rate=0.5", "algorithm.aggregator=median"],
+        ["optimizer.learning_rate=0.5", "aggregator.name=median"],
+    ):
+        assert configs.resolve(configs.methods(nested, overrides)[""]) == configs.resolve(flat)
+    swept = sweeps.plan(nested, ["algorithm.optimizer.learning_rate=0.1,0.2", "seed=0..1"])
+    rates = [point.config["optimizer"]["learning_rate"] for point in swept.points]
+    assert sorted(rates) == [0.1, 0.1, 0.2, 0.2]
+    assert set(swept.keys) == {"seed", "optimizer.learning_rate"}
+    with pytest.raises(InputError, match=r"optimizer twice"):
+        configs.methods({**nested, "optimizer": {"name": "adam"}}, ["seed=1"])

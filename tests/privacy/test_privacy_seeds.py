@@ -145,4 +145,4 @@ def test_another_seed_or_an_equal_mechanism_compiles_no_program():
     assert not np.array_equal(flat(run(PLAIN, fp.privacy.central(CLIP, Z), seed=1).params), first)
     assert not compilations
     for name, mechanism in MECHANISMS.items():
-        assert getattr(fp.privacy, name)(CLIP, Z) is mechanism
+        assert getattr(fp.privacy, name)(CLIP, Z) == mechanism

@@ -28,7 +28,7 @@ ROOMS = {
     "availability": "availability",
 }
 """Table of a config -> the room of the parts that it names."""
-_ARGUMENTS = ("optimizer", "aggregator", "server_schedule")
+ARGUMENTS = ("optimizer", "aggregator", "server_schedule")
 """Arguments of an algorithm that have tables of their own."""
 _SCHEDULED = "schedules.scheduled"
 
@@ -76,7 +76,7 @@ def _named(name: str, table: Any) -> Any:
 def _apart(algorithm: dict[str, Any]) -> dict[str, Any]:
     """Returns the table of an algorithm, and those of its arguments that have one of their own."""
     found = {"algorithm": algorithm}
-    for name in _ARGUMENTS:
+    for name in ARGUMENTS:
         if isinstance(algorithm.get(name), dict):
             found[name] = algorithm.pop(name)
     optimizer = found.get("optimizer", {})
@@ -97,7 +97,7 @@ def read(config: Mapping[str, Any], name: str) -> Call | None:
         return None
     table = {**table}
     if name == "algorithm":
-        given = {n: _full(n, config[n]) for n in (*_ARGUMENTS, "schedule") if n in config}
+        given = {n: _full(n, config[n]) for n in (*ARGUMENTS, "schedule") if n in config}
         if "schedule" in given:
             schedule, inner = given.pop("schedule"), given.pop("optimizer")
             given["optimizer"] = {"name": _SCHEDULED, "optimizer": inner, "schedule": schedule}
