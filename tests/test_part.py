@@ -193,3 +193,17 @@ def test_a_part_of_another_factory_is_not_renamed():
     one = outer(3)
     assert "outer" in fp.call_of(one).name
     assert fp.call_of(inner).name == "aggregators.mean"
+
+
+def test_transforms_in_a_chain_are_parts_of_its_call():
+    one = fp.transforms.chain(
+        fp.transforms.clip_norm(1.0),
+        fp.transforms.error_feedback(fp.transforms.top_k(0.1)),
+        fp.transforms.downlink(fp.transforms.int8()),
+    )
+    call = fp.call_of(one)
+    assert call.flat()["transforms.1.transform.share"] == 0.1
+    assert describe(Call.read(json.loads(json.dumps(call.table()))).build()) == describe(one)
+    assert fp.call_of(eval(repr(call), {"fp": fp})) == call
+    changed = call.build({"transforms.1.transform.share": 0.2})
+    assert fp.call_of(changed).flat()["transforms.1.transform.share"] == 0.2

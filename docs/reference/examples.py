@@ -466,6 +466,19 @@ system = fp.System(time=time, availability=fp.availability.markov(60.0, 20.0))
 # fp.availability.trace
 system = fp.System(time=time, availability=fp.availability.trace(trace))
 
+# fp.call_of
+call = fp.call_of(fp.algorithms.fedprox(fp.optimizers.adamw(1e-3), mu=0.1))
+print(
+    call
+)  # fp.algorithms.fedprox(fp.optimizers.adamw(learning_rate=0.001), mu=0.1)
+again = call.build({"mu": 0.2})  # the same with another mu
+
+# fp.optimizers.adam
+optimizer = fp.optimizers.adam(1e-3, clip_norm=1.0)
+
+# fp.optimizers.sgd
+optimizer = fp.optimizers.sgd(0.1, momentum=0.9)
+
 # fp.schedules.constant
 schedule = fp.schedules.constant()
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 from jax import Array
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.transform import Decoded, Encoded, Measurements, Transform, Wire
 from fedjax_peft.contracts.types import Key, PyTree
@@ -15,6 +16,7 @@ from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.packing import all_entries, pack, wires_of
 
 
+@part
 def chain(*transforms: Transform) -> Transform:
     """Returns the transform that applies several transforms in turn.
 

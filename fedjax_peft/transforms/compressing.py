@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Wire
+from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.transform import Decoded, Encoded, Measurements, Transform, TransformWire
 from fedjax_peft.contracts.types import Key, PyTree
@@ -65,6 +66,7 @@ def mean_error(
     return Decoded(aggregate, state, {"compression_error": total / jnp.sum(accepted)})
 
 
+@part
 def error_feedback(transform: Transform) -> Transform:
     """Returns a compressor whose clients add to their change what was lost before.
 

@@ -17,10 +17,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Encoded, Key, PyTree, Transform
+from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics import tree
 from fedjax_peft.support.errors import InputError
 
 
+@part
 def downlink(transform: Transform) -> Transform:
     """Returns the transform that compresses the broadcast and leaves uploads as they are.
 
