@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import toy
+from compiled import compilations
 
 import fedjax_peft as fp
 from fedjax_peft.contracts.part import Call
@@ -207,3 +209,63 @@ def test_transforms_in_a_chain_are_parts_of_its_call():
     assert fp.call_of(eval(repr(call), {"fp": fp})) == call
     changed = call.build({"transforms.1.transform.share": 0.2})
     assert fp.call_of(changed).flat()["transforms.1.transform.share"] == 0.2
+
+
+def test_parts_of_equal_calls_are_equal():
+    def make(mu=0.1, aggregator=None):
+        return fp.algorithms.fedprox(fp.optimizers.adamw(1e-3), mu=mu, aggregator=aggregator)
+
+    assert make() == make()
+    assert hash(make()) == hash(make())
+    assert make(aggregator=fp.aggregators.fra()) == make(aggregator=fp.aggregators.fra())
+    for other in (
+        make(0.2),
+        make(1),
+        make()._replace(name="mine"),
+        make(aggregator=fp.aggregators.mean()),
+    ):
+        assert other != make()
+    assert make(1) != make(1.0)  # their programs may differ in a type
+    raw = optax.sgd(0.1)
+    assert fp.algorithms.fedavg(raw) == fp.algorithms.fedavg(raw)
+    assert fp.algorithms.fedavg(raw) != fp.algorithms.fedavg(optax.sgd(0.1))
+
+
+def test_a_users_function_that_was_defined_anew_makes_another_part():
+    made = []
+    for share in (0.1, 0.9):
+
+        @fp.part
+        def mine():
+            return fp.aggregators.mean()._replace(name=f"mine {share}")  # noqa: B023
+
+        made.append(mine())
+    one, other = made
+    assert fp.call_of(one) == fp.call_of(other)
+    assert one != other
+    assert fp.algorithms.fedavg(ADAM, aggregator=one) != fp.algorithms.fedavg(
+        ADAM, aggregator=other
+    )
+
+
+def test_an_equal_algorithm_compiles_nothing():
+    model, clients = toy.model(), toy.clients((4, 5, 6))
+
+    def run(mu):
+        algorithm = fp.algorithms.fedprox(fp.optimizers.sgd(0.1), mu=mu)
+        return fp.simulate(
+            model,
+            algorithm,
+            clients,
+            rounds=2,
+            clients_per_round=2,
+            records=fp.Records(progress=False),
+        )
+
+    first = run(0.1)
+    compilations.clear()
+    again = run(0.1)
+    assert not compilations
+    jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
+    run(0.2)
+    assert compilations

@@ -54,12 +54,12 @@ class Unknown:
     """What was there, for messages."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Call:
     """The name of a factory and its arguments, of which some are calls themselves.
 
-    Calls with equal names and arguments are equal. ``repr`` is the Python code of the call, without
-    the arguments that have their defaults.
+    Calls with equal names and arguments of equal types are equal. ``repr`` is the Python code of
+    the call, without the arguments that have their defaults.
     """
 
     name: str
@@ -109,6 +109,16 @@ class Call:
             if isinstance(value, Call):
                 yield from value.constants(f"{prefix}.{key}")
 
+    def is_known(self) -> bool:
+        """Returns whether the call says all: its functions are of the library, its values fixed."""
+        try:
+            hash(self)
+        except TypeError:
+            return False
+        return ":" not in self.name and all(
+            one.is_known() for _, value in self.arguments for one in _calls(value)
+        )
+
     def unknown(self) -> dict[str, str]:
         """Returns dotted name -> what was there, for the values that a file could not hold."""
         read = {name: _read(_written(value)) for name, value in self.flat().items()}
@@ -139,6 +149,12 @@ class Call:
         ordered = {name: given[name] for name in signature.parameters if name in given}
         bound = inspect.BoundArguments(signature, cast(Any, ordered))
         return factory(*bound.args, **bound.kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and _typed(self) == _typed(other)
+
+    def __hash__(self) -> int:
+        return hash(_typed(self))
 
     def __repr__(self) -> str:
         try:
@@ -223,9 +239,37 @@ def _tagged(made: Any, call: Call) -> Any:
 
 @functools.cache
 def _with_room(kind: type) -> type:
-    """Returns the class of named tuples with room for an attribute, under the same name."""
+    """Returns the class of named tuples that know their calls, under the same name.
+
+    Parts of equal calls of the library are equal, though their functions are not: so a program that
+    was compiled for one is found again for the other.
+    """
     names = ("__module__", "__qualname__", "__doc__")
-    return type(kind.__name__, (kind,), {name: getattr(kind, name) for name in names})
+    own = {"__eq__": _equal, "__ne__": object.__ne__, "__hash__": _hash}
+    return type(kind.__name__, (kind,), {name: getattr(kind, name) for name in names} | own)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    mine, its = _known(one), _known(other)
+    return tuple.__eq__(one, other) if mine is None or its is None else mine == its
+
+
+def _hash(one: Any) -> int:
+    call = _known(one)
+    return tuple.__hash__(one) if call is None else hash(call)
+
+
+def _known(one: Any) -> Call | None:
+    """Returns the call of a part, if it says all: a user's function may have changed since."""
+    call = call_of(one)
+    return call if call is not None and call.is_known() else None
+
+
+def _typed(value: Any) -> Any:
+    """Returns a value that is equal to another one only if their types are: 1 is not 1.0."""
+    if isinstance(value, Call):
+        return value.name, tuple((key, _typed(x)) for key, x in value.arguments)
+    return tuple(map(_typed, value)) if type(value) is tuple else (type(value), value)
 
 
 def _is_call(value: Any) -> bool:
@@ -239,6 +283,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list) or type(value) is tuple:
         return tuple(map(_plain, value))
     return str(value) if isinstance(value, Path) else value
+
+
+def _calls(value: Any) -> Iterator[Call]:
+    if isinstance(value, Call):
+        yield value
+    for one in value if type(value) is tuple else ():
+        yield from _calls(one)
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
-from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero, remembered
+from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy.accounting import Accountant, Neighbours
 from fedjax_peft.privacy.central import TRUSTED
@@ -41,7 +41,6 @@ from fedjax_peft.support.errors import InputError
 
 
 @part
-@remembered
 def adaptive(
     clip: float,
     noise_multiplier: float,

@@ -25,7 +25,7 @@ a secret seed and noise that is safe against attacks on floating-point numbers.
 from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy
 from fedjax_peft.contracts.part import part
-from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.privacy.accounting import Accountant, Neighbours
 from fedjax_peft.privacy.guarantees import client_guarantee
 from fedjax_peft.privacy.mechanism import check_delta, gaussian, private, protected, summing
@@ -36,7 +36,6 @@ TRUSTED = "The server is trusted: it sees the uploads before the noise."
 
 
 @part
-@remembered
 def central(
     clip: float,
     noise_multiplier: float,

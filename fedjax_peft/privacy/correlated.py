@@ -31,7 +31,7 @@ from jax import Array
 from fedjax_peft.algorithms.checks import at_least, positive, whole
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Key, Privacy, PyTree
 from fedjax_peft.contracts.part import part
-from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import Accountant, epsilon, gaussian_event
 from fedjax_peft.privacy.central import TRUSTED
@@ -53,7 +53,6 @@ class Strategy(NamedTuple):
 
 
 @part
-@remembered
 def correlated(
     clip: float,
     noise_multiplier: float,

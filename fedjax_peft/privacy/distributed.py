@@ -54,7 +54,7 @@ from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Key, PyTree
-from fedjax_peft.numerics.hyperparameters import is_traced, remembered
+from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.privacy import lifted as lifting
@@ -86,7 +86,6 @@ _TRIES = 64
 
 
 @part
-@remembered
 def distributed(
     clip: float,
     noise_multiplier: float,

@@ -56,7 +56,7 @@ from fedjax_peft.contracts.feature import Feature
 from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.types import Batch, Key, Metrics, PyTree
-from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.random import salted, stream
 from fedjax_peft.privacy import accounting, guarantees, lifted, statements
 from fedjax_peft.privacy.accounting import Accountant
@@ -64,7 +64,6 @@ from fedjax_peft.support.errors import InputError
 
 
 @part
-@remembered
 def example(
     clip: float,
     noise_multiplier: float,

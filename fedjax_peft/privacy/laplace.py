@@ -23,7 +23,7 @@ from jax import Array
 from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy, PyTree
 from fedjax_peft.contracts.part import part
-from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import client_neighbours
 from fedjax_peft.privacy.central import TRUSTED
@@ -33,7 +33,6 @@ from fedjax_peft.privacy.statements import composition_in_words
 
 
 @part
-@remembered
 def laplace(clip: float, noise_multiplier: float) -> Privacy:
     """Client-level central privacy with Laplace noise; poor for many parameters.
 

@@ -31,7 +31,7 @@ from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Key, Params, PyTree
 from fedjax_peft.numerics import tree
-from fedjax_peft.numerics.hyperparameters import maybe_nonzero, remembered
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import Accountant, check_sizes_are_not_used
@@ -46,7 +46,6 @@ from fedjax_peft.privacy.mechanism import (
 
 
 @part
-@remembered
 def local(
     clip: float, noise_multiplier: float, *, delta: float = 1e-5, accountant: Accountant = "rdp"
 ) -> Privacy:
