@@ -95,7 +95,12 @@ def table(planned: Planned, lanes: int) -> list[str]:
     def rows(group: list[tuple[str, int]]) -> list[str]:
         return [f"    {text:{width - 2}}  {in_bytes(n):>10}" for text, n in group if n]
 
-    lines = ["  once, for all lanes", *rows(once), "  for each lane", *rows(each)]
+    lines = [
+        "  once, for all lanes",
+        *rows(once),
+        "  for each lane, a client that trains beside others",
+        *rows(each),
+    ]
     lines.append("  " + "-" * (width + 12))
     lines.append(f"  {total:{width}}  {in_bytes(plan.total(lanes)):>10}")
     return lines

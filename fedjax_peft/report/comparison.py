@@ -11,7 +11,7 @@ from fedjax_peft.report.columns import Column
 from fedjax_peft.report.judgement import Judgement
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.table_files import Bold, TextTable
-from fedjax_peft.report.wording import plural
+from fedjax_peft.report.wording import explained, plural
 
 Rows: TypeAlias = Mapping[str, Mapping[Any, RunRecord]]
 """Name of a row -> seed -> run. A row of a single run has the seed None."""
@@ -128,17 +128,11 @@ def terminal_table(
     return out
 
 
-_EXPLAINED = {
-    "Sim.": "Sim.: time by the time model of the clients' devices and links, not of this machine.",
-    "Agg.": "Agg. err.: distance of the aggregated LoRA from the exact average of the clients'.",
-}
-"""The first line of a heading on a terminal -> a sentence about its column."""
-
-
-def explanations(shown: Sequence[Table]) -> list[str]:
+def explanations(shown: Sequence[Table], columns: Iterable[Column]) -> list[str]:
     """Returns a sentence for each column of terminal tables whose heading does not explain it."""
-    heads = {str(column.header).split("\n")[0] for table in shown for column in table.columns}
-    return [text for head, text in _EXPLAINED.items() if head in heads]
+    heads = {str(column.header) for table in shown for column in table.columns}
+    found = {" ".join(c.short.split()): explained(c.title) for c in columns if c.short in heads}
+    return [f"{head}: {text}." for head, text in found.items() if text]
 
 
 def text_table(title: str, head: str, names: Sequence[str], columns: Sequence[Column]) -> TextTable:

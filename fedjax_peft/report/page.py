@@ -23,7 +23,7 @@ from fedjax_peft.report.records import SEED, RunRecord
 from fedjax_peft.report.settings import compare_settings, repeating
 from fedjax_peft.report.study import Study, make_study
 from fedjax_peft.report.targets import score_printer, targets
-from fedjax_peft.report.wording import listing
+from fedjax_peft.report.wording import explained, listing
 from fedjax_peft.simulation.rows import headline
 from fedjax_peft.simulation.summaries import privacy_in_words, series, summary
 from fedjax_peft.support.errors import InputError, check_known
@@ -237,4 +237,5 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters["breakable"] = _breakable
+    environment.filters["explained"] = explained
     return environment.get_template("report.html")

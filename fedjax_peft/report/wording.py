@@ -127,3 +127,32 @@ def shorten(name: str, length: int = NAME_LENGTH) -> str:
         return name
     half = (length - 1) / 2  # names in a sweep often differ in their last characters
     return f"{name[: math.ceil(half)]}…{name[-math.floor(half) :]}"
+
+
+_HEADS = {
+    "Best": "the best of all evaluated rounds, and which one; chosen by the score itself",
+    "Tuned": "of models that the clients have adapted once more, just for the last evaluation",
+    "Clients’ mean": "the mean of the clients’ scores, each on the client’s own test",
+    "Weighted by test size": "the clients’ mean, weighted by the sizes of their tests",
+    "Worst 10 %": "the mean of the tenth of the clients (at least one) with the worst scores",
+    "Difference to": "the mean difference over the seeds that both have",
+    "95 % interval (t)": "of the difference, by Student’s t",
+    "95 % interval (bootstrap)": "of the difference, by drawing the seeds again and again",
+    "Margin from": "which chance the margin counts",
+    "Margin": "what a difference must be larger than",
+    "Result": "separated: the difference is larger than chance explains",
+    "Privacy": "the guarantee after the last round; smaller numbers protect more",
+    "Upload per client and round": "what a client sends on average",
+    "Total up / down": "bytes of all clients and rounds to the server, and back",
+    "Simulated time": "by the time model of the clients’ devices and links, not of this machine",
+    "Wall time": "of this machine, with compiling and evaluating",
+    "Slots in use": "the share of the places for local steps in the compiled program that did work",
+    "Mean aggregation error": "distance of the aggregated LoRA from the exact average of the"
+    " clients’",
+}
+"""Start of a heading -> what it means; without headings that say it themselves."""
+
+
+def explained(title: str) -> str:
+    """Returns what a heading means; empty if it says it itself."""
+    return next((text for start, text in _HEADS.items() if title.startswith(start)), "")

@@ -73,7 +73,7 @@ def test_a_config_with_several_methods(project, capsys, monkeypatch):
     assert "Mean  round 1/1" in printed
     assert "median  round 1/1" in printed
     assert f"Next:\n  fedjax-peft report {out}  #" in printed
-    assert "Agg. err.: " not in printed, "explanations are for terminals"
+    assert "of the aggregated LoRA" not in printed, "explanations are for terminals"
     assert (out / "mean" / "metrics.jsonl").exists()
     assert cli.main(["report", str(out)]) == 0, "report accepts a folder of runs"
     assert (out / "report.html").exists()

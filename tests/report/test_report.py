@@ -13,6 +13,7 @@ from shallow import draw_nothing
 from fedjax_peft.cli.main import main
 from fedjax_peft.report import figure_files, plots, records
 from fedjax_peft.report import page as report
+from fedjax_peft.report.comparison import explanations
 from fedjax_peft.report.runs import compare_runs
 from fedjax_peft.report.study import make_study
 from fedjax_peft.support.errors import InputError
@@ -177,6 +178,32 @@ def test_the_table_fits_80_columns(tmp_path):
     row = next(line for line in lines if line.startswith("fra"))
     assert " ".join(row.split()) == "fra 4 80.0 80.0 (4) 4.00 / 4.00 2.00 4.00 25.0"
     assert "[bold]" in "".join(line[:20].strip() for line in lines)
+
+
+def test_headings_that_do_not_say_it_themselves_are_explained(tmp_path):
+    """Below the table on a terminal, and at the heading of the page; names of users are not."""
+    runs = load(
+        make_run(tmp_path / "Result", epsilon=3.0, delta=1e-5, slot_utilisation=0.5),
+        make_run(tmp_path / "Margin"),
+    )
+    shown = compare_runs(runs)
+    texts = explanations(shown.terminal_tables(200), shown.columns)
+    costs = ["Up / down MB", "Sim. min", "Wall min", "Agg. err. %"]
+    heads = [text.partition(": ")[0] for text in texts]
+    assert heads == ["Best acc. % (round)", "Privacy ε, δ", *costs]
+    of_devices = "by the time model of the clients’ devices and links, not of this machine"
+    assert f"Sim. min: {of_devices}." in texts
+    narrow = shown.terminal_tables(20)  # without these columns
+    assert explanations(narrow, shown.columns) == []
+    text = page(runs, tmp_path)
+    titled = dict(re.findall(r'<th role="columnheader"[^>]* title="([^"]+)">([^<]+)', text))
+    assert {*titled.values()} >= {
+        "Margin",
+        "Result",
+        "Wall time (min)",
+        "Mean aggregation error (%)",
+    }
+    assert not re.search(r'title="[^"]*">(Run|Rounds)<', text)
 
 
 def test_the_page_is_self_contained(tmp_path, drawn, monkeypatch):
