@@ -107,15 +107,17 @@ def both(s: Mapping[str, Any], metric: str) -> tuple[dict[int, float], dict[int,
 def row(claim: Mapping[str, Any], s: Mapping[str, Any]) -> Row:
     """Returns a setting without its corrected p: ``p`` is that of the test, 1 without one."""
     word = "–" if "beside" in s else next((WORDS[x] for x in WORDS if x in s), "")
-    note = next((s[x] for x in ("beside", *WORDS) if isinstance(s.get(x), str)), "")
+    note = next(
+        (s[x] for x in ("beside", "stopped", "waits", "circular") if isinstance(s.get(x), str)), ""
+    )
     paper = s.get("paper", "")
     paper = paper if isinstance(paper, str) else f"{paper:+.12g}".replace("-", "−")
     one = Row(claim["id"], claim["text"], s["name"], word, paper=paper, note=note)
     if "runs" not in s:
-        words, p = s.get("printed", ""), 1.0 if word == "not checked" else None
-        numbers = [float(x) for x in words.translate(PRINTED).split()]
+        words, p = s.get("counted", "–"), 1.0 if word == "not checked" else None
+        numbers = [float(x) for x in s.get("printed", "").translate(PRINTED).split()]
         ends = dict(zip(("difference", "low", "high"), numbers, strict=False))
-        return one._replace(n=s.get("n", 0), words=words or "–", p=p, **ends)
+        return one._replace(n=s.get("n", 0), words=s.get("printed", words), p=p, **ends)
     metric = s.get("metric", "test_accuracy")
     a, b = both(s, metric)
     if {*a} != {*s["seeds"]} or {*b} != {*s["seeds"]}:

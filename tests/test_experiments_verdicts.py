@@ -124,6 +124,14 @@ def test_the_committed_verdicts_follow_from_the_committed_runs(expected):
     assert len({one["verdict"] for one in expected}) > 5
 
 
+def test_the_counted_bytes_are_those_of_the_table():
+    made = read_table(FOLDER / "fedadapters" / "results" / "equations_1_2.csv")
+    size = {row["Method"]: float(row["Ours MiB"].replace(",", "")) for row in made}
+    less = 100 * (1 - size["GPT-2, LoRA"] / size["GPT-2, Full fine-tuning"])
+    (row,) = [x for x in read_table(FOLDER / "results" / "verdicts.csv") if x["claim"] == "bytes"]
+    assert row["words"] == f"{less:.1f} % less"
+
+
 def numbers(row):
     """The words of a difference, from its numbers."""
     ends = f" [{row['low']:+.1f}, {row['high']:+.1f}]" if "low" in row else ""
