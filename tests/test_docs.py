@@ -380,3 +380,13 @@ def test_code_of_pages_is_not_cut():
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         wide = [line for cell in code for line in cell.splitlines() if len(line) > 84]
         assert not wide, (notebook.name, wide)
+
+
+def test_index_pages_say_what_each_link_leads_to():
+    """One sentence a page; the reference of modules has their names."""
+    for path in (ROOT / "docs").rglob("*.md"):
+        text = path.read_text()
+        assert ":maxdepth:" not in text or path.parent.name == "api", path
+        for tree in re.findall(r"```\{toctree\}\n:hidden:\n\n(.*?)```", text, re.DOTALL):
+            told = re.findall(r"^\* \{doc\}`(.*?)`: \S.*(?:\n  .*)*\.$", text, re.MULTILINE)
+            assert (path.name == "index.md" and path.parent.name == "docs") or told == tree.split()
