@@ -46,19 +46,18 @@ def test_python_of_the_readme_prints_what_it_shows(tmp_path, monkeypatch, capsys
     assert cli.main(["init", "mine"]) == 0  # the command above the block
     capsys.readouterr()
     code = "\n".join(blocks("python"))
-    exec(compile(code.replace("max_length=32", "max_length=16"), "README.md", "exec"), {})
+    exec(compile(code.replace("max_length=64", "max_length=16"), "README.md", "exec"), {})
     *printed, predicted, run, own = capsys.readouterr().out.splitlines()
     (shown,) = blocks("text")
     for line, expected in zip(printed, shown.splitlines(), strict=True):
         words, expected = line.split(), expected.split()
         assert float(words.pop(2)) == approx(float(expected.pop(2)), abs=0.05)
         assert words == expected
-    # A tiny encoder knows none of the words, so the classes and the score are others.
-    labels, score = r"# (\['\w+' '\w+'\])$", r"# (Run\(fedavg: \d+ rounds, test accuracy )0\.\d+\)$"
-    (labels_shown,), (run_shown,) = (re.findall(x, code, re.MULTILINE) for x in (labels, score))
-    assert {*re.findall(r"\w+", labels_shown)} == {"bad", "good"}
-    assert {*re.findall(r"\w+", predicted)} <= {"bad", "good"}
-    assert run.startswith(f"{run_shown}0.")
+    # A tiny encoder knows none of the words, so the class and the score are others.
+    assert "  # ['good']\n" in code
+    assert predicted in ("['good']", "['bad']")
+    (shown,) = re.findall(r"# (Run\(fedavg: .*)0\.\d{4}\)$", code, re.MULTILINE)
+    assert run.startswith(f"{shown}0.")
     assert own.startswith("Run(fedprox: 3 rounds, test accuracy 0.")
     assert Path("adapter/adapter_model.safetensors").exists()
 
