@@ -11,7 +11,7 @@ from fedjax_peft.config import loading
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.report.study import SWEEP
 from fedjax_peft.simulation.interrupts import Terminated
-from fedjax_peft.simulation.storage import record
+from fedjax_peft.simulation.storage import fingerprint, record
 from fedjax_peft.simulation.storage.record import has_begun
 from fedjax_peft.support.display import argument, program
 from fedjax_peft.support.errors import InputError, nearest
@@ -32,7 +32,7 @@ def note_methods(out: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
         return
     out.mkdir(parents=True, exist_ok=True)
     earlier = _read_methods(out / METHODS)
-    written = {name: record.counting(one) for name, one in {**earlier, **configs}.items()}
+    written = {name: fingerprint.counting(one) for name, one in {**earlier, **configs}.items()}
     replace_file(out / METHODS, record.config_text(written).encode(errors="replace"))
 
 

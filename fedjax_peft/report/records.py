@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.simulation.rows import Row, has_ended, read_metrics
-from fedjax_peft.simulation.storage.record import counting
+from fedjax_peft.simulation.storage.fingerprint import counting
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import read_text

@@ -35,6 +35,7 @@ from fedjax_peft.support.display import argument, show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.nested import flatten
+from fedjax_peft.support.secrets import without_secrets
 
 Fingerprint = Mapping[str, Plain]
 """Dotted name -> plain value; of a leaf of the model, its sums."""
@@ -234,9 +235,16 @@ def _changed(before: Fingerprint, now: Fingerprint) -> dict[str, tuple[Plain, Pl
     return {name: (before.get(name), now.get(name)) for name in first}
 
 
+def counting(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config without ``epochs`` where ``local_steps`` counts in its place."""
+    replaced = config.get("local_steps") is not None
+    return {key: value for key, value in config.items() if not (replaced and key == "epochs")}
+
+
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a config; its ``validation`` only says what others decide."""
-    return {name: value for name, value in flatten(config).items() if name != "validation"}
+    """Returns what a run records of a config; its ``validation`` only says what others decide."""
+    known = flatten(counting(without_secrets(config)))
+    return {name: value for name, value in known.items() if name != "validation"}
 
 
 def _load(directory: Path) -> dict[str, Any]:

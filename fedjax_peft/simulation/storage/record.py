@@ -109,7 +109,7 @@ class Record:
                     f"{out} already holds a run: continue it with --resume (in Python resume=True),"
                     " replace it with --overwrite, or choose another directory with --out."
                 )
-            fingerprint.check_same(out, counting(read_config(out)), _written(config), found)
+            fingerprint.check_same(out, read_config(out), _without_none(config), found)
         path = out / "environment.json"
         replace_file(path, (json.dumps(_with_first(path), indent=2) + "\n").encode())
         fingerprint.save(out, found)
@@ -290,13 +290,7 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def _written(config: Mapping[str, Any]) -> dict[str, Any]:
-    return counting(without_secrets(_without_none(config)))
-
-
-def counting(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config without ``epochs`` where ``local_steps`` counts in its place."""
-    replaced = config.get("local_steps") is not None
-    return {key: value for key, value in config.items() if not (replaced and key == "epochs")}
+    return fingerprint.counting(without_secrets(_without_none(config)))
 
 
 def as_asked(config: Mapping[str, Any]) -> dict[str, Any]:
