@@ -46,7 +46,7 @@ from fedjax_peft.simulation.storage import calls
 from fedjax_peft.simulation.storage.checkpoint import saved_parts
 from fedjax_peft.simulation.storage.fingerprint import check_same, check_same_run, fingerprint
 from fedjax_peft.simulation.storage.recipe import save_recipe
-from fedjax_peft.simulation.storage.record import Record, counting, device_name, read_config
+from fedjax_peft.simulation.storage.record import Record, device_name, read_config
 from fedjax_peft.simulation.storage.tracking import recorded
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
 from fedjax_peft.simulation.trained_rows import (
@@ -427,7 +427,7 @@ def check_recorded(*arguments: Any, **options: Any) -> None:
     recorded, config = read_config(directory), given.arguments["records"].config or {}
     if "point" in config:  # the run has recorded other settings as well
         recorded = {"point": recorded.get("point")}
-    check_same(directory, counting(recorded), counting(config), fingerprint(given.arguments))
+    check_same(directory, recorded, config, fingerprint(given.arguments))
 
 
 def _early(request: Request, out: str | Path | None) -> Callable[[Phase], None]:
