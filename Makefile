@@ -49,14 +49,14 @@ quick: $(VENV)/.test
 	$(PYTEST) -m "not slow and not assets"
 
 # The cases of full products that `make test` leaves out, before a release. The file
-# tests/exhaustive.txt has the result of the last time.
+# tests/tools/exhaustive.txt has the result of the last time.
 exhaustive: $(VENV)/.test
 	$(PYTEST) --exhaustive -m exhaustive -o file_seconds=0
 
 # The numeric tests as other processors would run them, and what comes near its tolerance. The file
-# tests/portable.txt has the result of the last time.
+# tests/tools/portable.txt has the result of the last time.
 portable: $(VENV)/.test
-	$(BIN)/python tests/portable.py
+	$(BIN)/python tests/tools/portable.py
 
 # Whole runs drawn at random, and what must be equal about them: an hour, or PROOF_SECONDS=20000. The
 # file tests/proof/proof.txt has the result of the last time. Others: PROOF="--seed 2 --devices".
@@ -71,7 +71,7 @@ docs: $(VENV)/.docs
 # The wheel and the source distribution in dist/, after the wheel was installed and used alone.
 dist: $(VENV)/.test
 	@$(PIP) --constraint $(CONSTRAINTS) --editable '.[dist]'
-	$(BIN)/python tests/dist.py
+	$(BIN)/python tests/tools/dist.py
 
 # New hostile inputs for every fuzzer, some hours of them with FUZZ_EXAMPLES=100000.
 fuzz: $(VENV)/.test
@@ -111,15 +111,15 @@ $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/pip
 	@touch $@ $(VENV)/.base $(VENV)/.docs
 
 # Small faults in the package, which the tests must notice; about 20 minutes. The file
-# tests/mutants.txt has the result of a long run.
+# tests/tools/mutants.txt has the result of a long run.
 mutants: $(VENV)/.test
-	nice $(BIN)/python tests/mutants.py
+	nice $(BIN)/python tests/tools/mutants.py
 
 # Lines and branches that the tests run, by room. A part: make coverage TESTS=tests/transforms
 coverage: $(VENV)/.test
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest $(WORKERS) -o file_seconds=0 $(TESTS)
-	$(BIN)/python tests/coverage_by_room.py
+	$(BIN)/python tests/tools/coverage_by_room.py
 
 clean:
 	rm -rf $(VENV) runs dist docs/_build

@@ -75,7 +75,7 @@ def test_notebook(path, client, assets, tmp_path):
     nbformat = pytest.importorskip("nbformat")
     client.nb = nbformat.read(path, as_version=4)
     prelude = nbformat.v4.new_code_cell(
-        PRELUDE.format(assets=assets, place=tmp_path, tests=Path(__file__).parent)
+        PRELUDE.format(assets=assets, place=tmp_path, tests=ROOT / "tests" / "helpers")
     )
     client.nb.cells.insert(0, prelude)
     client.reset_execution_trackers()

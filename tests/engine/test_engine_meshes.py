@@ -41,7 +41,7 @@ def report():
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
-        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(TESTS / "helpers"), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-W", "error", str(TESTS / "engine" / "mesh_script.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -24,7 +24,7 @@ import warnings
 from collections import Counter
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "helpers"))
 from xla_flags import QUICK_TO_COMPILE
 
 os.environ["XLA_FLAGS"] = " ".join(

@@ -123,7 +123,7 @@ def test_files_are_the_same_bytes_in_another_process(tmp_path):
     """Also if Python hashes texts in another way; and only drawing imports matplotlib."""
     save(*(lambda fig, data: (fig, tmp_path / "a", data))(*draw()))
     code = (
-        f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parent)]!r}\n"
+        f"import sys; sys.path[:0] = {[str(HERE), str(HERE.parent / 'helpers')]!r}\n"
         "from fedjax_peft.report import plots\n"
         "assert 'matplotlib' not in sys.modules\n"
         "fig = plots.curves({'a': [{'round': 0, 'test_accuracy': 0.1}]}, 'round')\n"

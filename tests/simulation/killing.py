@@ -24,7 +24,7 @@ for line in sys.stdin:
 @contextlib.contextmanager
 def children(module):
     """Yields a function that calls ``module.child`` in a new process, and returns its exit code."""
-    path = os.pathsep.join([str(TESTS), str(TESTS / "simulation")])
+    path = os.pathsep.join([str(TESTS / "helpers"), str(TESTS / "simulation")])
     env = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SERVER.format(module=module)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -1,8 +1,8 @@
 """Digests of 40 short runs, which tell whether a change of the code changed a bit of a result.
 
-    python tests/digests.py                   prints the digests of this checkout: {run: SHA-256}
-    python tests/digests.py TEXT              the same, of runs whose names contain the text
-    python tests/digests.py OLD NEW [TEXT]    runs two checkouts' scripts, and prints what differs
+    python tests/tools/digests.py               prints the digests of this checkout: {run: SHA-256}
+    python tests/tools/digests.py TEXT          the same, of runs whose names contain the text
+    python tests/tools/digests.py OLD NEW TEXT  compares those of two checkouts' scripts
 
 A digest covers the state after the last round (server, clients, transforms, aggregator) and the
 rows of metrics without the wall time. Bits are comparable on one machine only, with the same
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from xla_flags import QUICK_TO_COMPILE
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -237,7 +238,9 @@ def digest_of(options: dict[str, Any], latest: list[Any]) -> str:
 def digests_in(checkout: str, *text: str) -> dict[str, str]:
     """Returns the digests by the script in a checkout, with the package that lies there."""
     folder = Path(checkout).resolve()
-    command = [sys.executable, "tests/digests.py", *text]
+    here, before = Path("tests/tools/digests.py"), Path("tests/digests.py")
+    script = here if (folder / here).exists() else before  # where older checkouts have it
+    command = [sys.executable, str(script), *text]
     paths = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=paths, check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout)

@@ -1,9 +1,9 @@
 """A mutation test: small faults are inserted into the package, and the tests must find each.
 
     make mutants                                  # the named ones and a sample, about 20 minutes
-    python tests/mutants.py --list                # all, one per line
-    python tests/mutants.py --only fedrep         # those of files with this in the name
-    python tests/mutants.py --sample 0            # only the named ones
+    python tests/tools/mutants.py --list                # all, one per line
+    python tests/tools/mutants.py --only fedrep         # those of files with this in the name
+    python tests/tools/mutants.py --sample 0            # only the named ones
 
 Each mutant changes one file of the rooms in ``FOLDERS``, or one of ``STATISTICS``, in a temporary
 copy of the repository, and runs the tests of this file: those that ``TESTS`` names, or else those
@@ -35,7 +35,7 @@ from typing import NamedTuple, NoReturn
 
 from fedjax_peft.report.separation import wilson
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHELL = ("asynchronous", "availability", "data", "simulation")
 FOLDERS = (
     *("algorithms", "aggregators", "engine", "numerics/measures", "privacy", "transforms"),
@@ -200,6 +200,7 @@ _TESTS_OF_SHELL = {
     "simulation/session": "simulation_sampling simulation_border privacy_seeds",
     "simulation/simulate": "simulation_simulate simulation_border simulation_interrupts",
     "simulation/stopping": "simulation_stopping simulation_sweep -k stop or patience or median",
+    "simulation/storage/calls": "simulation_loading simulation_fingerprint",
     "simulation/storage/checkpoint": "simulation_resume aggregators_state",
     "simulation/storage/client_checkpoints": "simulation_client_store",
     "simulation/storage/fingerprint": "simulation_fingerprint",
@@ -447,7 +448,7 @@ def _test(copy_: Path, arguments: list[str]) -> NoReturn:
         os.dup2(null, stream)
     os.chdir(copy_)
     os.environ["PYTHONPATH"] = str(copy_)
-    here = {str(ROOT), str(ROOT / "tests"), ""}
+    here = {str(ROOT), *(str(ROOT / "tests" / x) for x in ("helpers", "tools")), ""}
     sys.path[:] = [str(copy_), *(path for path in sys.path if path not in here)]
     for name in [name for name in sys.modules if name.partition(".")[0] == "fedjax_peft"]:
         del sys.modules[name]

@@ -1,7 +1,7 @@
 """Runs the numeric tests as other processors would, and lists what is near its tolerance.
 
     make portable                      # all settings, about 45 minutes on two cores
-    python tests/portable.py --only sse4.2 -- tests/aggregators
+    python tests/tools/portable.py --only sse4.2 -- tests/aggregators
 
 Each setting limits the instructions that XLA and the libraries of the references (OpenBLAS, oneDNN,
 NumPy, PyTorch) may use, or changes threads and optimisation; the last two imitate a processor that
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHARE = 0.3
 NUMERIC = (
     *("aggregators", "algorithms", "asynchronous", "attacks", "engine", "models", "peft"),

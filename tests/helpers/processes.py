@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-TESTS = Path(__file__).parent
+HELPERS = Path(__file__).parent
 
 
 class Ended(NamedTuple):
@@ -40,7 +40,7 @@ def run_together(commands, *, devices=1, seconds=300, expected=(0,)) -> list[End
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": flags,
-        "PYTHONPATH": f"{TESTS.parent}:{TESTS}",
+        "PYTHONPATH": f"{HELPERS.parents[1]}:{HELPERS}",
     }
     started = [
         subprocess.Popen(

@@ -1,7 +1,7 @@
 """Builds the wheel and the source distribution, checks both, and uses the wheel as a newcomer does.
 
-    make dist                          # into dist/, ten minutes: libraries are installed anew
-    python tests/dist.py --quick       # builds and runs with the libraries that are here, a minute
+    make dist                        # into dist/, ten minutes: libraries are installed anew
+    python tests/tools/dist.py --quick  # with the libraries that are here, a minute
 
 Both archives are built from a copy of the tracked files, so that nothing else gets into them. The
 wheel is installed into a fresh environment outside the checkout. There the README's first example,
@@ -27,7 +27,7 @@ from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MEGABYTES = {".whl": 2, ".gz": 6}
 """The largest archives, by the end of their names."""
 WHEEL = ("fedjax_peft/*.py", "fedjax_peft/py.typed", "fedjax_peft/*.toml", "*/sizes.json")
@@ -37,7 +37,7 @@ SOURCES = (
     *("pyproject.toml", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE"),
     *("Makefile", "MANIFEST.in", ".ci/run", "docs/conf.py", "docs/index.md", "docs/_static/*.svg"),
     *("experiments/*.toml", "experiments/*.py", "experiments/results/demo/*.svg"),
-    *("notebooks/*.ipynb", "tests/conftest.py", "tests/dist.py", "tests/constraints.txt"),
+    *("notebooks/*.ipynb", "tests/conftest.py", "tests/tools/dist.py", "tests/constraints.txt"),
     *("tests/algorithms/test_*.py", "tests/fuzz/conftest.py", "tests/golden/*.safetensors"),
     *("fedjax_peft/__init__.py", "fedjax_peft/cli/demo.toml", "PKG-INFO"),
 )

@@ -5,7 +5,7 @@ import functools
 import re
 from pathlib import Path
 
-REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 
 def read(name):
