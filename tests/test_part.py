@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import subprocess
 import sys
 import types
 
@@ -269,3 +270,16 @@ def test_an_equal_algorithm_compiles_nothing():
     jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
     run(0.2)
     assert compilations
+
+
+def test_python_ends_quietly_with_parts(tmp_path):
+    code = (
+        "import fedjax_peft as fp\n"
+        "algorithm = fp.algorithms.fedprox(fp.optimizers.sgd(0.1))\n"
+        "class Forgets:\n"
+        "    def __del__(self):\n"
+        "        hash(algorithm)\n"
+        "kept = fp.contracts.kept = Forgets()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

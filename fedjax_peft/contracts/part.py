@@ -234,6 +234,9 @@ def _tagged(made: Any, call: Call) -> Any:
         made = copy.copy(made)
     if hasattr(made, "__dict__"):
         object.__setattr__(made, "_call", call)
+        if call.is_known():
+            object.__setattr__(made, "_known", call)
+            object.__setattr__(made, "_hash", hash(call))
     return made
 
 
@@ -250,19 +253,14 @@ def _with_room(kind: type) -> type:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    mine, its = _known(one), _known(other)
-    return tuple.__eq__(one, other) if mine is None or its is None else mine == its
+    mine, its = (getattr(x, "__dict__", {}).get("_known") for x in (one, other))
+    return tuple.__eq__(one, other) if mine is None or its is None else bool(mine == its)
 
 
 def _hash(one: Any) -> int:
-    call = _known(one)
-    return tuple.__hash__(one) if call is None else hash(call)
-
-
-def _known(one: Any) -> Call | None:
-    """Returns the call of a part, if it says all: a user's function may have changed since."""
-    call = call_of(one)
-    return call if call is not None and call.is_known() else None
+    # It was computed before: Python asks for it also when it ends, and its modules are empty.
+    found = one.__dict__.get("_hash")
+    return tuple.__hash__(one) if found is None else int(found)
 
 
 def _typed(value: Any) -> Any:
