@@ -265,6 +265,8 @@ def _load(directory: Path) -> dict[str, Any]:
                 f" {_ANEW.format(argument(directory))}"
             )
         return {"versions": dict(table["versions"]), "run": dict(table["run"])}
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged: {error!r}.") from None
 
