@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def report(options: argparse.Namespace) -> None:
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
     written = page.write_report(study, options.out or common, **shown)
     if options.target is not None:
-        console = Console()
+        console = _console()
         reached = target_table(compare(study, asked).rows, options.target, console.width)
         console.print("", reached, sep="\n")
     print(written)
@@ -84,9 +85,15 @@ def print_table(runs: Sequence[RunRecord]) -> None:
     print_study(make_study(runs))
 
 
+def _console() -> Console:
+    """Returns the console; a file or a pipe has room for all columns, if COLUMNS does not say."""
+    alone = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if alone else 10_000)
+
+
 def print_study(study: Study, options: Options | None = None) -> None:
     """Prints runs with one seed each as rows; otherwise methods over their seeds."""
-    console, shown = Console(), compare(study, options)
+    console, shown = _console(), compare(study, options)
     tables = shown.terminal_tables(console.width)
     texts = [shown.lead] if shown.over_seeds or len(shown.names) > 1 else []
     texts += [shown.power] if shown.power else []

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_peft.data.tokens import check_room, joined, model_columns
 from fedjax_peft.support.assets import cache_dir
+from fedjax_peft.support.display import redraws
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
@@ -100,7 +101,8 @@ def batches(texts: Sequence[Any], *more: Sequence[Any] | None) -> Iterator[slice
     from tqdm import tqdm
 
     columns = [column for column in (texts, *more) if column is not None]
-    with tqdm(total=len(texts), desc="tokenizing", unit=" texts", delay=2, leave=False) as progress:
+    shown = {"desc": "tokenizing", "unit": " texts", "delay": 2, "leave": False}
+    with tqdm(total=len(texts), disable=not redraws(), **shown) as progress:
         start = 0
         while start < len(texts):
             stop, size = start, 0

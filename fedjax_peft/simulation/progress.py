@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from fedjax_peft.simulation.rows import Row
+from fedjax_peft.support.display import redraws
 
 PhaseName = Literal[
     "reading", "loading", "starting", "compiling", "training", "evaluating", "saving", "finished"
@@ -146,7 +147,7 @@ def phase_display(show: bool | Literal["auto"]) -> Display | None:
     """
     if show is False:
         return None
-    if sys.stderr.isatty() or _in_notebook():
+    if redraws():
         return _Bar()
     return _Lines() if show is True else None
 
@@ -163,12 +164,6 @@ def describe(phase: Phase) -> str:
         "finished": f"stopped: {stopped}" if stopped else "finished",
     }
     return texts.get(phase.name, phase.name)
-
-
-def _in_notebook() -> bool:
-    """Returns whether this process is a Jupyter kernel (IPython in a terminal is not)."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "kernel", None) is not None
 
 
 class _Bar:

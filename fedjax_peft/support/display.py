@@ -19,6 +19,13 @@ _JOINERS = "\u200c\u200d"
 """Invisible, but part of the spelling in Persian and in Indian scripts, and of emoji."""
 
 
+def redraws() -> bool:
+    """Returns whether a line on stderr can be updated in place: in a terminal and a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    in_notebook = getattr(shell, "kernel", None) is not None  # IPython in a terminal is not
+    return sys.stderr.isatty() or in_notebook
+
+
 def printable(text: str) -> str:
     r"""Returns text with an escape such as ``\x1b`` for each character that does not print.
 

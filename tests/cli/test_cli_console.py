@@ -10,8 +10,9 @@ from options import run_options
 from rich.console import Console
 
 from fedjax_peft.algorithms import fedavg
-from fedjax_peft.cli import console
+from fedjax_peft.cli import console, results
 from fedjax_peft.cli import main as cli
+from fedjax_peft.data import text
 from fedjax_peft.simulation.progress import Phase
 from fedjax_peft.simulation.rows import append_metrics
 from fedjax_peft.simulation.simulate import simulate
@@ -162,3 +163,18 @@ def test_a_dry_run_writes_nothing(project, tmp_path, capsys, monkeypatch):
     assert "compiling" not in printed
     assert not any(tmp_path.iterdir())
     assert {path.name for path in project.iterdir()} == before
+
+
+def test_a_file_or_a_pipe_has_room_for_all_columns(monkeypatch):
+    assert results._console().width > 1000
+    monkeypatch.setenv("COLUMNS", "90")
+    assert results._console().width == 90
+
+
+def test_no_bar_of_tokenizing_is_written_to_a_file_or_a_pipe(capsys, monkeypatch):
+    clock = iter(range(0, 10**6, 10))  # every look at it is ten seconds later
+    monkeypatch.setattr("tqdm.std.time", lambda: next(clock))
+    for redrawn in (False, True):
+        monkeypatch.setattr(text, "redraws", lambda redrawn=redrawn: redrawn)
+        assert len([*text.batches(["a"] * 9000)]) > 1
+        assert ("tokenizing" in capsys.readouterr().err) == redrawn
