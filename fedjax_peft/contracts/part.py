@@ -236,31 +236,28 @@ def _tagged(made: Any, call: Call) -> Any:
         object.__setattr__(made, "_call", call)
         if call.is_known():
             object.__setattr__(made, "_known", call)
-            object.__setattr__(made, "_hash", hash(call))
     return made
 
 
 @functools.cache
-def _with_room(kind: type) -> type:
+def _with_room(kind: Any) -> type:
     """Returns the class of named tuples that know their calls, under the same name.
 
     Parts of equal calls of the library are equal, though their functions are not: so a program that
     was compiled for one is found again for the other.
     """
+
+    def equal(one: Any, other: Any) -> Any:
+        mine, its = (getattr(x, "__dict__", {}).get("_known") for x in (one, other))
+        return kind.__eq__(one, other) if mine is None or its is None else mine == its
+
+    def hashed(one: Any) -> int:
+        # The same for equal calls and for equal fields; no global name, as Python's end needs it.
+        return hash(tuple([x for x in one if isinstance(x, str)]))
+
     names = ("__module__", "__qualname__", "__doc__")
-    own = {"__eq__": _equal, "__ne__": object.__ne__, "__hash__": _hash}
+    own = {"__eq__": equal, "__ne__": object.__ne__, "__hash__": hashed}
     return type(kind.__name__, (kind,), {name: getattr(kind, name) for name in names} | own)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    mine, its = (getattr(x, "__dict__", {}).get("_known") for x in (one, other))
-    return tuple.__eq__(one, other) if mine is None or its is None else bool(mine == its)
-
-
-def _hash(one: Any) -> int:
-    # It was computed before: Python asks for it also when it ends, and its modules are empty.
-    found = one.__dict__.get("_hash")
-    return tuple.__hash__(one) if found is None else int(found)
 
 
 def _typed(value: Any) -> Any:

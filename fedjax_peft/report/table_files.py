@@ -100,7 +100,7 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
     return out.getvalue()
 
 
-_FORMULA = re.compile(r"[=@\t\r＝＠]|[-+－＋](?!(?:[\d\s.,;%±()\[\]–−eE+-]|to )*$)")
+_FORMULA = re.compile(r"[=@\t\r＝＠]|[-+－＋](?!(?:[\d\s.,;%±()\[\]–−eE+-]|to )*$|[\d\s.][^|!(]*$)")
 """The start of what spreadsheets take for a formula."""
 
 

@@ -106,7 +106,7 @@ def test_peft(project, finished, tmp_path, capsys):
     assert printed.out.startswith(f"{out}\nLoRA of rank 2.\nLoad it in Python:\n")
     card = (out / "README.md").read_text()
     assert f'base_model: "{project / "model"}"' in card
-    assert "library_name: peft\n" in card
+    assert 'library_name: "peft"\n' in card
     assert "PeftModel.from_pretrained(base, '.')" in card
     assert "Classes: class 0, class 1," in card
     model, params, _ = load_trained(finished)
