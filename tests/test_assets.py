@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft.support import assets
-from fedjax_peft.support.errors import InputError
 
 FILES = {
     "pack/model/config.json": b"{}",
@@ -74,7 +74,7 @@ def test_cache_dir_follows_the_environment(monkeypatch):
     assert assets.cache_dir() == Path.home() / ".cache" / "fedjax_peft"
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.getuid", lambda: 2**30)  # as in a container of another user
-    with pytest.raises(InputError, match="set FEDJAX_PEFT_CACHE to a folder"):
+    with pytest.raises(fp.InputError, match="set FEDJAX_PEFT_CACHE to a folder"):
         assets.cache_dir()
 
 
@@ -127,7 +127,7 @@ def test_a_pip_of_the_working_directory_is_not_run(asset, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     (tmp_path / "pip.py").write_text("open('was-run', 'w')")
-    with pytest.raises(InputError, match="pip could not download"):
+    with pytest.raises(fp.InputError, match="pip could not download"):
         assets.fetch("toy")
     assert not (tmp_path / "was-run").exists()
 
@@ -140,7 +140,7 @@ def test_members_cannot_leave_the_folder(asset, pip):
 
 def test_wrong_checksum_removes_the_download(asset, pip, monkeypatch):
     monkeypatch.setitem(assets.ASSETS, "toy", asset._replace(sha256="0" * 64))
-    with pytest.raises(InputError, match=r"SHA-256 .*was removed"):
+    with pytest.raises(fp.InputError, match=r"SHA-256 .*was removed"):
         assets.fetch("toy")
     assert not assets.is_cached("toy")
     assert left_over() == []
@@ -181,13 +181,13 @@ def test_a_rename_that_fails_otherwise_is_an_error(asset, pip, monkeypatch):
 
 def test_no_files_wanted_is_an_error(asset, pip, monkeypatch):
     monkeypatch.setitem(assets.ASSETS, "toy", asset._replace(members="pack/nothing/*"))
-    with pytest.raises(InputError, match="has no files pack/nothing"):
+    with pytest.raises(fp.InputError, match="has no files pack/nothing"):
         assets.fetch("toy")
 
 
 def test_unknown_name_offers_the_nearest():
     for function in (assets.fetch, assets.is_cached):
-        with pytest.raises(InputError, match=r"'minilm'.*'minilm-l6'"):
+        with pytest.raises(fp.InputError, match=r"'minilm'.*'minilm-l6'"):
             function("minilm")
 
 
@@ -205,7 +205,7 @@ def test_unknown_name_offers_the_nearest():
 def test_a_failure_of_pip_is_reported_with_a_remedy(asset, monkeypatch, stderr, said):
     failed = subprocess.CompletedProcess([], 1, "", stderr)
     monkeypatch.setattr(subprocess, "run", lambda command, **_: failed)
-    with pytest.raises(InputError, match=said) as error:
+    with pytest.raises(fp.InputError, match=said) as error:
         assets.fetch("toy")
     assert "\n" not in str(error.value)
     assert not assets.is_cached("toy")

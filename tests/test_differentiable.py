@@ -14,11 +14,7 @@ from options import session_options
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, privacy
-from fedjax_peft.contracts import Aggregated, Outputs
-from fedjax_peft.engine import differentiable
 from fedjax_peft.engine.with_derivative import measured_apart
-from fedjax_peft.models.base import Model
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +71,7 @@ def stepped(made, rounds=N):
 @pytest.mark.sample("fra")
 def test_rounds_are_those_of_the_session_and_gradients_are_the_slopes(name):
     made = session(name, 0.2, lanes=2)
-    run, loss = differentiable.rounds(made, N), differentiable.loss(made, TEST)
+    run, loss = fp.differentiable.rounds(made, N), fp.differentiable.loss(made, TEST)
 
     def after(leaves, constants, values, weights):
         state = run({**leaves, **constants}, values=values, weights=weights)
@@ -99,7 +95,7 @@ def test_rounds_are_those_of_the_session_and_gradients_are_the_slopes(name):
     # Steps at which Richardson's error and float32's rounding are both about 1e-4 of a slope of 1.
     for i, step in enumerate((0.003, 0.003, 0.01, 0.1)):
         direction = draw(arguments[i])
-        slope = differentiable.directional(
+        slope = fp.differentiable.directional(
             lambda x, i=i: function(*arguments[:i], x, *arguments[i + 1 :])[0][0],
             *(arguments[i], direction, step),
         )
@@ -113,7 +109,7 @@ def by_hand(session, optimizer, theta, rate, weights):
     model = session.setup
     kernel = np.asarray(model.frozen["layer.base.kernel"], np.float64)
     scale = np.asarray(model.fixed["layer.lora_scale"], np.float64)[None]
-    plans = differentiable.rounds(session, N).plans().plan
+    plans = fp.differentiable.rounds(session, N).plans().plan
 
     def forward(p, data, rows):
         x, labels = (np.asarray(data.columns[n])[rows] for n in ("x", "labels"))
@@ -160,7 +156,7 @@ def by_hand(session, optimizer, theta, rate, weights):
 def test_gradients_equal_a_complex_step_through_rounds_by_hand(optimizer):
     """The imaginary part of f(x + i h d) / h is the slope to float64 precision, without noise."""
     made = session(optimizer, dropout=0)
-    run, loss = differentiable.rounds(made, N), differentiable.loss(made, TEST)
+    run, loss = fp.differentiable.rounds(made, N), fp.differentiable.loss(made, TEST)
 
     def after(leaves, values, weights):
         return loss(run(leaves, values=values, weights=weights))
@@ -181,7 +177,7 @@ def test_gradients_equal_a_complex_step_through_rounds_by_hand(optimizer):
 
 def test_plans_of_later_rounds_and_a_given_state():
     made = session()
-    run = differentiable.rounds(made, N)
+    run = fp.differentiable.rounds(made, N)
     middle, _ = stepped(made)
     expected, info = middle.copy(), None
     for _ in range(N):
@@ -203,7 +199,7 @@ def test_plans_of_later_rounds_and_a_given_state():
 
 
 def test_a_weight_of_zero_leaves_a_client_out_and_only_ratios_count():
-    run = differentiable.rounds(session(), N)
+    run = fp.differentiable.rounds(session(), N)
     after = jax.jit(lambda weights: run(weights=weights).server["head.kernel"])
     plain = after(run.weights)
     assert_close(after(3 * run.weights), plain, rtol=1e-5)
@@ -215,7 +211,7 @@ def test_a_weight_of_zero_leaves_a_client_out_and_only_ratios_count():
 def test_rounds_in_which_nothing_is_learned_have_the_gradient_of_the_start():
     """The norm of a change of 0 has no derivative, and must not reach the gradient."""
     made = session()
-    run, loss = differentiable.rounds(made, N), differentiable.loss(made, TEST)
+    run, loss = fp.differentiable.rounds(made, N), fp.differentiable.loss(made, TEST)
 
     def after(leaves):
         state, info = run.with_info(leaves, values={"rate": 0.0})
@@ -237,7 +233,8 @@ def test_rounds_in_which_nothing_is_learned_have_the_gradient_of_the_start():
 def test_metrics_of_an_aggregator_have_no_derivative():
     """Also those of an aggregator that has no version without metrics."""
     aggregator = aggregators.mean()._replace(
-        finish=lambda total, *_: Aggregated(total, {"norm": total}, ()), unmeasured=None
+        finish=lambda total, *_: fp.contracts.Aggregated(total, {"norm": total}, ()),
+        unmeasured=None,
     )
     setup = session().setup
     setup = setup._replace(algorithm=setup.algorithm._replace(aggregator=aggregator))
@@ -249,7 +246,7 @@ def test_metrics_of_an_aggregator_have_no_derivative():
 def test_checkpoints_save_memory_and_change_nothing():
     made, bytes_, found = session("fedavg", local_steps=12), [], []
     for checkpoint in (True, False):
-        run = differentiable.rounds(made, 4, checkpoint=checkpoint)
+        run = fp.differentiable.rounds(made, 4, checkpoint=checkpoint)
 
         def after(leaves, run=run):
             return jnp.sum(jnp.sin(run(leaves).server["head.kernel"]))
@@ -270,7 +267,7 @@ def quadratic(clients=3):
     """Returns a session of clients with the losses ½ (θ - x)ᵀ H (θ - x), x an example's point."""
 
     def apply(frozen, trainable, batch, key, train):
-        return Outputs(trainable["adapter.theta"][None] - batch["x"])
+        return fp.contracts.Outputs(trainable["adapter.theta"][None] - batch["x"])
 
     def half_squares(outputs, batch):
         each = 0.5 * jnp.sum(CURVATURE[None] * outputs.logits**2, axis=-1)
@@ -284,7 +281,7 @@ def quadratic(clients=3):
     )
     theta = {"adapter.theta": jnp.array([1.0, -2.0]), "head.none": jnp.zeros(1)}
     kinds = {"adapter.theta": "adapter", "head.none": "head"}
-    model = Model(apply, {}, theta, kinds, None).replace(name="quadratic", labels=("a",))
+    model = fp.Model(apply, {}, theta, kinds, None).replace(name="quadratic", labels=("a",))
     x = np.random.default_rng(0).normal(size=(2 * clients, 2)).astype(np.float32)
     data = fp.Dataset({"x": x, "labels": np.zeros(len(x), np.int32)}, ("a",), "quadratic")
     # The even rows train, the odd rows measure.
@@ -304,8 +301,8 @@ def quadratic(clients=3):
 def test_the_gradient_of_per_fedavg_has_its_second_order_term():
     """Fallah et al. 2020, Eq. 4: (I - α ∇²f_k) ∇f_k(θ - α ∇f_k(θ)), here with ∇²f_k = H."""
     made, data, x = quadratic()
-    run = differentiable.rounds(made, 1)
-    loss = differentiable.loss(made, data, rows={k: [2 * k + 1] for k in range(3)})
+    run = fp.differentiable.rounds(made, 1)
+    loss = fp.differentiable.loss(made, data, rows={k: [2 * k + 1] for k in range(3)})
     theta = np.asarray(run.leaves["adapter.theta"])
 
     def after(leaves):
@@ -331,14 +328,14 @@ def test_the_gradient_of_per_fedavg_has_its_second_order_term():
     ],
 )
 def test_wrong_arguments_are_refused(call, words):
-    with pytest.raises(InputError, match=words):
-        call(differentiable.rounds(session(), N))
+    with pytest.raises(fp.InputError, match=words):
+        call(fp.differentiable.rounds(session(), N))
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True])
 def test_a_number_of_rounds_is_asked_for(n):
-    with pytest.raises(InputError, match="number of rounds"):
-        differentiable.rounds(session(), n)
+    with pytest.raises(fp.InputError, match="number of rounds"):
+        fp.differentiable.rounds(session(), n)
 
 
 def test_sums_of_integers_and_unknown_metrics_are_refused():
@@ -350,11 +347,11 @@ def test_sums_of_integers_and_unknown_metrics_are_refused():
         batch_size=4,
         privacy=privacy.distributed(clip=1.0, noise_multiplier=1.0),
     )
-    with pytest.raises(InputError, match="sums integers"):
-        differentiable.rounds(secure, 1)
-    with pytest.raises(InputError, match="on the device"):
-        differentiable.rounds(session("ditto", client_state="host"), 1)
+    with pytest.raises(fp.InputError, match="sums integers"):
+        fp.differentiable.rounds(secure, 1)
+    with pytest.raises(fp.InputError, match="on the device"):
+        fp.differentiable.rounds(session("ditto", client_state="host"), 1)
     made = session()
-    loss = differentiable.loss(made, TEST, metric="accurcy")
-    with pytest.raises(InputError, match="accuracy"):
+    loss = fp.differentiable.loss(made, TEST, metric="accurcy")
+    with pytest.raises(fp.InputError, match="accuracy"):
         loss(made.init(0))

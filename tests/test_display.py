@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft.support import display
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import nearest
 
 
 @pytest.mark.parametrize(
@@ -56,12 +57,12 @@ def test_show_survives_every_value():
 
 
 def test_an_error_is_safe_to_print_and_of_bounded_length():
-    error = InputError(f"There is no x named '\x1b[2J{'y' * 10_000}'.\nKnown: a.")
+    error = fp.InputError(f"There is no x named '\x1b[2J{'y' * 10_000}'.\nKnown: a.")
     assert "\x1b" not in str(error)
     assert len(str(error)) < 1000
     assert str(error).endswith("\nKnown: a.")
-    assert len(str(InputError(" ".join(["word"] * 10_000)))) < 7000
-    assert str(InputError("Short, and left  as it is.")) == "Short, and left  as it is."
+    assert len(str(fp.InputError(" ".join(["word"] * 10_000)))) < 7000
+    assert str(fp.InputError("Short, and left  as it is.")) == "Short, and left  as it is."
 
 
 def test_the_nearest_name_of_a_very_long_one_is_found_quickly():

@@ -11,13 +11,12 @@ import pytest
 from closeness import assert_close
 from processes import HELPERS, free_port, run_together
 
+import fedjax_peft as fp
 from fedjax_peft.cli import sweeping
 from fedjax_peft.cli.main import main
-from fedjax_peft.engine.devices import distributed
 from fedjax_peft.report import sweep
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.storage import record
-from fedjax_peft.support.errors import InputError
 
 WORKER = HELPERS / "distributed_worker.py"
 
@@ -161,10 +160,10 @@ def test_processes_with_other_settings_are_refused_by_all():
 
 
 def test_a_directory_that_the_processes_do_not_share_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "agree", lambda value: ["the lock of process 0", []])
+    monkeypatch.setattr(fp.distributed, "agree", lambda value: ["the lock of process 0", []])
     monkeypatch.setattr(record, "_VISIBLE", 0.0)
     with pytest.raises(
-        InputError, match=r"does not see the files that process 0 writes to .*--out"
+        fp.InputError, match=r"does not see the files that process 0 writes to .*--out"
     ):
         record.Record(None, None)._join(tmp_path)
 
@@ -183,8 +182,8 @@ def test_initialize_explains_errors(arguments, message):
     import jax
 
     jax.devices()
-    with pytest.raises(InputError, match=message):
-        distributed.initialize(*arguments, timeout=0)
+    with pytest.raises(fp.InputError, match=message):
+        fp.distributed.initialize(*arguments, timeout=0)
 
 
 def test_a_port_in_use_is_named():
@@ -192,13 +191,13 @@ def test_a_port_in_use_is_named():
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(InputError, match=f"cannot listen on port {port}: .*in use"):
-            distributed.initialize(f"127.0.0.1:{port}", 2, 0)
+        with pytest.raises(fp.InputError, match=f"cannot listen on port {port}: .*in use"):
+            fp.distributed.initialize(f"127.0.0.1:{port}", 2, 0)
 
 
 def test_sweeps_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "processes", lambda: 2)
-    with pytest.raises(InputError, match="A sweep runs in one process"):
+    with pytest.raises(fp.InputError, match="A sweep runs in one process"):
         sweep.sweep(None, None, None, points=[])
     (tmp_path / sweeping.SWEEP).write_text('config = "a.toml"')
     assert main(["resume", str(tmp_path), "--distributed"]) == 2
@@ -207,5 +206,5 @@ def test_sweeps_are_refused(tmp_path, monkeypatch, capsys):
 
 def test_one_process_agrees_with_itself():
     value = {"a": (1, 2)}
-    assert distributed.agree(value) is value
-    assert (distributed.is_writer(), distributed.processes()) == (True, 1)
+    assert fp.distributed.agree(value) is value
+    assert (fp.distributed.is_writer(), fp.distributed.processes()) == (True, 1)

@@ -7,8 +7,8 @@ import pytest
 import tomli_w
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft import testing
-from fedjax_peft.support.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 SCRIPT = runpy.run_path(str(FOLDER / "hours.py"))
@@ -76,7 +76,7 @@ def test_a_head_that_is_not_computed_yet_is_refused(folder):
     path.write_text(path.read_text().replace("# Hours", "# Days"))
     SCRIPT["main"](["--tables"])
     assert SCRIPT["NOT_YET"] in (folder / "README.md").read_text()
-    with pytest.raises(InputError, match=r"one\.toml does not have the hours of its 1 runs"):
+    with pytest.raises(fp.InputError, match=r"one\.toml does not have the hours of its 1 runs"):
         SCRIPT["check"]()
 
 
@@ -85,14 +85,14 @@ def test_heads_that_do_not_agree_with_the_table_are_refused(folder, old, new):
     SCRIPT["main"]([])
     path = folder / "mine" / "paper" / "one.toml"
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(InputError, match="is not that of"):
+    with pytest.raises(fp.InputError, match="is not that of"):
         SCRIPT["check"]()
 
 
 def test_a_table_of_commands_that_is_not_the_lists_is_refused_and_renewed(folder):
     SCRIPT["main"]([])
     (folder / "reproduce.toml").write_text(LIST.replace("nothing", "more"))
-    with pytest.raises(InputError, match=r"papers\.md is not that of"):
+    with pytest.raises(fp.InputError, match=r"papers\.md is not that of"):
         SCRIPT["check"]()
     SCRIPT["main"](["--tables"])
     SCRIPT["check"]()
@@ -103,5 +103,5 @@ def test_a_config_with_more_runs_than_its_head_is_refused(folder):
     SCRIPT["main"]([])
     path = folder / "mine" / "paper" / "one.toml"
     path.write_text(path.read_text() + "\n[sweep.grid]\nseed = [0, 1]\n")
-    with pytest.raises(InputError, match="its 2 runs"):
+    with pytest.raises(fp.InputError, match="its 2 runs"):
         SCRIPT["check"]()

@@ -10,7 +10,6 @@ import pytest
 from closeness import approx, assert_close
 
 import fedjax_peft as fp
-from fedjax_peft.contracts import Outputs
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "minimal" / "federated_lora.py"
 PAGE = runpy.run_path(str(SCRIPT))
@@ -33,7 +32,7 @@ def model():
     kinds = {name: "adapter" if "lora" in name else "head" for name in trained}
 
     def apply(frozen, trained, batch, key, train):
-        return Outputs(PAGE["logits"](frozen, trained, batch["tokens"]))
+        return fp.contracts.Outputs(PAGE["logits"](frozen, trained, batch["tokens"]))
 
     return fp.Model(apply, frozen, trained, kinds, None)
 

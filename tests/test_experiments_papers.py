@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from closeness import approx
 
+import fedjax_peft as fp
 from fedjax_peft.report.printed import read_printed
-from fedjax_peft.support.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "papers"
 FEDERA, FEDMCP, FRA, FEDADAPTERS = (
@@ -140,7 +140,7 @@ def test_fedadapters_ratios_and_traffic_follow_from_its_numbers():
 def test_damaged_files_are_refused(tmp_path, text, message):
     path = tmp_path / "paper.csv"
     path.write_text(text.replace("HEAD", "table,row,column,mean,deviation,note"))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         read_printed(path)
 
 
@@ -148,5 +148,7 @@ def test_cells_that_the_paper_does_not_have(tmp_path):
     assert FEDERA("2", "RoBERTa FedLR", "20News 1000") == "80.25 ± 0.3"
     assert FEDERA("2", "RoBERTa FedLR", "20News 10") == "-"
     assert FEDERA("5", "RoBERTa FedBF", "20News 99") == "-"
-    with pytest.raises(InputError, match=r"no cell '2 / RoBERTa FedLR / 20News 10'. Did you mean"):
+    with pytest.raises(
+        fp.InputError, match=r"no cell '2 / RoBERTa FedLR / 20News 10'. Did you mean"
+    ):
         FEDERA.value("2", "RoBERTa FedLR", "20News 10")

@@ -14,7 +14,7 @@ from closeness import approx
 from made_runs import read_table
 from scipy import stats
 
-from fedjax_peft.support.errors import InputError
+import fedjax_peft as fp
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments"
@@ -173,7 +173,7 @@ def test_all_files_are_what_the_script_writes(monkeypatch, tmp_path):
         changed.write_text(text.replace(old, new, 1))
         changed.with_suffix(".svg").write_text(PAGE.with_suffix(".svg").read_text())
         monkeypatch.setitem(SCRIPT["main"].__globals__, "PAGE", changed)
-        with pytest.raises(InputError, match="is not what"):
+        with pytest.raises(fp.InputError, match="is not what"):
             SCRIPT["main"](["--check"])
 
 
@@ -250,10 +250,10 @@ def test_a_loss_waits_for_both_ends(tmp_path):
 
 
 def test_several_rates_of_a_setting_are_refused(tmp_path):
-    with pytest.raises(InputError, match="several rates"):
+    with pytest.raises(fp.InputError, match="several rates"):
         made(tmp_path, 1, CLEAR, rate="test_accuracy")
 
 
 def test_runs_that_are_not_complete_are_refused(tmp_path):
-    with pytest.raises(InputError, match="does not have the seeds of 'one'"):
+    with pytest.raises(fp.InputError, match="does not have the seeds of 'one'"):
         made(tmp_path, 1, CLEAR, seeds=[0, 1, 7])

@@ -12,12 +12,10 @@ from torch_reference import log_likelihood
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
-from fedjax_peft.contracts import Sampling
 from fedjax_peft.data.encode import with_options
 from fedjax_peft.models import generation
-from fedjax_peft.models.generation import complete, end_tokens, generate, likelihoods
+from fedjax_peft.models.generation import complete, end_tokens, likelihoods
 from fedjax_peft.models.inference import answer
-from fedjax_peft.testing import write_tiny_language_model
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +25,7 @@ PROMPTS = ["Give three tips.", "a", "Where is the lighthouse of Marenholm, and w
 @functools.cache
 def directory(root):
     # Large weights: a random model then says more than one word.
-    return write_tiny_language_model(root, initializer_range=0.5, num_hidden_layers=1)
+    return fp.testing.write_tiny_language_model(root, initializer_range=0.5, num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +54,7 @@ def torch_completed(reference, prompts, new):
 
 
 def test_greedy_texts_are_those_of_transformers(model, reference):
-    got = generate(model, model.trainable, PROMPTS, max_new_tokens=10, batch_size=2)
+    got = fp.generate(model, model.trainable, PROMPTS, max_new_tokens=10, batch_size=2)
     assert got == torch_completed(reference, PROMPTS, 10)
     assert len({*got}) == len(PROMPTS)
 
@@ -76,7 +74,7 @@ def test_drawn_texts_depend_on_seed_and_place_but_not_on_batches(model):
 
 def test_lengths_share_programs(model):
     # Prompts of 1 to 16 tokens have one padded length, and 17 to 32 the next.
-    how = Sampling(4)
+    how = fp.contracts.Sampling(4)
     run = generation._completing(model.apply, how)
     for lengths in ((3, 5, 16), (1, 2, 9), (17, 30, 2, 4)):
         rows = [np.arange(n) + 10 for n in lengths]
@@ -107,7 +105,7 @@ def test_likelihoods_are_those_of_transformers(model, reference):
 
 def test_an_empty_prompt_begins_with_the_token_before_a_text(model):
     (end,) = end_tokens(model)[:1]
-    got = complete(model, model.trainable, [[], [end]], Sampling(10))
+    got = complete(model, model.trainable, [[], [end]], fp.contracts.Sampling(10))
     np.testing.assert_array_equal(got[0], got[1])
     assert likelihoods(model, model.trainable, [((), (5,))])[0].tokens == 1
 
@@ -124,11 +122,11 @@ def test_the_generation_config_names_the_end_tokens(path, tmp_path):
 
 def test_templates_and_cut_prompts(model):
     how = {"max_new_tokens": 10}
-    told = generate(model, model.trainable, ["Hi", "a"], template="chat", **how)
+    told = fp.generate(model, model.trainable, ["Hi", "a"], template="chat", **how)
     talk = [[{"role": "user", "content": text}] for text in ("Hi", "a")]
-    assert generate(model, model.trainable, talk, template="chat", **how) == told
-    plain = generate(model, model.trainable, ["xxHi there", "a"], max_length=8, **how)
-    assert plain == generate(model, model.trainable, ["Hi there", "a"], **how)
+    assert fp.generate(model, model.trainable, talk, template="chat", **how) == told
+    plain = fp.generate(model, model.trainable, ["xxHi there", "a"], max_length=8, **how)
+    assert plain == fp.generate(model, model.trainable, ["Hi there", "a"], **how)
 
 
 def test_prompts_of_a_task_take_as_much_room_as_they_need(model, tmp_path, monkeypatch):
@@ -138,21 +136,21 @@ def test_prompts_of_a_task_take_as_much_room_as_they_need(model, tmp_path, monke
     longer = "A template of more letters than the first guess has. " * 4 + "{prompt}"
     for template in ("plain", longer):
         task = with_options(fp.tasks.instruction_tuning(), template=template)
-        texts = generate(long, long.trainable, ["Hi", "a"], task=task, max_new_tokens=3)
+        texts = fp.generate(long, long.trainable, ["Hi", "a"], task=task, max_new_tokens=3)
         how = {"template": template, "max_new_tokens": 3}
-        assert texts == generate(long, long.trainable, ["Hi", "a"], **how)
+        assert texts == fp.generate(long, long.trainable, ["Hi", "a"], **how)
     assert max(x.stat().st_size for x in tmp_path.rglob("*.npz")) < 100_000
 
 
 def test_prompts_that_cannot_be_completed(model):
     params = model.trainable
-    assert generate(model, params, []) == []
+    assert fp.generate(model, params, []) == []
     with pytest.raises(fp.InputError, match="a list of texts"):
-        generate(model, params, "one text")
+        fp.generate(model, params, "one text")
     with pytest.raises(fp.InputError, match="not a list"):
-        generate(model, params, [[{"role": "user", "content": "Hi"}]])
+        fp.generate(model, params, [[{"role": "user", "content": "Hi"}]])
     with pytest.raises(fp.InputError, match="has no tokenizer"):
-        generate(model.replace(tokenizer=None), params, ["a"])
+        fp.generate(model.replace(tokenizer=None), params, ["a"])
     for wrong in (
         {"temperature": -1},
         {"temperature": None},
@@ -163,15 +161,15 @@ def test_prompts_that_cannot_be_completed(model):
     ):
         (name,) = wrong
         with pytest.raises(fp.InputError, match=f"{name} = {wrong[name]} of"):
-            generate(model, params, ["a"], **wrong)
+            fp.generate(model, params, ["a"], **wrong)
     task = fp.tasks.instruction_tuning()
     with pytest.raises(fp.InputError, match="batch_size = 0"):
         answer(model, params, [{"prompt": "a"}], task=task, batch_size=0)
     long = ["a", "ab" * 150]
     said = r"prompt 2 has 300 tokens, .* needs 3 more, and .* at most 256\. Cut it to 253"
     with pytest.raises(fp.InputError, match=said):
-        generate(model, params, long, max_new_tokens=4)
-    assert len(generate(model, params, long, max_new_tokens=4, max_length=253)) == 2
+        fp.generate(model, params, long, max_new_tokens=4)
+    assert len(fp.generate(model, params, long, max_new_tokens=4, max_length=253)) == 2
     with pytest.raises(fp.InputError, match=r"row 1 has 257 tokens, and the model .* 256"):
         likelihoods(model, params, [([5] * 257, [6])])
     assert likelihoods(model, params, [([5] * 256, [6])])[0].tokens == 1
@@ -180,9 +178,9 @@ def test_prompts_that_cannot_be_completed(model):
     config = {"model_type": "lstm", "vocab_size": 300, "embedding_size": 8, "hidden_size": 8}
     lstm = fp.random_model(config, head=fp.heads.causal_lm()).replace(tokenizer=model.tokenizer)
     with pytest.raises(fp.InputError, match=r"rnn, lstm\) and keeps no cache"):
-        generate(lstm, lstm.trainable, ["a"])
+        fp.generate(lstm, lstm.trainable, ["a"])
     other = fp.testing.tiny_model()
     with pytest.raises(fp.InputError, match="causal_lm"):
-        complete(other, other.trainable, [[1, 2]], Sampling(2))
+        complete(other, other.trainable, [[1, 2]], fp.contracts.Sampling(2))
     with pytest.raises(fp.InputError, match="causal_lm"):
         likelihoods(other, other.trainable, [((1,), (2,))])

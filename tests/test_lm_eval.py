@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
 from fedjax_peft.config import lm_eval
-from fedjax_peft.testing import write_tiny_language_model
 
 
 class Request(NamedTuple):
@@ -46,7 +45,7 @@ def harness():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return write_tiny_language_model(
+    return fp.testing.write_tiny_language_model(
         tmp_path_factory.mktemp("m"), initializer_range=0.5, num_hidden_layers=1
     )
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from fedjax_peft.contracts import Roles
+import fedjax_peft as fp
 from fedjax_peft.numerics.roles import assign_roles, dual_roles, head_roles
-from fedjax_peft.support.errors import InputError
 
 KINDS = {
     "head.bias": "head",
@@ -15,30 +14,30 @@ KINDS = {
 
 
 def test_special_role_rules_take_precedence_over_general_ones():
-    roles = Roles(shared=("^adapter:", "^head:"), private=("lora_b$",))
+    roles = fp.contracts.Roles(shared=("^adapter:", "^head:"), private=("lora_b$",))
     assert assign_roles(KINDS, roles) == {
         "fixed": ["layer.lora_scale"],
         "private": ["layer.lora_b"],
         "shared": ["head.bias", "layer.lora_a"],
     }
-    frozen = assign_roles(KINDS, Roles(shared=("^adapter:",), fixed=("^head:",)))
+    frozen = assign_roles(KINDS, fp.contracts.Roles(shared=("^adapter:",), fixed=("^head:",)))
     assert frozen["fixed"] == ["head.bias", "layer.lora_scale"]
 
 
 def test_roles_must_cover_every_leaf():
-    with pytest.raises(InputError, match=r"'head:head\.bias' \(1 leaves in all\)"):
-        assign_roles(KINDS, Roles(shared=("^adapter:",)))
+    with pytest.raises(fp.InputError, match=r"'head:head\.bias' \(1 leaves in all\)"):
+        assign_roles(KINDS, fp.contracts.Roles(shared=("^adapter:",)))
 
 
 def test_errors_name_a_role_rule_without_a_match():
-    roles = Roles(shared=("^adapter:", "^head:"), private=("head:head.bios",))
-    with pytest.raises(InputError, match=r"private rule 'head:head\.bios' .*'head:head\.bias'"):
+    roles = fp.contracts.Roles(shared=("^adapter:", "^head:"), private=("head:head.bios",))
+    with pytest.raises(fp.InputError, match=r"private rule 'head:head\.bios' .*'head:head\.bias'"):
         assign_roles(KINDS, roles)
 
 
 def test_roles_that_contradict_each_other_are_named():
-    roles = Roles(shared=("^adapter:", "^head:"), private=("^head:",))
-    with pytest.raises(InputError, match=r"shared rule '\^head:' contradicts the private rule"):
+    roles = fp.contracts.Roles(shared=("^adapter:", "^head:"), private=("^head:",))
+    with pytest.raises(fp.InputError, match=r"shared rule '\^head:' contradicts the private rule"):
         assign_roles(KINDS, roles)
 
 

@@ -7,8 +7,7 @@ import optax
 import pytest
 from closeness import ROUNDOFF, assert_close
 
-from fedjax_peft.numerics import schedules
-from fedjax_peft.support.errors import InputError
+import fedjax_peft as fp
 
 ROUNDS = np.arange(1, 16)
 
@@ -28,17 +27,17 @@ def ours_from_optax(schedule, warmup):
 @pytest.mark.parametrize(
     ("make", "theirs"),
     [
-        (schedules.constant, lambda rest: optax.constant_schedule(1.0)),
+        (fp.schedules.constant, lambda rest: optax.constant_schedule(1.0)),
         (
-            lambda warmup: schedules.cosine(12, warmup=warmup, final_factor=0.1),
+            lambda warmup: fp.schedules.cosine(12, warmup=warmup, final_factor=0.1),
             lambda rest: optax.cosine_decay_schedule(1.0, rest, alpha=0.1),
         ),
         (
-            lambda warmup: schedules.linear(12, warmup=warmup, final_factor=0.25),
+            lambda warmup: fp.schedules.linear(12, warmup=warmup, final_factor=0.25),
             lambda rest: optax.linear_schedule(1.0, 0.25, rest),
         ),
         (
-            lambda warmup: schedules.exponential(0.7, every=2, warmup=warmup, final_factor=0.3),
+            lambda warmup: fp.schedules.exponential(0.7, every=2, warmup=warmup, final_factor=0.3),
             lambda rest: optax.exponential_decay(1.0, 2, 0.7, staircase=True, end_value=0.3),
         ),
     ],
@@ -53,11 +52,11 @@ def test_schedules_are_those_of_optax(make, theirs, warmup):
 
 def test_factors_by_hand():
     """Four rounds of warm-up are fifths; the fall then takes the other four rounds."""
-    linear = schedules.linear(8, warmup=4)
+    linear = fp.schedules.linear(8, warmup=4)
     expected = [0.2, 0.4, 0.6, 0.8, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     assert_close(factors(linear)[:10], expected, rtol=1e-6)
     half = (1 + np.cos(np.pi / 3)) / 2  # a third of the way
-    assert_close(factors(schedules.cosine(3))[:2], [1.0, half], rtol=1e-6)
+    assert_close(factors(fp.schedules.cosine(3))[:2], [1.0, half], rtol=1e-6)
 
 
 def test_numbers_can_be_run_time_values():
@@ -67,7 +66,7 @@ def test_numbers_can_be_run_time_values():
     @jax.jit
     def compiled(c, d):
         traced.append(c)
-        cosine, exponential = schedules.cosine(10, final_factor=c), schedules.exponential(d)
+        cosine, exponential = fp.schedules.cosine(10, final_factor=c), fp.schedules.exponential(d)
         return cosine(jnp.int32(6)), exponential(jnp.int32(3))
 
     for final, decay in ((0.0, 0.5), (0.4, 0.9)):
@@ -93,7 +92,7 @@ def test_a_factor_is_a_factor_of_the_learning_rate(make):
     """Weight decay is scaled too, as by any schedule of the learning rate."""
     plain, half = (
         make(0.05),
-        schedules.at_round(schedules.scheduled(make(0.1), lambda t: 1.0 / t), jnp.int32(2)),
+        fp.schedules.at_round(fp.schedules.scheduled(make(0.1), lambda t: 1.0 / t), jnp.int32(2)),
     )
     states = [plain.init(PARAMS), half.init(PARAMS)]
     assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
@@ -107,43 +106,47 @@ def test_a_factor_is_a_factor_of_the_learning_rate(make):
 
 
 def test_a_factor_of_one_changes_no_bit():
-    plain, whole = optax.adamw(0.1), schedules.scaled(optax.adamw(0.1), jnp.float32(1))
+    plain, whole = optax.adamw(0.1), fp.schedules.scaled(optax.adamw(0.1), jnp.float32(1))
     one, _ = plain.update(GRADIENT, plain.init(PARAMS), PARAMS)
     other, _ = whole.update(GRADIENT, whole.init(PARAMS), PARAMS)
     assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
-    assert schedules.at_round(plain, jnp.int32(1)) is plain
+    assert fp.schedules.at_round(plain, jnp.int32(1)) is plain
 
 
 def test_a_scheduled_optimizer_says_that_it_needs_the_round():
-    optimizer = schedules.scheduled(optax.sgd(0.1), schedules.cosine(10))
+    optimizer = fp.schedules.scheduled(optax.sgd(0.1), fp.schedules.cosine(10))
     chained = optax.chain(optax.clip(1.0), optimizer)
-    with pytest.raises(InputError, match=r"at_round\(optimizer, context\.round_index\)"):
+    with pytest.raises(fp.InputError, match=r"at_round\(optimizer, context\.round_index\)"):
         chained.update(GRADIENT, chained.init(PARAMS), PARAMS)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: schedules.cosine(0), "rounds = 0 must be a whole number from 1 up"),
-        (lambda: schedules.linear(2.5), "rounds = 2.5 must be a whole number"),
-        (lambda: schedules.cosine(10, warmup=10), "warmup = 10 rounds leave none of .* = 10"),
-        (lambda: schedules.constant(warmup=-1), "warmup = -1 must be a whole number from 0 up"),
-        (lambda: schedules.cosine(10**400), "is too large: at most 1,000,000"),
-        (lambda: schedules.exponential(10**400), "decay = 10.* must be a number from 0"),
-        (lambda: schedules.linear(10, final_factor=2), "final_factor = 2 must be a number from 0"),
-        (lambda: schedules.exponential(float("nan")), "decay = nan must be a number"),
-        (lambda: schedules.exponential("fast"), "decay = 'fast' must be a number"),
-        (lambda: schedules.exponential(0.9, every=0), "every = 0 must be a whole number"),
-        (lambda: schedules.scheduled(1e-3, schedules.constant()), "needs an optax optimizer"),
-        (lambda: schedules.scheduled(optax.sgd(1.0), 0.5), "a function of the round"),
+        (lambda: fp.schedules.cosine(0), "rounds = 0 must be a whole number from 1 up"),
+        (lambda: fp.schedules.linear(2.5), "rounds = 2.5 must be a whole number"),
+        (lambda: fp.schedules.cosine(10, warmup=10), "warmup = 10 rounds leave none of .* = 10"),
+        (lambda: fp.schedules.constant(warmup=-1), "warmup = -1 must be a whole number from 0 up"),
+        (lambda: fp.schedules.cosine(10**400), "is too large: at most 1,000,000"),
+        (lambda: fp.schedules.exponential(10**400), "decay = 10.* must be a number from 0"),
         (
-            lambda: schedules.scheduled(
-                schedules.scheduled(optax.sgd(1.0), schedules.constant()), schedules.constant()
+            lambda: fp.schedules.linear(10, final_factor=2),
+            "final_factor = 2 must be a number from 0",
+        ),
+        (lambda: fp.schedules.exponential(float("nan")), "decay = nan must be a number"),
+        (lambda: fp.schedules.exponential("fast"), "decay = 'fast' must be a number"),
+        (lambda: fp.schedules.exponential(0.9, every=0), "every = 0 must be a whole number"),
+        (lambda: fp.schedules.scheduled(1e-3, fp.schedules.constant()), "needs an optax optimizer"),
+        (lambda: fp.schedules.scheduled(optax.sgd(1.0), 0.5), "a function of the round"),
+        (
+            lambda: fp.schedules.scheduled(
+                fp.schedules.scheduled(optax.sgd(1.0), fp.schedules.constant()),
+                fp.schedules.constant(),
             ),
             "has a schedule already",
         ),
     ],
 )
 def test_bad_input_is_named(make, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         make()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedjax_peft.support.errors import InputError
+import fedjax_peft as fp
 from fedjax_peft.support.secrets import hidden_option, hide, without_secrets
 
 
@@ -33,7 +33,7 @@ from fedjax_peft.support.secrets import hidden_option, hide, without_secrets
 def test_addresses(text, hidden):
     assert hide(text) == hidden
     assert hide(hidden) == hidden
-    assert str(InputError(f"It is {text}")) == f"It is {hidden}"
+    assert str(fp.InputError(f"It is {text}")) == f"It is {hidden}"
 
 
 def test_configs():

@@ -6,9 +6,9 @@ import tomllib
 
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft.simulation.storage.record import read_config
 from fedjax_peft.support import toml
-from fedjax_peft.support.errors import InputError
 
 
 def test_files_are_read_as_utf8(tmp_path):
@@ -35,7 +35,7 @@ def test_errors_of_files_give_the_reason(tmp_path, content, reason):
     file.write_bytes(content)
     with pytest.raises(ValueError, match=reason):
         toml.read_toml(file)
-    with pytest.raises(InputError, match=rf"config.toml is not valid TOML: .*{reason}"):
+    with pytest.raises(fp.InputError, match=rf"config.toml is not valid TOML: .*{reason}"):
         read_config(tmp_path)
 
 

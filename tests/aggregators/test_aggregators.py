@@ -14,7 +14,7 @@ from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_peft.aggregators import fra, hetlora, mean
+import fedjax_peft as fp
 from fedjax_peft.aggregators.fra import truncated_average
 from fedjax_peft.numerics.linalg import dead_directions
 
@@ -42,7 +42,7 @@ def context(shape, seed, s=1.5):
     return uploads, weights, template, {SCALE: np.full(r, s, np.float32)}
 
 
-MEAN, FRA = mean(), fra()
+MEAN, FRA = fp.aggregators.mean(), fp.aggregators.fra()
 
 
 def product(leaves, fixed):
@@ -150,7 +150,7 @@ def test_both_decompositions_agree_and_signs_are_canonical(options):
 def test_fewer_directions_than_the_adapter_has(rank):
     shape = (3, 4, 20, 15)
     uploads, weights, template, fixed = context(shape, 7)
-    update, metrics, _ = aggregate(fra(rank), uploads, weights, template, fixed)
+    update, metrics, _ = aggregate(fp.aggregators.fra(rank), uploads, weights, template, fixed)
     u, sigma, vt = np.linalg.svd(exact_average(uploads, weights, fixed))
     best = u[:, :rank] * sigma[:rank] @ vt[:rank]
     assert_close(product(update, fixed), best, rtol=0, atol=1e-4)
@@ -163,7 +163,7 @@ def test_fewer_directions_than_the_adapter_has(rank):
 def test_split_of_the_singular_values():
     uploads, weights, template, fixed = context(SHAPES[1], 8)
     updates = {
-        split: aggregate(fra(split=split), uploads, weights, template, fixed)[0]
+        split: aggregate(fp.aggregators.fra(split=split), uploads, weights, template, fixed)[0]
         for split in ("balanced", "A", "B")
     }
     products = [product(update, fixed) for update in updates.values()]
@@ -228,7 +228,7 @@ def test_several_matrices_of_several_shapes():
             for leaf, x in part[i].items()
         }
 
-    for aggregator in (MEAN, FRA, hetlora()):
+    for aggregator in (MEAN, FRA, fp.aggregators.hetlora()):
         update, metrics, _ = aggregate(aggregator, join(0), weights, join(2), join(3))
         squares = []
         for name, (uploads, _, template, fixed) in parts.items():

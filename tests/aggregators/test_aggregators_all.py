@@ -15,10 +15,10 @@ import pytest
 from closeness import assert_close
 from combining import aggregate, program
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.aggregators.products import product_changes, with_products
-from fedjax_peft.contracts import Aggregated, Stacked
 from fedjax_peft.engine.uploads import as_received
 from fedjax_peft.numerics.lowrank import pairs
 
@@ -39,7 +39,7 @@ def momentum():
         moved = {n: 0.5 * state[n] + new[n] - x for n, x in template.items()}
         some = total.weight > 0
         update = {n: jnp.where(some, x + moved[n], x) for n, x in template.items()}
-        return Aggregated(update, {"momentum": jnp.ones(())}, moved)
+        return fp.contracts.Aggregated(update, {"momentum": jnp.ones(())}, moved)
 
     return mean._replace(name="momentum", init=init, finish=finish, linear=False)
 
@@ -288,8 +288,8 @@ def lifted(name):
 
 
 def test_who_needs_all_uploads_declares_it(name):
-    found = jax.tree.leaves(lifted(name), is_leaf=lambda x: isinstance(x, Stacked))
-    stacks = any(isinstance(x, Stacked) for x in found)
+    found = jax.tree.leaves(lifted(name), is_leaf=lambda x: isinstance(x, fp.contracts.Stacked))
+    stacks = any(isinstance(x, fp.contracts.Stacked) for x in found)
     assert make(name).needs_all_uploads == stacks
 
 

@@ -10,12 +10,11 @@ from closeness import ROUNDOFF, approx, assert_close
 from combining import aggregate, program
 from slow_lora import A, B, Slow
 
-from fedjax_peft.aggregators import flora_na, mean
-from fedjax_peft.algorithms import fedavg
-from fedjax_peft.support.errors import InputError
+import fedjax_peft as fp
+from fedjax_peft.aggregators import mean
 
 SGD = optax.sgd(0.5)
-MEAN, ONCE, OFTEN = mean(), flora_na(steps=1), flora_na()
+MEAN, ONCE, OFTEN = mean(), fp.aggregators.flora_na(steps=1), fp.aggregators.flora_na()
 
 
 def fitted(a, b, weights, steps):
@@ -46,7 +45,7 @@ class SlowFLoRANA(Slow):
 
 @pytest.mark.slow
 def test_rounds_equal_the_slow_reference():
-    algorithm = fedavg(SGD, aggregator=flora_na(steps=5))
+    algorithm = fp.algorithms.fedavg(SGD, aggregator=fp.aggregators.flora_na(steps=5))
     slow_lora.check(slow_lora.engine(algorithm), SlowFLoRANA().run())
 
 
@@ -58,10 +57,14 @@ def test_coefficients_of_an_example_by_hand():
     """Rank 1: products a_k b_k of the clients are 1·1, 2·3; the average 3.5 can be met exactly."""
     a, b = np.array([1.0, 2.0])[:, None, None], np.array([1.0, 3.0])[:, None, None]
     template = uploads_of([[1.0]], [[1.0]])
-    made = aggregate(flora_na(), uploads_of(a, b), np.ones(2, np.float32), template, {})
+    made = aggregate(
+        fp.aggregators.flora_na(), uploads_of(a, b), np.ones(2, np.float32), template, {}
+    )
     new = made.update
     assert_close(new["x.lora_a"] * new["x.lora_b"], 3.5, rtol=1e-5)
-    plain = aggregate(flora_na(steps=0), uploads_of(a, b), np.ones(2, np.float32), template, {})
+    plain = aggregate(
+        fp.aggregators.flora_na(steps=0), uploads_of(a, b), np.ones(2, np.float32), template, {}
+    )
     assert_close(plain.update["x.lora_a"], 1.5, rtol=1e-6)
     assert_close(plain.update["x.lora_b"], 2.0, rtol=1e-6)
     assert plain.metrics["aggregation_error"] == approx(0.5, rel=1e-5)
@@ -98,5 +101,5 @@ def test_slots_without_an_upload_do_not_count():
 
 
 def test_a_model_without_lora_is_refused():
-    with pytest.raises(InputError, match="'flora_na' needs LoRA factors"):
-        flora_na().lift({}, {"head.bias": toy.model().trainable["head.bias"]}, {})
+    with pytest.raises(fp.InputError, match="'flora_na' needs LoRA factors"):
+        fp.aggregators.flora_na().lift({}, {"head.bias": toy.model().trainable["head.bias"]}, {})

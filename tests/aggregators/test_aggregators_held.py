@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from closeness import assert_close
 
-from fedjax_peft.contracts import Aggregator, Product, Weighted
-from fedjax_peft.numerics import summation, tree
+import fedjax_peft as fp
+from fedjax_peft.numerics import summation
 
 SLOTS, RANK = 4, 2
 # 4 x 2 x (in + out) numbers in the factors, against in x out.
@@ -15,11 +15,11 @@ SHAPES = {"factors": (30, 20), "matrix": (12, 10)}
 
 
 def lift(upload, template, fixed):
-    product = Product(upload["a"], upload["b"])
-    return {"plain": product, "own": Weighted(upload["weight"], {"product": product})}
+    product = fp.contracts.Product(upload["a"], upload["b"])
+    return {"plain": product, "own": fp.contracts.Weighted(upload["weight"], {"product": product})}
 
 
-AGGREGATOR = Aggregator("products", lift, finish=None)
+AGGREGATOR = fp.contracts.Aggregator("products", lift, finish=None)
 
 
 @pytest.fixture(params=SHAPES)
@@ -68,8 +68,8 @@ def test_the_sum_takes_the_smaller_form(form):
     n_in, n_out = SHAPES[form]
     sizes = {"factors": SLOTS * RANK * (n_in + n_out), "matrix": n_in * n_out}
     assert sizes[form] == min(sizes.values())
-    assert tree.size(total.value["plain"]) == sizes[form]
-    assert isinstance(total.value["plain"], Product) == (form == "factors")
+    assert fp.tree.size(total.value["plain"]) == sizes[form]
+    assert isinstance(total.value["plain"], fp.contracts.Product) == (form == "factors")
 
 
 def test_the_order_of_the_uploads_changes_no_bit_of_factors():

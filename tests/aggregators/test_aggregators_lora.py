@@ -9,19 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_aggregators import HEAD, SCALE, A, B, context, exact_average, share
 
-from fedjax_peft.aggregators import flexlora, fra, hetlora, ilora, mean
-from fedjax_peft.algorithms import fedex, flora
+import fedjax_peft as fp
 from fedjax_peft.numerics.summation import dense, empty
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
 SHAPES = [(3, 2, 9, 7), (4, 3, 8, 12)]  # clients, rank, in, out: decomposed by QR, and dense
 SGD = optax.sgd(0.1)
-STACKING, RESIDUAL = flora(SGD).aggregator, fedex(SGD).aggregator
-MEAN, FRA, FLEX, HET, ILORA = mean(), fra(), flexlora(), hetlora(), ilora()
+STACKING, RESIDUAL = fp.algorithms.flora(SGD).aggregator, fp.algorithms.fedex(SGD).aggregator
+MEAN, FRA, FLEX, HET, ILORA = (
+    fp.aggregators.mean(),
+    fp.aggregators.fra(),
+    fp.aggregators.flexlora(),
+    fp.aggregators.hetlora(),
+    fp.aggregators.ilora(),
+)
 BY_NAME = {a.name: a for a in (MEAN, FRA, FLEX, HET, ILORA, STACKING, RESIDUAL)}
-FIRST = (flexlora(1),)  # FRA's program but for the split of σ
+FIRST = (fp.aggregators.flexlora(1),)  # FRA's program but for the split of σ
 S = 1.5
 
 seeds = st.integers(0, 2**32 - 1)
@@ -85,7 +89,9 @@ def test_the_mean_of_one_factor_is_exact_where_the_other_is_common(shape, seed, 
     update, metrics, _ = aggregate(MEAN, uploads, weights, template, fixed)
     close(used({**fixed, **update}), expected)
     assert metrics["aggregation_error"] == metrics["aggregation_error/x"] == 0
-    assert aggregate(mean(error=False), uploads, weights, template, fixed).metrics == {}
+    assert (
+        aggregate(fp.aggregators.mean(error=False), uploads, weights, template, fixed).metrics == {}
+    )
 
 
 @examples
@@ -170,17 +176,26 @@ def test_hetlora_averages_zero_products_by_size():
 def test_both_factors_must_be_shared(name):
     template = context(SHAPES[0], 0)[2]
     for names in [(HEAD,), (HEAD, A), (HEAD, B)]:
-        with pytest.raises(InputError, match=f"{name}.*Use 'mean'"):
+        with pytest.raises(fp.InputError, match=f"{name}.*Use 'mean'"):
             empty(BY_NAME[name], {n: template[n] for n in names}, {}, 3)
 
 
-@pytest.mark.parametrize("make", [fra, flexlora])
+@pytest.mark.parametrize("make", [fp.aggregators.fra, fp.aggregators.flexlora])
 def test_no_more_can_be_kept_than_the_adapter_has(make):
-    with pytest.raises(InputError, match="cannot keep rank 3: the adapters have rank 2"):
+    with pytest.raises(fp.InputError, match="cannot keep rank 3: the adapters have rank 2"):
         empty(make(3), context(SHAPES[0], 0)[2], {}, 3)
 
 
-@pytest.mark.parametrize("make", [mean, fra, flexlora, hetlora, ilora])
+@pytest.mark.parametrize(
+    "make",
+    [
+        fp.aggregators.mean,
+        fp.aggregators.fra,
+        fp.aggregators.flexlora,
+        fp.aggregators.hetlora,
+        fp.aggregators.ilora,
+    ],
+)
 def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
     uploads, weights, template, fixed = context(SHAPES[1], 0)
     measured = aggregate(make(), uploads, weights, template, fixed)

@@ -15,10 +15,10 @@ from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators
 from fedjax_peft.aggregators.ranking import each_entry, middle, ranked
 from fedjax_peft.aggregators.robust import Changes, enough_clients
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -445,9 +445,9 @@ def test_nothing_changes_without_the_trusted_upload_or_anyone_who_agrees():
 
 def test_too_few_clients_are_refused_or_counted():
     uploads, template = draw(7)
-    with pytest.raises(InputError, match=r"2 \* 4 \+ 3 = 11 clients.*at most 3"):
+    with pytest.raises(fp.InputError, match=r"2 \* 4 \+ 3 = 11 clients.*at most 3"):
         run(aggregators.krum(4), uploads, EVERYONE, template)
-    with pytest.raises(InputError, match=r"4 \* 2 \+ 3 = 11 clients.*at most 1"):
+    with pytest.raises(fp.InputError, match=r"4 \* 2 \+ 3 = 11 clients.*at most 1"):
         run(aggregators.bulyan(2), uploads, EVERYONE, template)
     for name in ("krum", "multi_krum"):
         full, less = (run(make(name), uploads, h, template) for h in (EVERYONE, TWO_ABSENT))
@@ -480,13 +480,13 @@ def test_too_few_clients_are_refused_or_counted():
     ],
 )
 def test_wrong_arguments_are_refused(name, options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         getattr(aggregators, name)(**options)
 
 
 def test_product_space_needs_pairs():
     uploads, template = draw(8)
-    with pytest.raises(InputError, match="space = 'factors'"):
+    with pytest.raises(fp.InputError, match="space = 'factors'"):
         run(make("median", "product"), {HEAD: uploads[HEAD]}, EVERYONE, {HEAD: template[HEAD]})
 
 
@@ -495,5 +495,5 @@ def test_product_space_needs_pairs():
     [(4, "for a round, or set hostile to at most 0."), (2, "Draw more clients for a round.")],
 )
 def test_too_few_clients_are_told_what_is_possible(slots, advice):
-    with pytest.raises(InputError, match=f"a round has {slots}.*{advice}$"):
+    with pytest.raises(fp.InputError, match=f"a round has {slots}.*{advice}$"):
         enough_clients("krum", slots, 1, per=2)

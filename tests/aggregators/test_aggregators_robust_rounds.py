@@ -11,10 +11,10 @@ import toy
 from closeness import assert_close
 from combining import combine
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators
-from fedjax_peft.algorithms import fedadam, fedavg, fedopt, scaffold
+from fedjax_peft.algorithms import fedopt
 from fedjax_peft.numerics.lowrank import pairs
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def same(one, other, tolerance=1e-5):
 @pytest.mark.sample("centred_clipping-factors", "fltrust-factors")
 def test_engines_agree(name, space):
     bound = linear.model() if space == "factors" else None
-    algorithm = fedavg(SGD, aggregator=RULES[name](space=space))
+    algorithm = fp.algorithms.fedavg(SGD, aggregator=RULES[name](space=space))
     expected = two_rounds(engine(algorithm, FEW, lanes=2, engine="reference", bound=bound))
     same(two_rounds(engine(algorithm, FEW, lanes=2, bound=bound)), expected, 2e-4)
 
@@ -68,19 +68,21 @@ def test_a_server_optimizer_steps_on_the_robust_change_of_products():
     robust = aggregators.geometric_median(space="product")
     options = {"bound": toy.model(dropout=0), "lanes": 1}
     stepping = fedopt(SGD, server=optax.sgd(1.0), aggregator=robust, space="product")
-    stepped, plain = (engine(x, **options) for x in (stepping, fedavg(SGD, aggregator=robust)))
+    stepped, plain = (
+        engine(x, **options) for x in (stepping, fp.algorithms.fedavg(SGD, aggregator=robust))
+    )
     (one, _), _ = two_rounds(stepped)
     (other, _), _ = two_rounds(plain)
     same(meaning(one.model), meaning(other))
 
 
 def test_a_server_optimizer_on_products_needs_a_rule_of_products():
-    with pytest.raises(InputError, match=r"median.*Give the aggregator space = 'product' too"):
-        fedadam(SGD, aggregator=aggregators.median(), space="product")
+    with pytest.raises(fp.InputError, match=r"median.*Give the aggregator space = 'product' too"):
+        fp.algorithms.fedadam(SGD, aggregator=aggregators.median(), space="product")
 
 
 def test_scaffold_combines_control_variates_robustly_too():
-    algorithm = scaffold(SGD, learning_rate=0.3, aggregator=aggregators.median())
+    algorithm = fp.algorithms.scaffold(SGD, learning_rate=0.3, aggregator=aggregators.median())
     template = {f: {"x": np.zeros(2, np.float32)} for f in ("model", "control")}
     rows = np.array([[1, 1], [2, 2], [1e6, -1e6]], np.float32)
     uploads = {f: {"x": rows} for f in template}

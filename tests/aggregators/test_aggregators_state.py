@@ -7,8 +7,8 @@ import numpy as np
 import optax
 import toy
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators
-from fedjax_peft.algorithms import fedavg
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.simulation.storage.checkpoint import saved_parts, with_saved_parts
 
@@ -27,7 +27,7 @@ def counting():
 
 @functools.cache
 def engine():
-    algorithm = fedavg(optax.sgd(0.1), aggregator=counting())
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.1), aggregator=counting())
     return toy.Engine(algorithm, toy.clients((3, 4)), per_round=2, lanes=2)
 
 

@@ -20,19 +20,17 @@ import toy_cores
 from closeness import assert_close
 from toy_transforms import clip_by_state
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, attacks
 from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.algorithms.checks import CLIENT_RATES
-from fedjax_peft.contracts import Aggregated, Feature, Federation, refusals
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.program import peak_bytes
 from fedjax_peft.engine.work import evaluation
-from fedjax_peft.numerics import schedules, summation, tree
+from fedjax_peft.numerics import summation
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.privacy import central
 from fedjax_peft.simulation.checks import check_transforms
 from fedjax_peft.simulation.session import wrapped
-from fedjax_peft.support.errors import InputError
 
 SGD = optax.sgd(0.1)
 SIZES = (7, 4, 12, 1, 9)
@@ -172,9 +170,9 @@ def rig(name):
     It has a transform where one fits. This clips uploads to a norm that is a part of its state, at
     first infinity, and so changes nothing.
     """
-    algorithm = make(name, schedules.scheduled(SGD, factor))
+    algorithm = make(name, fp.schedules.scheduled(SGD, factor))
     algorithm.check(model_of(name).kinds, len(clients_of(name)))
-    refused = Feature.TRANSFORMS in algorithm.incompatible
+    refused = fp.contracts.Feature.TRANSFORMS in algorithm.incompatible
     transform = None if refused else check_transforms(clip_by_state(), algorithm)
     ranks = [toy.RANK] if name in RANKED else None
     return engine_of(name, algorithm, transform=transform, ranks=ranks, **form_of(name))
@@ -222,7 +220,7 @@ def test_training_reaches_the_model_that_predicts(name):
     server, private = rounds(name)[-1][:2]
     received = algorithm.server.broadcast(server)
     before = {n: np.asarray(x) for n, x in rig(name).model_at_start().items()}
-    after = algorithm.model(received, tree.take(private, 0))
+    after = algorithm.model(received, fp.tree.take(private, 0))
     moved = {n for n, x in after.items() if not np.array_equal(x, before[n])}
     shift = {} if algorithm.server.frozen_delta is None else algorithm.server.frozen_delta(server)
     assert moved or any(np.any(x) for x in shift.values())
@@ -360,10 +358,14 @@ def facts(name):
     clients = clients_of(name)
     columns = tuple((n, x.shape[1:]) for n, x in clients.data.columns.items())
     parts = (len(clients), len(clients), "all", 4, "shuffled", 3, 1, 1, columns, toy.CLASSES)
-    return Federation(*parts)
+    return fp.contracts.Federation(*parts)
 
 
-KEEPING = [n for n in algorithms.__all__ if Feature.KEPT_OPTIMIZER not in refusals(make(n))]
+KEEPING = [
+    n
+    for n in algorithms.__all__
+    if fp.contracts.Feature.KEPT_OPTIMIZER not in fp.contracts.refusals(make(n))
+]
 GUARDED = ("fedavg", "fedrep")
 """Algorithms whose private rounds are run, without and with clients' own leaves;
 ``test_algorithms_privacy.py`` traces the others, and ``tests/privacy`` has the noise of products
@@ -375,7 +377,7 @@ def guarded(name, private):
     """Returns an engine and two rounds, with privacy and kept optimizer states where they fit."""
     algorithm = make(name, optax.adam(0.02), keep_optimizer=True) if name in KEEPING else make(name)
     if private:
-        algorithm = central(0.5, 0.5).protect(algorithm, facts(name))
+        algorithm = fp.privacy.central(0.5, 0.5).protect(algorithm, facts(name))
     engine = engine_of(name, algorithm)
     return engine, engine.rounds()
 
@@ -383,7 +385,7 @@ def guarded(name, private):
 @pytest.mark.parametrize("name", only(*GUARDED, *PRIVACY_REFUSED), indirect=True)
 def test_central_privacy_runs_over_the_algorithm_or_says_why_not(name):
     if name in PRIVACY_REFUSED:
-        with pytest.raises(InputError, match=PRIVACY_REFUSED[name]):
+        with pytest.raises(fp.InputError, match=PRIVACY_REFUSED[name]):
             guarded(name, True)
         return
     engine, results = guarded(name, True)
@@ -406,7 +408,7 @@ def counts(optimizer_states):
 @pytest.mark.parametrize("name", only(*GUARDED, of=KEEPING), indirect=True)
 def test_clients_can_keep_the_state_of_their_optimizer(name):
     engine, (first, second) = guarded(name, name not in NO_NOISE)
-    reason = engine.algorithm.incompatible[Feature.NEW_FACTORS]
+    reason = engine.algorithm.incompatible[fp.contracts.Feature.NEW_FACTORS]
     assert "keep_optimizer" in reason or name in FIXED_BASIS
     once, twice = (counts(x.client_state["optimizer"]) for x in (first, second))
     assert (once > 0).all()
@@ -453,7 +455,7 @@ AVERAGES = ("apfl", "ditto", "fedavg", "fedprox", "moon", "scaffold")
 def test_changes_are_clipped_where_a_transform_fits(name):
     """Where the uploads of an algorithm are changes of the model."""
     engine = rig(name)
-    if Feature.TRANSFORMS in engine.algorithm.incompatible:
+    if fp.contracts.Feature.TRANSFORMS in engine.algorithm.incompatible:
         return  # test_algorithms_compatibility.py
     if name != "fednova":  # it sends a direction for each unit of work
         for whole in rounds(name):
@@ -466,7 +468,7 @@ def test_changes_are_clipped_where_a_transform_fits(name):
     assert_close(short.aggregation["largest_norm"], longest, rtol=1e-5)
     if name in AVERAGES:  # so the server's model moves by no more
         new, old = map(engine.algorithm.server.model, (short.server, engine.start()[0]))
-        assert 0 < tree.norm(jax.tree.map(np.subtract, new, old)) < 1e-3 * (1 + 1e-5)
+        assert 0 < fp.tree.norm(jax.tree.map(np.subtract, new, old)) < 1e-3 * (1 + 1e-5)
     assert short.finite.all()
     assert all_finite(short[:2])
 
@@ -526,7 +528,9 @@ def own_aggregator():
 
     def finish(total, template, context, state):
         update = mean.finish(total, template, context, state).update
-        return Aggregated({n: x + 1 for n, x in update.items()}, {"mine": jnp.ones(())}, state)
+        return fp.contracts.Aggregated(
+            {n: x + 1 for n, x in update.items()}, {"mine": jnp.ones(())}, state
+        )
 
     return mean._replace(name="mine", finish=finish)
 
@@ -544,7 +548,7 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
     aggregator, server = algorithm.aggregator, algorithm.server
     assert aggregator.name == "mine"
     names = assign_roles(model.kinds, algorithm.roles)
-    shared, fixed = (tree.select(model.trainable, names[role]) for role in ("shared", "fixed"))
+    shared, fixed = (fp.tree.select(model.trainable, names[role]) for role in ("shared", "fixed"))
     state = server.init(shared)
     template, context = server.unchanged(state), toy.context()._replace(fixed=fixed)
     nothing = summation.summed(summation.empty(aggregator, template, fixed, 1))
@@ -556,7 +560,7 @@ def test_the_given_aggregator_is_the_one_that_is_used(name):
 
 
 def test_algorithms_whose_uploads_have_another_form_say_what_the_local_model_is():
-    shared = tree.select(toy.lora_model().trainable, toy.SHARED)
+    shared = fp.tree.select(toy.lora_model().trainable, toy.SHARED)
     for name in algorithms.__all__:
         algorithm = make(name)
         rules = algorithm.server
@@ -579,7 +583,7 @@ ONE_HEAD = {"fedbabu": "frozen", "fedper": "private", "fedrep": "private"}
 @pytest.mark.parametrize("name", taking("head"))
 def test_the_given_head_policy_decides_on_the_heads_role(name, policy):
     if name in ONE_HEAD and policy != ONE_HEAD[name]:
-        with pytest.raises(InputError, match=f"must be '{ONE_HEAD[name]}'"):
+        with pytest.raises(fp.InputError, match=f"must be '{ONE_HEAD[name]}'"):
             make(name, head=policy)
         return
     algorithm, model = make(name, head=policy), model_of(name)
@@ -673,7 +677,10 @@ UPLOADS, COHORTS = ("sign_flip", "gaussian", "scaled"), ("alie", "ipm", "min_max
 
 def attacked(name):
     """Returns whether hostile clients can change the uploads of an algorithm."""
-    return not {Feature.ATTACKS, Feature.TRANSFORMS} & refusals(make(name)).keys()
+    return (
+        not {fp.contracts.Feature.ATTACKS, fp.contracts.Feature.TRANSFORMS}
+        & fp.contracts.refusals(make(name)).keys()
+    )
 
 
 def run_attacked(name, *chosen):

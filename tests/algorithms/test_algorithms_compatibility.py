@@ -6,10 +6,9 @@ import pytest
 from test_algorithms_all import NAMES, clients_of, facts, make, model_of
 from toy_transforms import feedback
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators, asynchronous, attacks, privacy, transforms
-from fedjax_peft.contracts import Feature, refusals
 from fedjax_peft.simulation.checks import check_method, check_transforms
-from fedjax_peft.support.errors import InputError
 
 RELAYED = ("fedex", "fedmomentum", "flora")
 SINGLE = ("fedavg_flora_na", "fedavg_geometric_median_product", "fedavg_median")
@@ -18,25 +17,33 @@ STAGED = ("fra_ffa", "fra_ffa_plateau", "hilora", "slora")
 TURNS = ("lora_a2", "lora_a2_one", "rolora")
 
 REFUSED = {
-    Feature.TRANSFORMS: ("flora", "hetlora_prunes"),
-    Feature.SERVER_TRANSFORMS: (
+    fp.contracts.Feature.TRANSFORMS: ("flora", "hetlora_prunes"),
+    fp.contracts.Feature.SERVER_TRANSFORMS: (
         *(*RELAYED, *SINGLE, *PRODUCTS, "fedavg_hetlora", "fedavg_lora_fair"),
         *("fra_ffa", "fra_ffa_plateau", "hetlora", "hetlora_prunes", "hilora"),
     ),
-    Feature.DOWNLINK: (*RELAYED, *STAGED, "fedalt", "fednova", "fedsvd", "ravan", "scaffold"),
-    Feature.KEPT_OPTIMIZER: (
+    fp.contracts.Feature.DOWNLINK: (
+        *RELAYED,
+        *STAGED,
+        "fedalt",
+        "fednova",
+        "fedsvd",
+        "ravan",
+        "scaffold",
+    ),
+    fp.contracts.Feature.KEPT_OPTIMIZER: (
         *(*STAGED, *TURNS, "fedmomentum", "fednova", "fedrot", "fedsvd", "flora"),
         *("hetlora_prunes", "ravan", "scaffold"),
     ),
-    Feature.NEW_FACTORS: (
+    fp.contracts.Feature.NEW_FACTORS: (
         *(*TURNS, "apfl", "centralised", "ditto", "fedadagrad", "fedadam", "fedavgm", "fedopt"),
         *("fedavg_keeps_optimizer", "feddyn", "fedyogi", "scaffold", "slora"),
     ),
-    Feature.CLIENT_RANKS: ("fedavg_lora_fair", "fedex", "fedmomentum", "hilora"),
-    Feature.CLIENT_PRIVACY: (*RELAYED, *SINGLE, "fra_ffa_plateau", "hilora"),
-    Feature.EXAMPLE_PRIVACY: ("feddpa_f", "feddpa_t", "fedmcp", "fra_ffa_plateau"),
-    Feature.ATTACKS: ("local",),
-    Feature.ASYNCHRONY: (
+    fp.contracts.Feature.CLIENT_RANKS: ("fedavg_lora_fair", "fedex", "fedmomentum", "hilora"),
+    fp.contracts.Feature.CLIENT_PRIVACY: (*RELAYED, *SINGLE, "fra_ffa_plateau", "hilora"),
+    fp.contracts.Feature.EXAMPLE_PRIVACY: ("feddpa_f", "feddpa_t", "fedmcp", "fra_ffa_plateau"),
+    fp.contracts.Feature.ATTACKS: ("local",),
+    fp.contracts.Feature.ASYNCHRONY: (
         *(*RELAYED, *PRODUCTS, *STAGED, *TURNS, "fedalt", "fedavg_geometric_median_product"),
         *("feddyn", "fednova", "fedsvd", "hetlora_prunes", "scaffold"),
     ),
@@ -56,36 +63,50 @@ def with_new_factors(name, algorithm):
 
 DOWN = transforms.downlink(transforms.quantize(8))
 USES = {
-    Feature.TRANSFORMS: lambda name, made: check_transforms(transforms.clip_norm(1.0), made),
-    Feature.SERVER_TRANSFORMS: lambda name, made: check_transforms(feedback(), made),
-    Feature.DOWNLINK: lambda name, made: check_transforms(DOWN, made),
-    Feature.KEPT_OPTIMIZER: lambda name, made: make(name, keep_optimizer=True),
-    Feature.NEW_FACTORS: with_new_factors,
-    Feature.CLIENT_RANKS: lambda name, made: of_method(name, made, [1]),
-    Feature.CLIENT_PRIVACY: lambda name, made: privacy.central(0.5, 0.5).protect(made, facts(name)),
-    Feature.EXAMPLE_PRIVACY: lambda name, made: privacy.example(0.5, 0.5).protect(
+    fp.contracts.Feature.TRANSFORMS: lambda name, made: check_transforms(
+        transforms.clip_norm(1.0), made
+    ),
+    fp.contracts.Feature.SERVER_TRANSFORMS: lambda name, made: check_transforms(feedback(), made),
+    fp.contracts.Feature.DOWNLINK: lambda name, made: check_transforms(DOWN, made),
+    fp.contracts.Feature.KEPT_OPTIMIZER: lambda name, made: make(name, keep_optimizer=True),
+    fp.contracts.Feature.NEW_FACTORS: with_new_factors,
+    fp.contracts.Feature.CLIENT_RANKS: lambda name, made: of_method(name, made, [1]),
+    fp.contracts.Feature.CLIENT_PRIVACY: lambda name, made: privacy.central(0.5, 0.5).protect(
         made, facts(name)
     ),
-    Feature.ATTACKS: lambda name, made: attacks.sign_flip(0.4).apply(made, facts(name)),
-    Feature.ASYNCHRONY: lambda name, made: asynchronous.fedbuff(2).apply(made, facts(name)),
+    fp.contracts.Feature.EXAMPLE_PRIVACY: lambda name, made: privacy.example(0.5, 0.5).protect(
+        made, facts(name)
+    ),
+    fp.contracts.Feature.ATTACKS: lambda name, made: attacks.sign_flip(0.4).apply(
+        made, facts(name)
+    ),
+    fp.contracts.Feature.ASYNCHRONY: lambda name, made: asynchronous.fedbuff(2).apply(
+        made, facts(name)
+    ),
 }
 """Feature -> the function that refuses it, as a run calls it."""
-OF_UPLOADS = (Feature.SERVER_TRANSFORMS, Feature.DOWNLINK, Feature.ATTACKS)
+OF_UPLOADS = (
+    fp.contracts.Feature.SERVER_TRANSFORMS,
+    fp.contracts.Feature.DOWNLINK,
+    fp.contracts.Feature.ATTACKS,
+)
 """Features that change what every upload transform changes."""
 
 
-@pytest.mark.parametrize("feature", Feature, ids=lambda feature: feature.name)
+@pytest.mark.parametrize("feature", fp.contracts.Feature, ids=lambda feature: feature.name)
 def test_the_table_says_what_each_algorithm_refuses(feature):
-    found = {name for name in NAMES if feature in refusals(make(name))}
+    found = {name for name in NAMES if feature in fp.contracts.refusals(make(name))}
     assert found == set(REFUSED[feature])
 
 
-@pytest.mark.parametrize("feature", Feature, ids=lambda feature: feature.name)
+@pytest.mark.parametrize("feature", fp.contracts.Feature, ids=lambda feature: feature.name)
 def test_a_run_refuses_what_the_algorithm_refuses_and_says_why(feature):
     for name in NAMES:
         made = make(name)
-        reasons = refusals(made)
-        checked = (Feature.TRANSFORMS, feature) if feature in OF_UPLOADS else (feature,)
+        reasons = fp.contracts.refusals(made)
+        checked = (
+            (fp.contracts.Feature.TRANSFORMS, feature) if feature in OF_UPLOADS else (feature,)
+        )
         reason = next((reasons[one] for one in checked if one in reasons), None)
         if reason is None:
             USES[feature](name, made)
@@ -93,33 +114,35 @@ def test_a_run_refuses_what_the_algorithm_refuses_and_says_why(feature):
         assert reason[0].isupper()
         assert reason.endswith(".")
         message = f"{made.name!r} cannot be combined with .*{re.escape(reason)}"
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(fp.InputError, match=message):
             USES[feature](name, made)
 
 
 def test_where_the_aggregator_factors_anew_another_aggregator_is_advised():
     robust = aggregators.median(space="product")
-    reason = refusals(make("ditto", aggregator=robust))[Feature.ASYNCHRONY]
+    reason = fp.contracts.refusals(make("ditto", aggregator=robust))[
+        fp.contracts.Feature.ASYNCHRONY
+    ]
     assert "space = 'factors'" in reason
     assert "'ditto'" not in reason
-    kept = refusals(make("fedavgm_product", keep_optimizer=True))
-    assert "space at 'factors'" in kept[Feature.NEW_FACTORS]
+    kept = fp.contracts.refusals(make("fedavgm_product", keep_optimizer=True))
+    assert "space at 'factors'" in kept[fp.contracts.Feature.NEW_FACTORS]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "refused"),
     [
-        ("pfedme", {"beta": 0.5}, {Feature.NEW_FACTORS}),
-        ("pfedme", {"server_schedule": lambda t: 1 / t}, {Feature.NEW_FACTORS}),
+        ("pfedme", {"beta": 0.5}, {fp.contracts.Feature.NEW_FACTORS}),
+        ("pfedme", {"server_schedule": lambda t: 1 / t}, {fp.contracts.Feature.NEW_FACTORS}),
         ("ditto", {"lam": 0.0}, set()),
         ("fedmcp", {"similarity": "cosine"}, set()),
         ("fedmcp", {"mu": 0.0}, set()),
-        ("fedrep", {"tune_epochs": 1}, {Feature.EXAMPLE_PRIVACY}),
+        ("fedrep", {"tune_epochs": 1}, {fp.contracts.Feature.EXAMPLE_PRIVACY}),
         ("feddpa_f", {"tune_epochs": 0}, set()),
     ],
 )
 def test_options_decide_what_is_refused(name, options, refused):
-    assert refusals(make(name, **options)).keys() == refused
+    assert fp.contracts.refusals(make(name, **options)).keys() == refused
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ import toy_cores
 from closeness import assert_close
 from slow_lora import Slow
 
-from fedjax_peft.algorithms import fedsb, ravan, slora
+import fedjax_peft as fp
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.simulation.ledger import Ledger
 
@@ -105,10 +105,14 @@ class SlowSLoRA(SlowSB):
 
 
 def two_stages(optimizer, **options):
-    return slora(optimizer, sparse_rounds=1, **options)
+    return fp.algorithms.slora(optimizer, sparse_rounds=1, **options)
 
 
-CASES = {"fedsb": (fedsb, SlowSB), "ravan": (ravan, SlowRavan), "slora": (two_stages, SlowSLoRA)}
+CASES = {
+    "fedsb": (fp.algorithms.fedsb, SlowSB),
+    "ravan": (fp.algorithms.ravan, SlowRavan),
+    "slora": (two_stages, SlowSLoRA),
+}
 
 
 def rounds_of(algorithm, model, lanes=1):
@@ -167,7 +171,7 @@ def test_slora_sends_the_leaves_of_its_stage_and_waits_for_an_upload():
 
 
 def test_slora_pays_for_its_svds_in_one_round_only():
-    model, algorithm = toy_cores.slora_model(), slora(optax.sgd(0.1), sparse_rounds=1)
+    model, algorithm = toy_cores.slora_model(), fp.algorithms.slora(optax.sgd(0.1), sparse_rounds=1)
     fixed = {n: x for n, x in model.trainable.items() if n.endswith((".scale", ".sparse_index"))}
     update = functools.partial(
         algorithm.server.update, context=toy.context(1)._replace(fixed=fixed)

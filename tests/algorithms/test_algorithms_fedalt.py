@@ -17,12 +17,10 @@ from flax import nnx
 from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
-from fedjax_peft.algorithms import fedalt
 from fedjax_peft.models.layers import Dropout
-from fedjax_peft.peft.base import attach_module, merge
+from fedjax_peft.peft.base import attach_module
 from fedjax_peft.peft.io.export import export
-from fedjax_peft.peft.mixed_lora import MixedLoRALinear, mixed_lora
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.peft.mixed_lora import MixedLoRALinear
 
 pytestmark = pytest.mark.usefixtures("simple_encoder")
 
@@ -98,7 +96,7 @@ class SlowFedALT:
 
 @functools.cache
 def played(head):
-    rig = slow_lora.engine(fedalt(SGD, head=head), bound=MODEL)
+    rig = slow_lora.engine(fp.algorithms.fedalt(SGD, head=head), bound=MODEL)
     return rig, slow_lora.rounds(rig)
 
 
@@ -135,7 +133,7 @@ def test_the_model_before_the_aggregation_has_the_rest_of_the_world_of_the_local
 
 
 def test_a_client_without_others_has_its_own_start_as_the_rest():
-    algorithm = fedalt(optax.sgd(0.1))
+    algorithm = fp.algorithms.fedalt(optax.sgd(0.1))
     shared = {n: MODEL.trainable[n] for n in REST}
     state = {"model": shared, "clients": jnp.float32(1)}
     kept = algorithm.init_client_state(shared, {n: MODEL.trainable[n] for n in PRIVATE})
@@ -147,9 +145,11 @@ def test_a_client_without_others_has_its_own_start_as_the_rest():
 
 @pytest.mark.slow
 def test_a_run_on_a_real_model_trains_and_the_mixer_never_leaves_its_client():
-    model = fp.attach(fp.testing.tiny_model(classes=4), mixed_lora(rank=2))
+    model = fp.attach(fp.testing.tiny_model(classes=4), fp.peft.mixed_lora(rank=2))
     clients = fp.partition.iid(fp.testing.tiny_dataset(48), clients=3)
-    run = fp.simulate(model, fedalt(optax.adam(1e-2)), clients, rounds=3, batch_size=8)
+    run = fp.simulate(
+        model, fp.algorithms.fedalt(optax.adam(1e-2)), clients, rounds=3, batch_size=8
+    )
     assert run.metrics[-1]["train_loss"] < run.metrics[1]["train_loss"]
     sent = sum(x.nbytes for n, x in model.trainable.items() if ".rest_of_world.lora_" in n)
     scales = sum(x.nbytes for n, x in model.trainable.items() if n.endswith("_world.lora_scale"))
@@ -169,7 +169,7 @@ class Small(nnx.Module):
 
 def attached(**options):
     module = Small(nnx.Rngs(0))
-    return attach_module(module, mixed_lora(rank=2, targets=["dense"], **options))
+    return attach_module(module, fp.peft.mixed_lora(rank=2, targets=["dense"], **options))
 
 
 def test_the_layer_is_the_authors_formula():
@@ -219,13 +219,13 @@ def test_both_loras_read_the_same_dropped_input_and_the_mixer_the_whole_one():
 
 
 def test_it_cannot_be_merged_or_exported(tmp_path):
-    model = fp.attach(fp.testing.tiny_model(classes=4), mixed_lora(rank=2))
+    model = fp.attach(fp.testing.tiny_model(classes=4), fp.peft.mixed_lora(rank=2))
     adapters = {n.rpartition(".")[2] for n, kind in model.kinds.items() if kind == "adapter"}
     assert adapters == {"lora_a", "lora_b", "mixer"}
-    with pytest.raises(InputError, match="MixedLoRALinear cannot be merged"):
-        merge(model)
+    with pytest.raises(fp.InputError, match="MixedLoRALinear cannot be merged"):
+        fp.merge(model)
     for form in ("peft", "merged"):
-        with pytest.raises(InputError, match="mixed_lora"):
+        with pytest.raises(fp.InputError, match="mixed_lora"):
             export(model, model.trainable, tmp_path / form, format=form)
 
 
@@ -234,5 +234,5 @@ def test_an_option_out_of_range_is_refused():
         ({"rank": 0}, "rank = 0"),
         ({"init": "svd"}, "Known: gaussian, kaiming"),
     ):
-        with pytest.raises(InputError, match=message):
-            mixed_lora(**options)
+        with pytest.raises(fp.InputError, match=message):
+            fp.peft.mixed_lora(**options)

@@ -14,10 +14,8 @@ from closeness import assert_close
 from slow_lora import FEDERATION
 from test_algorithms_cores import COHORTS, RATE, SGD, rounds_of
 
-from fedjax_peft.algorithms import feddpa_f, feddpa_t
-from fedjax_peft.contracts import ClientContext
+import fedjax_peft as fp
 from fedjax_peft.contracts.instance_weights import REFERENCE
-from fedjax_peft.tasks import classification
 
 pytestmark = pytest.mark.slow
 
@@ -76,8 +74,8 @@ class SlowF(Slow):
 
 
 CASES = {
-    "feddpa_t": (lambda: feddpa_t(SGD, mix=MIX, max_weight=W), Slow),
-    "feddpa_f": (lambda: feddpa_f(SGD, max_weight=W), SlowF),
+    "feddpa_t": (lambda: fp.algorithms.feddpa_t(SGD, mix=MIX, max_weight=W), Slow),
+    "feddpa_f": (lambda: fp.algorithms.feddpa_f(SGD, max_weight=W), SlowF),
 }
 
 
@@ -135,13 +133,13 @@ def test_a_client_without_a_local_adapter_predicts_with_the_global_one():
 
 
 def test_the_fine_tuning_of_feddpa_f_starts_from_the_global_adapter():
-    algorithm = feddpa_f(SGD, max_weight=W)
+    algorithm = fp.algorithms.feddpa_f(SGD, max_weight=W)
     fixed = {n: x for n, x in MODEL.trainable.items() if MODEL.kinds[n] == "fixed"}
 
     def apply(params, batch, key, train):
         return MODEL.apply(MODEL.frozen, {**fixed, **params}, batch, key, train)
 
-    context = ClientContext(apply, classification(), fixed, jnp.int32(1))
+    context = fp.contracts.ClientContext(apply, fp.tasks.classification(), fixed, jnp.int32(1))
     update = algorithm.tuning.client(context)
     shared, private = (
         {n: MODEL.trainable[n] for n in names} for names in (Slow.shared, Slow.private)

@@ -14,13 +14,8 @@ from closeness import EXACT, assert_close, roughly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedjax_peft as fp
 from fedjax_peft import heads, peft, random_model, simulate
-from fedjax_peft.algorithms import fedmatch, fedmcp
-from fedjax_peft.contracts import ClientContext, Outputs
-from fedjax_peft.data.combine import combine
-from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.models.base import Model
-from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.measures.representation import (
     SIMILARITIES,
     cka,
@@ -30,10 +25,6 @@ from fedjax_peft.numerics.measures.representation import (
 )
 from fedjax_peft.numerics.random import client_key, host_rng, stream
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.peft.base import attach
-from fedjax_peft.simulation.records import Evaluation
-from fedjax_peft.tasks import classification
-from fedjax_peft.testing import tiny_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +53,7 @@ def outputs_of(p, hidden):
         hidden[:, 0] @ p[f"{h}.kernel"] + p[f"{h}.bias"][None]
         for h in ("classifier", "second_classifier")
     )
-    return Outputs(main, hidden, (), second)
+    return fp.contracts.Outputs(main, hidden, (), second)
 
 
 def apply_with(dropout):
@@ -89,7 +80,7 @@ def model(*, dropout=True):
     leaves = {n: draw(shapes[end]) for n, end in ends.items()}
     frozen = {"layer.kernel": draw((FEATURES, WIDTH))}
     labels = tuple(f"class {i}" for i in range(CLASSES))
-    bound = Model(apply_with(dropout), frozen, leaves, KINDS, None)
+    bound = fp.Model(apply_with(dropout), frozen, leaves, KINDS, None)
     return bound.replace(name="dual toy", labels=labels)
 
 
@@ -103,11 +94,11 @@ def task_data(examples, classes, seed):
         "attention_mask": np.arange(LENGTH)[None] < rng.integers(1, LENGTH + 1, (examples, 1)),
         "labels": rng.integers(0, classes, examples).astype(np.int32),
     }
-    return Dataset(columns, MODEL.labels[:classes], f"task {seed}")
+    return fp.Dataset(columns, MODEL.labels[:classes], f"task {seed}")
 
 
 COUNTS = (2, 3, 2)
-FEDERATION = combine(
+FEDERATION = fp.combine(
     {f"t{i}": task_data(n, c, i) for i, (n, c) in enumerate(zip((7, 11, 3), COUNTS, strict=True))}
 )
 
@@ -252,10 +243,10 @@ CASES = {
 @functools.cache
 def algorithm_of(case, weights="uniform"):
     if case == "fedmatch":  # plain training, and a uniform mean of the global adapter
-        return fedmatch(optax.sgd(RATE))
+        return fp.algorithms.fedmatch(optax.sgd(RATE))
     names = {"stop": "stop_grad_global_in_private_term"}
     options = {names.get(n, n): x for n, x in CASES[case].items()}
-    return fedmcp(optax.sgd(RATE), weights=weights, **options)
+    return fp.algorithms.fedmcp(optax.sgd(RATE), weights=weights, **options)
 
 
 def engine(algorithm, *, lanes=3, per_round=3, bound=MODEL):
@@ -297,7 +288,7 @@ def test_rounds_are_the_paper_s_loop(case, lanes, per_round, weights):
 
 
 def test_the_defaults_are_the_paper_s():
-    defaults = inspect.signature(fedmcp).parameters
+    defaults = inspect.signature(fp.algorithms.fedmcp).parameters
     expected = {"mu": 0.05, "gamma": 0.5, "similarity": "cka", "pooling": "mean"}
     expected |= {"private_rep": "private_only", "stop_grad_global_in_private_term": False}
     assert {n: defaults[n].default for n in expected} == expected
@@ -305,7 +296,7 @@ def test_the_defaults_are_the_paper_s():
 
 def test_kept_moments_continue_in_the_paper_s_loop():
     """Each client's Adam goes on over rounds, for both adapters and both heads."""
-    algorithm = fedmcp(optax.adam(0.02), **STRONG, keep_optimizer=True)
+    algorithm = fp.algorithms.fedmcp(optax.adam(0.02), **STRONG, keep_optimizer=True)
     result = two_rounds(algorithm, per_round=2)
     adams, adam = [reference.Adam(0.02) for _ in COUNTS], result.client_state["optimizer"][0]
     compare(result, result.client_state["model"], paper(STRONG, 2, adams=adams))
@@ -321,8 +312,8 @@ def test_kept_moments_continue_in_the_paper_s_loop():
 def one_step(algorithm, bound=MODEL, *, trace_only=False):
     """Returns a client's leaves after one step, and the step's metrics."""
     roles = assign_roles(bound.kinds, algorithm.roles)
-    shared, private = (tree.select(bound.trainable, roles[r]) for r in ("shared", "private"))
-    fixed = tree.select(bound.trainable, roles["fixed"])
+    shared, private = (fp.tree.select(bound.trainable, roles[r]) for r in ("shared", "private"))
+    fixed = fp.tree.select(bound.trainable, roles["fixed"])
 
     def apply(p, batch, key, train):
         return bound.apply(bound.frozen, {**fixed, **p}, batch, key, train)
@@ -332,7 +323,9 @@ def one_step(algorithm, bound=MODEL, *, trace_only=False):
     batch["mask"] = jnp.ones(len(rows), bool)
 
     def run(batch):
-        update = algorithm.client(ClientContext(apply, classification(), fixed, jnp.int32(1)))
+        update = algorithm.client(
+            fp.contracts.ClientContext(apply, fp.tasks.classification(), fixed, jnp.int32(1))
+        )
         key = jax.random.key(3)
         state, metrics = update.step(update.init(shared, private, key), batch, key)
         return update.final(state), metrics
@@ -346,10 +339,10 @@ def one_step(algorithm, bound=MODEL, *, trace_only=False):
 def test_the_first_step_without_dropout_is_finite():
     # There the global representations are the average's: a similarity of 1, with no gradient.
     bound = model(dropout=False)
-    plain, _ = one_step(fedmcp(optax.sgd(1.0), mu=0), bound)
+    plain, _ = one_step(fp.algorithms.fedmcp(optax.sgd(1.0), mu=0), bound)
     for similarity in SIMILARITIES:
         options = {"mu": 0.5, "similarity": similarity, "stop_grad_global_in_private_term": True}
-        leaves, metrics = one_step(fedmcp(optax.sgd(1.0), **options), bound)
+        leaves, metrics = one_step(fp.algorithms.fedmcp(optax.sgd(1.0), **options), bound)
         total, count = metrics[f"{similarity}_global_average"]
         assert_close(total / count, 1, atol=1e-5)
         assert metrics[f"{similarity}_global_private"][0] / count < 0.999
@@ -373,7 +366,7 @@ def test_unneeded_passes_are_not_computed():
         (("private_rep", "dual"),): [True, False],
     }.items():
         calls.clear()
-        one_step(fedmcp(optax.sgd(1.0), **dict(options)), bound, trace_only=True)
+        one_step(fp.algorithms.fedmcp(optax.sgd(1.0), **dict(options)), bound, trace_only=True)
         assert calls == expected, options
 
 
@@ -381,11 +374,11 @@ def test_unneeded_passes_are_not_computed():
 
 
 def test_a_run_sends_the_global_adapter_and_measures_both_classifiers():
-    evaluation = Evaluation(client_test=FEDERATION, every=2)
+    evaluation = fp.Evaluation(client_test=FEDERATION, every=2)
     options = {"rounds": 2, "batch_size": BATCH, "evaluation": evaluation}
-    run = simulate(MODEL, fedmcp(optax.adam(1e-3)), FEDERATION, **options)
+    run = simulate(MODEL, fp.algorithms.fedmcp(optax.adam(1e-3)), FEDERATION, **options)
     last, sent = run.metrics[-1], {n: MODEL.trainable[n] for n in GLOBAL}
-    assert last["bytes_up"] == 3 * tree.nbytes(sent)
+    assert last["bytes_up"] == 3 * fp.tree.nbytes(sent)
     assert 0 < last["train_cka_global_private"] < 1
     assert 0.5 < last["train_cka_global_average"] < 1  # they differ by dropout at least
     assert 0 <= last["client_accuracy_mean"] <= 1
@@ -401,7 +394,7 @@ def test_pooling_leaves_padding_out():
     hidden = rng.normal(size=(4, 5, 6)).astype(np.float32)
     lengths = np.array([5, 1, 3, 0])
     mask = np.arange(5)[None] < lengths[:, None]
-    outputs = Outputs(jnp.zeros((4, 2)), jnp.asarray(hidden, jnp.bfloat16))
+    outputs = fp.contracts.Outputs(jnp.zeros((4, 2)), jnp.asarray(hidden, jnp.bfloat16))
     hidden = np.asarray(outputs.hidden, np.float32)
     got = pool(outputs, {"attention_mask": jnp.asarray(mask)}, "mean")
     expected = [
@@ -510,12 +503,14 @@ def test_classes_of_other_tasks_have_no_effect():
     logits = rng.normal(size=(6, 4)).astype(np.float32) + np.float32([0, 0, 9, 9])
     batch = {"labels": jnp.array([0, 1, 0, 1, 0, 1]), "mask": jnp.arange(6) < 5}
     masked = {**batch, "classes": jnp.full(6, 2)}
-    task = classification()
+    task = fp.tasks.classification()
 
     @jax.jit
     def measured(x, batch):
-        loss, slope = jax.value_and_grad(lambda x: task.loss(Outputs(x, x), batch)[0])(x)
-        return loss, slope, task.metrics(Outputs(x, x), batch)["accuracy"]
+        loss, slope = jax.value_and_grad(lambda x: task.loss(fp.contracts.Outputs(x, x), batch)[0])(
+            x
+        )
+        return loss, slope, task.metrics(fp.contracts.Outputs(x, x), batch)["accuracy"]
 
     (loss, slope, here), (expected, few_slope, there) = (
         measured(x, b) for x, b in ((logits, masked), (logits[:, :2], batch))
@@ -544,7 +539,9 @@ HEADS_OF = {
     "token_classification": lambda: heads.token_classification(("O", "B-X")),
     "span_classification": heads.span_classification,
 }
-TEXTS = {n: tiny_dataset(8, classes=3).columns[n] for n in ("input_ids", "attention_mask")}
+TEXTS = {
+    n: fp.testing.tiny_dataset(8, classes=3).columns[n] for n in ("input_ids", "attention_mask")
+}
 
 
 def outputs_for(bound, batch=TEXTS):
@@ -570,6 +567,6 @@ def test_causal_models_pool_the_last_token_instead_of_the_first(family, head):
         outputs = outputs_for(bound, without)
         assert_close(pool(outputs, without, "cls"), hidden[:, -1], **EXACT)
     elif head == "classification":  # prompts do not shift the last token
-        outputs = outputs_for(attach(bound, peft.prompt_tuning(4)))
+        outputs = outputs_for(fp.attach(bound, peft.prompt_tuning(4)))
         assert outputs.hidden.shape == hidden.shape
         np.testing.assert_array_equal(outputs.last, real.sum(axis=1) - 1)

@@ -10,10 +10,9 @@ import toy
 from closeness import approx, assert_close, assert_small
 from slow_lora import KERNEL, MODEL, A, B, S, Slow, average
 
-from fedjax_peft.algorithms import fedmomentum
+import fedjax_peft as fp
 from fedjax_peft.algorithms.fedmomentum import _split
 from fedjax_peft.simulation.checks import check_method
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +41,10 @@ class SlowFedMomentum(Slow):
 @pytest.mark.parametrize("energy", [0.9999, 1.0, 0.995])
 @pytest.mark.sample("0.995")
 def test_rounds_equal_the_slow_reference(energy):
-    rig, slow = slow_lora.engine(fedmomentum(SGD, energy=energy)), SlowFedMomentum(energy).run()
+    rig, slow = (
+        slow_lora.engine(fp.algorithms.fedmomentum(SGD, energy=energy)),
+        SlowFedMomentum(energy).run(),
+    )
     results = slow_lora.check(rig, slow)
     kernel = rig.algorithm.server.merge_into_frozen(results[-1].server, MODEL.frozen)[KERNEL]
     assert_close(kernel, slow.kernel, rtol=0, atol=1e-5)
@@ -53,7 +55,7 @@ def test_rounds_equal_the_slow_reference(energy):
 
 
 def test_with_all_energy_the_average_is_exact():
-    rig = slow_lora.engine(fedmomentum(SGD, energy=1.0))
+    rig = slow_lora.engine(fp.algorithms.fedmomentum(SGD, energy=1.0))
     first, _, _ = slow_lora.rounds(rig)
     model = rig.algorithm.server.model(first.server)
     kernel = rig.algorithm.server.merge_into_frozen(first.server, MODEL.frozen)[KERNEL]
@@ -89,5 +91,5 @@ def test_factors_and_residual_are_those_of_the_dense_svd(shape, tau):
 
 
 def test_clients_of_different_ranks_are_refused():
-    with pytest.raises(InputError, match="different LoRA ranks"):
-        check_method(MODEL, fedmomentum(SGD), 4, [1, 2], ())
+    with pytest.raises(fp.InputError, match="different LoRA ranks"):
+        check_method(MODEL, fp.algorithms.fedmomentum(SGD), 4, [1, 2], ())

@@ -8,7 +8,7 @@ import slow_lora
 from closeness import approx, assert_close, assert_small
 from slow_lora import ADAM, A, B, Slow
 
-from fedjax_peft.algorithms import fedrot
+import fedjax_peft as fp
 from fedjax_peft.algorithms.fedrot import _aligned
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ class SlowFedRot(Slow):
 )
 @pytest.mark.sample("first B", "soft")
 def test_rounds_equal_the_slow_reference(options, slow):
-    slow_lora.check(slow_lora.engine(fedrot(ADAM, **options)), slow.run())
+    slow_lora.check(slow_lora.engine(fp.algorithms.fedrot(ADAM, **options)), slow.run())
 
 
 def turned(rank=4, seed=0, reflect=False):

@@ -13,10 +13,8 @@ import toy
 from closeness import approx, assert_close
 
 import fedjax_peft as fp
-from fedjax_peft.algorithms import hilora
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.simulation.checks import check_method
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +147,7 @@ def groups(labels):
 @functools.cache
 def played(head):
     """Returns the engine, and the results of all rounds."""
-    rig = slow_lora.engine(hilora(SGD, head=head, **OPTIONS), bound=MODEL)
+    rig = slow_lora.engine(fp.algorithms.hilora(SGD, head=head, **OPTIONS), bound=MODEL)
     return rig, slow_lora.rounds(rig, COHORTS)
 
 
@@ -193,7 +191,7 @@ def test_the_average_of_a_stage_is_measured():
 @functools.cache
 def short():
     """Returns an engine whose first two stages have one round."""
-    algorithm = hilora(SGD, clients=5, root_rounds=1, cluster_rounds=1)
+    algorithm = fp.algorithms.hilora(SGD, clients=5, root_rounds=1, cluster_rounds=1)
     return slow_lora.engine(algorithm, bound=MODEL)
 
 
@@ -276,7 +274,10 @@ def test_a_newcomer_belongs_to_the_largest_cluster():
 
 def test_planted_subspaces_become_clusters():
     """The server is given uploads whose B span two subspaces; each client mixes its rows."""
-    rng, server = np.random.default_rng(0), hilora(SGD, **{**OPTIONS, "root_rounds": 1}).server
+    rng, server = (
+        np.random.default_rng(0),
+        fp.algorithms.hilora(SGD, **{**OPTIONS, "root_rounds": 1}).server,
+    )
     a, b = factors("root")
     state = server.init({n: MODEL.trainable[n] for n in SHARED})
     spaces, groups_of = rng.normal(size=(2, RANK, toy.WIDTH)), [0, 1, 1, 0, 1]
@@ -297,7 +298,7 @@ def test_planted_subspaces_become_clusters():
 
 def test_traffic_is_that_of_the_stage_and_of_one_cluster():
     model, clients = MODEL, toy.clients([8] * 4)
-    algorithm = hilora(optax.adam(5e-2), clients=4, root_rounds=2, cluster_rounds=2)
+    algorithm = fp.algorithms.hilora(optax.adam(5e-2), clients=4, root_rounds=2, cluster_rounds=2)
     run = fp.simulate(model, algorithm, clients, rounds=6, batch_size=4)
 
     def size(part):
@@ -319,7 +320,7 @@ def test_traffic_is_that_of_the_stage_and_of_one_cluster():
 
 
 def test_paths_of_modules_may_have_the_names_of_the_loras():
-    algorithm = hilora(SGD, **OPTIONS)
+    algorithm = fp.algorithms.hilora(SGD, **OPTIONS)
     shared = {n.replace("layer.", "tree.root.leaf."): MODEL.trainable[n] for n in SHARED}
     state = algorithm.server.init(shared)
     assert {*state["clusters"]} == {f"tree.root.leaf.cluster.lora_{n}" for n in "ab"}
@@ -330,6 +331,6 @@ def test_paths_of_modules_may_have_the_names_of_the_loras():
 
 
 def test_clients_of_different_ranks_are_refused():
-    algorithm = hilora(SGD, clients=5, root_rounds=1, cluster_rounds=1)
-    with pytest.raises(InputError, match="clients of different LoRA ranks"):
+    algorithm = fp.algorithms.hilora(SGD, clients=5, root_rounds=1, cluster_rounds=1)
+    with pytest.raises(fp.InputError, match="clients of different LoRA ranks"):
         check_method(MODEL, algorithm, 5, [1, 2], ())

@@ -36,20 +36,10 @@ from slow_lora import (
     product,
 )
 
-from fedjax_peft.aggregators import flexlora
-from fedjax_peft.algorithms import fedavg, fedex, fedsa, ffa, flora, fra_ffa, hetlora, rolora
+import fedjax_peft as fp
 from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.algorithms.flora import _restarted
-from fedjax_peft.data import Clients
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.registry import random_model
 from fedjax_peft.numerics.random import client_key, stream
-from fedjax_peft.peft.base import attach
-from fedjax_peft.peft.lora import lora
-from fedjax_peft.peft.lora_sum import lora_sum
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import tiny_dataset, tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -127,14 +117,14 @@ class SlowHetLoRA(Slow):
 
 
 CASES = {
-    "ffa": (ffa(ADAM), SlowFFA),
-    "fedsa": (fedsa(ADAM), SlowFedSA),
-    "rolora": (rolora(ADAM), SlowRoLoRA),
-    "flora": (flora(ADAM), SlowFLoRA),
-    "fedex": (fedex(ADAM), SlowFedEx),
-    "flexlora": (fedavg(ADAM, aggregator=flexlora()), SlowFlexLoRA),
-    "fra_ffa": (fra_ffa(ADAM, at=1), SlowSwitch),
-    "hetlora": (hetlora(ADAM), SlowHetLoRA),
+    "ffa": (fp.algorithms.ffa(ADAM), SlowFFA),
+    "fedsa": (fp.algorithms.fedsa(ADAM), SlowFedSA),
+    "rolora": (fp.algorithms.rolora(ADAM), SlowRoLoRA),
+    "flora": (fp.algorithms.flora(ADAM), SlowFLoRA),
+    "fedex": (fp.algorithms.fedex(ADAM), SlowFedEx),
+    "flexlora": (fp.algorithms.fedavg(ADAM, aggregator=fp.aggregators.flexlora()), SlowFlexLoRA),
+    "fra_ffa": (fp.algorithms.fra_ffa(ADAM, at=1), SlowSwitch),
+    "hetlora": (fp.algorithms.hetlora(ADAM), SlowHetLoRA),
 }
 
 
@@ -252,7 +242,7 @@ def orthogonal(*angles):
 
 def test_a_number_of_rounds_brings_the_switch_and_no_product_changes():
     models = orthogonal(0.1, 0.2, 0.3, 0.4)
-    states = watched(fra_ffa(ADAM, at=2), models, [1.0] * 4)
+    states = watched(fp.algorithms.fra_ffa(ADAM, at=2), models, [1.0] * 4)
     assert switched(states) == [0, 1, 1, 1]
     a, b = states[1]["model"][A], states[1]["model"][B]
     assert_close(a @ b, models[1][A] @ models[1][B], rtol=0, atol=1e-6)
@@ -264,27 +254,29 @@ def test_a_number_of_rounds_brings_the_switch_and_no_product_changes():
 def test_a_loss_that_stays_as_it_is_brings_the_switch():
     losses = [1.0, 0.8, 0.795, 0.793, 0.5, 0.499]
     for patience, expected in {1: [0, 0, 1, 1, 1, 1], 2: [0, 0, 0, 1, 1, 1], 3: [0] * 6}.items():
-        algorithm = fra_ffa(ADAM, trigger="plateau", patience=patience, tolerance=0.01)
+        algorithm = fp.algorithms.fra_ffa(
+            ADAM, trigger="plateau", patience=patience, tolerance=0.01
+        )
         assert switched(watched(algorithm, orthogonal(*[0.1] * 6), losses)) == expected
 
 
 def test_a_round_without_a_finite_loss_neither_brings_the_switch_nor_is_the_best():
-    algorithm = fra_ffa(ADAM, trigger="plateau", patience=1)
+    algorithm = fp.algorithms.fra_ffa(ADAM, trigger="plateau", patience=1)
     states = watched(algorithm, orthogonal(*[0.1] * 5), [1.0, np.nan, np.inf, 0.5, 0.5])
     assert switched(states) == [0, 0, 0, 0, 1]
     assert_close([state["best"] for state in states], [1, 1, 1, 0.5, 0.5])
 
 
 def test_a_plateau_needs_a_loss():
-    algorithm = fra_ffa(ADAM, trigger="plateau")
+    algorithm = fp.algorithms.fra_ffa(ADAM, trigger="plateau")
     state = algorithm.server.init(orthogonal(0.1)[0])
     context = toy.context(1, {"error": (jnp.float32(3), jnp.float32(3))})
-    with pytest.raises(InputError, match=r"metric 'loss', .* task has error"):
+    with pytest.raises(fp.InputError, match=r"metric 'loss', .* task has error"):
         algorithm.server.update(state, state, context)
 
 
 def test_the_loss_is_the_cohorts():
-    rig = engine(fra_ffa(optax.sgd(0.1), trigger="plateau"), epochs=1)
+    rig = engine(fp.algorithms.fra_ffa(optax.sgd(0.1), trigger="plateau"), epochs=1)
     (result,) = slow_lora.rounds(rig, {1: (0, 2)})
     total, count = (part.sum() for part in result.sums["loss"])
     assert count == SIZES[0] + SIZES[2]
@@ -298,7 +290,9 @@ def test_a_subspace_that_hardly_turns_brings_the_switch():
     for angle, expected in {1.1: [0, 1], 0.9: [0, 0]}.items():
         for sine, (one, other) in zip(sines, [(0.0, 0.3), (0.3, 0.4), (0.4, 0.45)], strict=True):
             tolerance = float(sine * angle)
-            algorithm = fra_ffa(ADAM, trigger="subspace", patience=1, tolerance=tolerance)
+            algorithm = fp.algorithms.fra_ffa(
+                ADAM, trigger="subspace", patience=1, tolerance=tolerance
+            )
             states = watched(algorithm, orthogonal(one, other), [1.0] * 2)
             assert switched(states) == expected
 
@@ -327,7 +321,7 @@ def pruned(leaves, client, penalty, rate=0.3):
 
 
 def test_clients_prune_tails_that_have_shrunk():
-    rig = engine(hetlora(optax.sgd(0.3), prune=0.5, penalty=0.1), epochs=1)
+    rig = engine(fp.algorithms.hetlora(optax.sgd(0.3), prune=0.5, penalty=0.1), epochs=1)
     first, second = slow_lora.rounds(rig, {1: None, 2: None})
     start = reference.leaves64(MODEL.trainable)
     outcomes = [pruned(start, c, 0.1) for c in range(len(SIZES))]
@@ -354,22 +348,24 @@ def test_clients_prune_tails_that_have_shrunk():
 
 
 def run(model, algorithm):
-    clients = Clients(tiny_dataset(24), tuple(np.split(np.arange(24, dtype=np.int32), [5, 14])))
+    clients = fp.Clients(
+        fp.testing.tiny_dataset(24), tuple(np.split(np.arange(24, dtype=np.int32), [5, 14]))
+    )
     options = {"rounds": 1, "clients_per_round": 3, "batch_size": 4}
-    return simulate(model, algorithm, clients, **options)
+    return fp.simulate(model, algorithm, clients, **options)
 
 
 def test_parts_of_a_projection_and_several_loras_cannot_be_folded():
     sizes = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
     config = {"model_type": "gpt2", **sizes, "eos_token_id": 1, "pad_token_id": 0}
-    plain = random_model(config, head=classification(4))
-    for make in (flora, fedex):
-        with pytest.raises(InputError, match="without parts"):
-            run(attach(plain, lora(2, parts=["q", "v"])), make(ADAM))
-        with pytest.raises(InputError, match=r"several LoRAs on one layer \(lora_sum\)"):
-            run(attach(plain, lora_sum(2)), make(ADAM))
-    whole = attach(plain, lora(2))
-    server = flora(ADAM).server
+    plain = fp.random_model(config, head=fp.heads.classification(4))
+    for make in (fp.algorithms.flora, fp.algorithms.fedex):
+        with pytest.raises(fp.InputError, match="without parts"):
+            run(fp.attach(plain, fp.lora(2, parts=["q", "v"])), make(ADAM))
+        with pytest.raises(fp.InputError, match=r"several LoRAs on one layer \(lora_sum\)"):
+            run(fp.attach(plain, fp.peft.lora_sum(2)), make(ADAM))
+    whole = fp.attach(plain, fp.lora(2))
+    server = fp.algorithms.flora(ADAM).server
     shared = {n: x for n, x in whole.trainable.items() if ".lora_" in n}
     assert server.merge_into_frozen(server.init(shared), whole.frozen).keys() == whole.frozen.keys()
 
@@ -377,7 +373,7 @@ def test_parts_of_a_projection_and_several_loras_cannot_be_folded():
 RANKED = {
     "flexlora": CASES["flexlora"][0],
     "hetlora": CASES["hetlora"][0],
-    "pruned": hetlora(ADAM, prune=0.5, penalty=0.01),
+    "pruned": fp.algorithms.hetlora(ADAM, prune=0.5, penalty=0.01),
 }
 
 
@@ -387,7 +383,7 @@ def test_clients_upload_zeros_in_masked_rows(method):
 
     def simulated(ranks):
         options = {"clients_per_round": 5, "batch_size": 4, "client_ranks": ranks, "lanes": 3}
-        return simulate(model, algorithm, FEDERATION, rounds=2, **run_options(**options))
+        return fp.simulate(model, algorithm, FEDERATION, rounds=2, **run_options(**options))
 
     low, mixed = simulated([1]), simulated([1, 2])
     assert low.metrics[1]["bytes_up"] < mixed.metrics[1]["bytes_up"]
@@ -404,7 +400,7 @@ def test_clients_upload_zeros_in_masked_rows(method):
 
 @pytest.mark.parametrize("init", ["kaiming", "gaussian"])
 def test_flora_restarts_as_the_adapter_started(init):
-    model = attach(tiny_model(4), lora(4, init=init), seed=0)
+    model = fp.attach(fp.testing.tiny_model(4), fp.lora(4, init=init), seed=0)
     name = next(n for n in model.trainable if n.endswith("query.lora_a"))
     broadcast = {n: x for n, x in model.trainable.items() if n.startswith(name[:-1])}
     initial, (one, other) = (
@@ -421,7 +417,9 @@ def test_flora_sums_products_of_any_ranks():
     ranks, slow = [1, 2, 2, 1, 2], Slow()
     options = {"clients_per_round": 5, "batch_size": BATCH, "epochs": EPOCHS}
     options["client_ranks"] = ranks
-    result = simulate(MODEL, flora(ADAM), FEDERATION, rounds=1, **run_options(**options))
+    result = fp.simulate(
+        MODEL, fp.algorithms.flora(ADAM), FEDERATION, rounds=1, **run_options(**options)
+    )
     leaves, expected = slow.leaves, slow.kernel
     for c, rank in enumerate(ranks):
         slow.leaves = leaves | {SCALE: np.where(np.arange(toy.RANK) < rank, S, 0.0)}

@@ -28,16 +28,11 @@ from slow_lora import (
     product,
 )
 
-from fedjax_peft.aggregators import lora_fair
-from fedjax_peft.aggregators import mean as mean_aggregator
-from fedjax_peft.algorithms import fedavg, fedsvd
+import fedjax_peft as fp
 from fedjax_peft.algorithms.fedsvd import with_orthonormal_a
-from fedjax_peft.contracts import Federation
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.privacy import example
 from fedjax_peft.simulation.checks import check_method
 from fedjax_peft.simulation.ledger import Ledger
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -109,11 +104,18 @@ class SlowLeastSquares(SlowFair):
 
 
 CASES = {
-    "fedsvd": (lambda: fedsvd(ADAM), SlowFedSVD),
-    "every_second": (lambda: fedsvd(ADAM, period=2), SlowEverySecond),
-    "fair": (lambda: fedavg(ADAM, aggregator=lora_fair(lam=SlowFair.lam, steps=3)), SlowFair),
+    "fedsvd": (lambda: fp.algorithms.fedsvd(ADAM), SlowFedSVD),
+    "every_second": (lambda: fp.algorithms.fedsvd(ADAM, period=2), SlowEverySecond),
+    "fair": (
+        lambda: fp.algorithms.fedavg(
+            ADAM, aggregator=fp.aggregators.lora_fair(lam=SlowFair.lam, steps=3)
+        ),
+        SlowFair,
+    ),
     "squares": (
-        lambda: fedavg(ADAM, aggregator=lora_fair(solver="least_squares")),
+        lambda: fp.algorithms.fedavg(
+            ADAM, aggregator=fp.aggregators.lora_fair(solver="least_squares")
+        ),
         SlowLeastSquares,
     ),
 }
@@ -151,7 +153,7 @@ def test_the_svd_changes_no_product_and_makes_a_orthonormal():
 
 
 def test_clients_of_fedsvd_send_b_and_fetch_a_and_b():
-    algorithm = fedsvd(ADAM)
+    algorithm = fp.algorithms.fedsvd(ADAM)
     server = algorithm.server.init({n: MODEL.trainable[n] for n in toy.SHARED})
     ledger = Ledger(MODEL, algorithm, server, 4)
     sizes = {n: 4 * MODEL.trainable[n].size for n in toy.SHARED}
@@ -163,8 +165,8 @@ def test_clients_of_fedsvd_send_b_and_fetch_a_and_b():
 
 def test_a_is_no_part_of_the_gradient_that_private_training_clips():
     """With one step of SGD and no noise, the change of B and head is rate · clip / batch size."""
-    facts = Federation(5, 5, "all", 4, "shuffled", 3, 1, 1)
-    algorithm = example(0.01, 1e-9).protect(fedsvd(optax.sgd(1.0)), facts)
+    facts = fp.contracts.Federation(5, 5, "all", 4, "shuffled", 3, 1, 1)
+    algorithm = fp.privacy.example(0.01, 1e-9).protect(fp.algorithms.fedsvd(optax.sgd(1.0)), facts)
     rig = toy.Engine(algorithm, FEDERATION, per_round=5, lanes=1, local_steps=1, bound=MODEL)
     place = SIZES.index(1)  # a batch of one example
     cohort = Cohort(*([part[place]] for part in rig.schedule.cohort(1)))
@@ -175,7 +177,7 @@ def test_a_is_no_part_of_the_gradient_that_private_training_clips():
 # -------------------------------------------------------------------------------------- LoRA-FAIR
 
 
-WEIGHTS, PLAIN = np.float32([7, 12, 1]) / 20, mean_aggregator()
+WEIGHTS, PLAIN = np.float32([7, 12, 1]) / 20, fp.aggregators.mean()
 TEMPLATE, FIXED = ({n: MODEL.trainable[n] for n in names} for names in (toy.SHARED, (SCALE,)))
 
 
@@ -199,7 +201,10 @@ def test_the_correction_lowers_the_aggregation_error_and_reports_what_is_left():
     def cosine(x):
         return (x * wanted).sum() / np.linalg.norm(x) / np.linalg.norm(wanted)
 
-    for aggregator in (lora_fair(lam=0.0), lora_fair(solver="least_squares", lam=0.0)):
+    for aggregator in (
+        fp.aggregators.lora_fair(lam=0.0),
+        fp.aggregators.lora_fair(solver="least_squares", lam=0.0),
+    ):
         made, metrics = aggregated(aggregator)
         error = np.linalg.norm(made - wanted)
         assert metrics["aggregation_error"] == approx(error, rel=1e-3)
@@ -209,9 +214,9 @@ def test_the_correction_lowers_the_aggregation_error_and_reports_what_is_left():
 
 def test_a_large_weight_of_the_norm_keeps_the_average():
     plain, _ = aggregated(PLAIN)
-    made, _ = aggregated(lora_fair(solver="least_squares", lam=1e9))
+    made, _ = aggregated(fp.aggregators.lora_fair(solver="least_squares", lam=1e9))
     assert_close(made, plain, rtol=0, atol=1e-6)
-    assert_close(aggregated(lora_fair(lam=1.0))[0], plain, rtol=0, atol=1e-6)
+    assert_close(aggregated(fp.aggregators.lora_fair(lam=1.0))[0], plain, rtol=0, atol=1e-6)
 
 
 def test_zeros_stay_finite():
@@ -219,11 +224,15 @@ def test_zeros_stay_finite():
     start = {**TEMPLATE, B: jnp.zeros_like(TEMPLATE[B])}
     same = {n: np.repeat(np.asarray(x)[None], 3, axis=0) for n, x in start.items()}
     for solver in ("gradient", "least_squares"):
-        made = aggregate(lora_fair(solver=solver, lam=0.0), same, WEIGHTS, start, FIXED)
+        made = aggregate(
+            fp.aggregators.lora_fair(solver=solver, lam=0.0), same, WEIGHTS, start, FIXED
+        )
         np.testing.assert_array_equal(made.update[B], 0)
         assert made.metrics["aggregation_error"] == 0
 
 
 def test_lora_fair_refuses_clients_of_other_ranks():
-    with pytest.raises(InputError, match="different LoRA ranks"):
-        check_method(MODEL, fedavg(ADAM, aggregator=lora_fair()), 5, [1, 2], ())
+    with pytest.raises(fp.InputError, match="different LoRA ranks"):
+        check_method(
+            MODEL, fp.algorithms.fedavg(ADAM, aggregator=fp.aggregators.lora_fair()), 5, [1, 2], ()
+        )

@@ -12,8 +12,8 @@ from closeness import assert_small
 from options import run_options
 from slow_lora import MODEL, A, B, Slow
 
+import fedjax_peft as fp
 from fedjax_peft import simulate
-from fedjax_peft.algorithms import lora_a2
 from fedjax_peft.algorithms.lora_a2 import _selected
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ class SlowLoRAA2(Slow):
 )
 @pytest.mark.sample("mixed")
 def test_rounds_equal_the_slow_reference(options, slow):
-    results = slow_lora.check(slow_lora.engine(lora_a2(SGD, **options)), slow.run())
+    results = slow_lora.check(slow_lora.engine(fp.algorithms.lora_a2(SGD, **options)), slow.run())
     for result, rests in zip(results, (A, B, A), strict=True):
         assert not result.sent_leaves[rests]
         assert_small(result.aggregation["aggregation_error"], 1e-6)
@@ -100,6 +100,8 @@ def test_the_bytes_of_an_upload_are_those_of_its_directions():
     """The head, one of two directions, and a byte that says which: B has rows of 6, A of 5."""
     federation = toy.clients([4, 3, 5])
     options = {"rounds": 2, "batch_size": 4, "lanes": 1}
-    rows = simulate(MODEL, lora_a2(SGD, budget=1), federation, **run_options(**options)).metrics
+    rows = simulate(
+        MODEL, fp.algorithms.lora_a2(SGD, budget=1), federation, **run_options(**options)
+    ).metrics
     head = sum(MODEL.trainable[n].nbytes for n in toy.HEAD)
     assert [row["bytes_up"] for row in rows[1:]] == [3 * (head + 4 * n + 1) for n in (6, 5)]

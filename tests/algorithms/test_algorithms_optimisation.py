@@ -14,28 +14,13 @@ import running
 import toy
 from closeness import approx, assert_close
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators
-from fedjax_peft.algorithms import (
-    fedadagrad,
-    fedadam,
-    fedavg,
-    fedavgm,
-    feddyn,
-    fednova,
-    fedopt,
-    fedprox,
-    fedyogi,
-    scaffold,
-)
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.data import Clients
+from fedjax_peft.algorithms import fedopt
 from fedjax_peft.engine.plan import Cohort, make_plan
 from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.setup import Setup
-from fedjax_peft.engine.state import State
-from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import host_rng
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
 
 pytestmark = pytest.mark.slow
@@ -195,7 +180,7 @@ SERVER = {"server_learning_rate": 0.05, "b1": 0.8, "tau": 0.02}
 def unwarned(optimizer, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return scaffold(optimizer, **options)
+        return fp.algorithms.scaffold(optimizer, **options)
 
 
 def case(optimizer, fast, slow, options, slow_options=None):
@@ -214,18 +199,22 @@ AVGM = {"momentum": 0.7, "server_learning_rate": 0.6}
 OF_ADAM = adaptive(lambda v, d: 0.9 * v + 0.1 * d**2)
 OF_YOGI = adaptive(lambda v, d: v - 0.1 * d**2 * np.sign(v - d**2))
 CASES = {
-    "fedprox sgd": case("sgd", fedprox, slow_fedprox, {"mu": 0.9}),
-    "fedprox adam": case("adam", fedprox, slow_fedprox, {"mu": 0.9}),
-    "scaffold sgd": case("sgd", scaffold, slow_scaffold, SCAFFOLD),
+    "fedprox sgd": case("sgd", fp.algorithms.fedprox, slow_fedprox, {"mu": 0.9}),
+    "fedprox adam": case("adam", fp.algorithms.fedprox, slow_fedprox, {"mu": 0.9}),
+    "scaffold sgd": case("sgd", fp.algorithms.scaffold, slow_scaffold, SCAFFOLD),
     "scaffold adam": case("adam", unwarned, slow_scaffold, {"learning_rate": RATE}),
-    "feddyn sgd": case("sgd", feddyn, slow_feddyn, {"alpha": 0.4}),
-    "feddyn adam": case("adam", feddyn, slow_feddyn, {"alpha": 0.4}),
-    "fednova sgd": case("sgd", fednova, slow_fednova, {}, {"momentum": 0.0}),
-    "fednova momentum": case("momentum", fednova, slow_fednova, {}, {"momentum": 0.6}),
-    "fedavgm": opt_case("sgd", fedavgm, AVGM, avgm),
-    "fedadam": opt_case("sgd", fedadam, {"b2": 0.9, **SERVER}, OF_ADAM),
-    "fedyogi": opt_case("adam", fedyogi, {"b2": 0.9, **SERVER}, OF_YOGI),
-    "fedadagrad": opt_case("sgd", fedadagrad, SERVER, adaptive(lambda v, d: v + d**2)),
+    "feddyn sgd": case("sgd", fp.algorithms.feddyn, slow_feddyn, {"alpha": 0.4}),
+    "feddyn adam": case("adam", fp.algorithms.feddyn, slow_feddyn, {"alpha": 0.4}),
+    "fednova sgd": case("sgd", fp.algorithms.fednova, slow_fednova, {}, {"momentum": 0.0}),
+    "fednova momentum": case(
+        "momentum", fp.algorithms.fednova, slow_fednova, {}, {"momentum": 0.6}
+    ),
+    "fedavgm": opt_case("sgd", fp.algorithms.fedavgm, AVGM, avgm),
+    "fedadam": opt_case("sgd", fp.algorithms.fedadam, {"b2": 0.9, **SERVER}, OF_ADAM),
+    "fedyogi": opt_case("adam", fp.algorithms.fedyogi, {"b2": 0.9, **SERVER}, OF_YOGI),
+    "fedadagrad": opt_case(
+        "sgd", fp.algorithms.fedadagrad, SERVER, adaptive(lambda v, d: v + d**2)
+    ),
 }
 DRAWN = ("fedprox adam", "scaffold adam", "feddyn adam", "fednova momentum")
 """Each client makes the partial work that it has drawn; what divides by K uses its own K."""
@@ -238,7 +227,7 @@ SETTINGS += [(f"{name} sgd", 4, 1, "shared", 4) for name in ("scaffold", "feddyn
 def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
     """Clients without examples never take part, so ``empty`` such clients have no effect."""
     nobody, drawn = (np.zeros(0, np.int32),) * empty, name in DRAWN
-    federation = Clients(FEDERATION.data, FEDERATION.indices + nobody)
+    federation = fp.Clients(FEDERATION.data, FEDERATION.indices + nobody)
     options = {"lanes": lanes, "bound": MODEL, "local_steps": (1, MOST_STEPS) if drawn else None}
     make = CASES[name][0]
     rig = toy.Engine(make(head=head), federation, per_round=per_round + empty, **options)
@@ -250,7 +239,7 @@ def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
     extra = CASES[name][1](world)
     shared, own = HEADS[head]
     model = rig.algorithm.server.model(result.server)
-    private = tree.take(result.client_state, np.arange(len(SIZES)))
+    private = fp.tree.take(result.client_state, np.arange(len(SIZES)))
     kept = private.get("model", private)
     assert set(model) == set(shared)
     assert set(kept) == set(own)
@@ -280,7 +269,7 @@ def quadratic():
 
     def apply(frozen, trainable, batch, key, train):
         distance = trainable["x"][None] - batch["b"]
-        return Outputs(distance, distance)
+        return fp.contracts.Outputs(distance, distance)
 
     def loss(outputs, batch):
         losses = jnp.where(batch["mask"], outputs.logits**2 / 2, 0.0)
@@ -300,8 +289,8 @@ class Quadratics:
         setup = Setup(algorithm, *quadratic(), {}, {}, 4)
         self.program = Program(setup, {"b": np.array([1, 4, 4], np.float32)})
         self.algorithm, shared = algorithm, {"x": jnp.zeros(())}
-        client_state = tree.broadcast(algorithm.init_client_state(shared, {}), 4)
-        self.state = State(jax.tree.map(jnp.copy, algorithm.server.init(shared)), client_state)
+        client_state = fp.tree.broadcast(algorithm.init_client_state(shared, {}), 4)
+        self.state = fp.State(jax.tree.map(jnp.copy, algorithm.server.init(shared)), client_state)
         self.round_index = 0
         self.everybody = [(0, 1.0, [[0]]), (1, 2.0, [[1], [2]])]
 
@@ -313,7 +302,7 @@ class Quadratics:
         self.round_index += 1
         plan = make_plan(cohort, 2, time_steps=2, slots=2, batch_size=1)
         result = self.program(self.state, plan, self.round_index)
-        self.state = State(*result.state[:2])
+        self.state = fp.State(*result.state[:2])
         return float(self.algorithm.server.model(self.state.server)["x"])
 
 
@@ -325,7 +314,7 @@ MAKE = {
     #
     # The first step of each is as ever, the penalty being 0. Client 0: 0.5. Client 1: 2, where the
     # gradient is -2 + 0.5 · 2 = -1: 2.5. By size: (0.5 + 2 · 2.5) / 3.
-    "fedprox": (lambda: fedprox(HALF, mu=0.5), [5.5 / 3]),
+    "fedprox": (lambda: fp.algorithms.fedprox(HALF, mu=0.5), [5.5 / 3]),
     # Round 1, all control variates 0. c_0 = (0 - 0.5) / 0.5 = -1, c_1 = (0 - 3) / (2 · 0.5) = -3;
     # x = (0.5 + 3) / 2 = 1.75, c = (-1 - 3) / 4 = -1: of four clients.
     # Round 2. Client 0: 0.75 - 1 + 1 = 0.75, to 1.375. Client 1: -2.25 - 1 + 3 = -0.25, to 1.875;
@@ -335,7 +324,10 @@ MAKE = {
     # Round 3 from 1.65625. Client 0: 0.65625 - 0.359375 - 0.75 = -0.453125, to 1.8828125.
     # Client 1: -2.34375 - 0.359375 + 2.1875 = -0.515625, to 1.9140625; -2.0859375 + 1.828125 =
     # -0.2578125, to 2.04296875. x = 1.962890625.
-    "scaffold": (lambda: scaffold(HALF, learning_rate=0.5), [1.75, 1.65625, 1.962890625]),
+    "scaffold": (
+        lambda: fp.algorithms.scaffold(HALF, learning_rate=0.5),
+        [1.75, 1.65625, 1.962890625],
+    ),
     # By size, 1 to 2. Round 1: x = (0.5 + 2 · 3) / 3, and c = 2/4 · (-1 - 2 · 3) / 3 = -7/6.
     # Round 2 from 13/6. Client 0: 7/6 - 7/6 + 1 = 1, to 5/3. Client 1: -11/6 - 7/6 + 3 = 0, twice.
     # x = (5/3 + 2 · 13/6) / 3 = 2; c_0 = 7/6, c_1 = -11/6, and
@@ -343,7 +335,7 @@ MAKE = {
     # Round 3. Client 0: 1 - 5/12 - 7/6 = -7/12, to 55/24. Client 1: -2 - 5/12 + 11/6 = -7/12, to
     # 55/24; -41/24 + 17/12 = -7/24, to 39/16.
     "scaffold by size": (
-        lambda: scaffold(HALF, learning_rate=0.5, weights="size"),
+        lambda: fp.algorithms.scaffold(HALF, learning_rate=0.5, weights="size"),
         [6.5 / 3, 2.0, (55 / 24 + 2 * 39 / 16) / 3],
     ),
     # α = 0.5. Round 1, all 0. Client 0: 0.5, g_0 = -0.25. Client 1: 2; -2 + 0.5 · 2 = -1, to 2.5;
@@ -351,21 +343,27 @@ MAKE = {
     # Round 2. Client 0: 1.25 + 0.25 = 1.5, to 1.5; g_0 = -0.25 + 0.375 = 0.125. Client 1:
     # -1.75 + 1.25 = -0.5, to 2.5; -1.5 + 1.25 + 0.125 = -0.125, to 2.5625.
     # h = -0.375 - 0.125 · (-0.75 + 0.3125) = -0.3203125; x = 2.03125 + 0.640625.
-    "feddyn": (lambda: feddyn(HALF, alpha=0.5), [2.25, 2.671875]),
+    "feddyn": (lambda: fp.algorithms.feddyn(HALF, alpha=0.5), [2.25, 2.671875]),
     # d_0 = 0.5 / 1, d_1 = 3 / 2, p = 1/3, 2/3: effectively 1/3 + 4/3 = 5/3 steps of
     # 0.5/3 + 2 · 1.5/3 = 7/6. (FedAvg: 13/6.)
-    "fednova": (lambda: fednova(HALF), [35 / 18]),
+    "fednova": (lambda: fp.algorithms.fednova(HALF), [35 / 18]),
     # Momentum 0.5. Client 1: gradient -4, to 2; buffer -2 - 2 = -4, to 4. Its a are 1.5 and 1:
     # d_1 = 4 / 2.5 = 1.6. (1 + 2 · 2.5) / 3 = 2 steps of (0.5 + 2 · 1.6) / 3.
-    "fednova with momentum": (lambda: fednova(optax.sgd(0.5, momentum=0.5)), [2 * 3.7 / 3]),
+    "fednova with momentum": (
+        lambda: fp.algorithms.fednova(optax.sgd(0.5, momentum=0.5)),
+        [2 * 3.7 / 3],
+    ),
     # Below, weights are uniform: Δ = (0.5 + 3) / 2 = 1.75 in round 1.
     # m = 1.75, x = 1.75. Round 2: clients at 1.375 and 3.4375, Δ = 0.65625;
     # m = 0.875 + 0.65625 = 1.53125.
-    "fedavgm": (lambda: fedavgm(HALF, momentum=0.5, weights="uniform"), [1.75, 3.28125]),
+    "fedavgm": (
+        lambda: fp.algorithms.fedavgm(HALF, momentum=0.5, weights="uniform"),
+        [1.75, 3.28125],
+    ),
     # The step is 0.5 m + Δ = 2.625. Round 2: clients at 1.8125 and 3.65625, Δ = 0.109375;
     # m = 0.875 + 0.109375; x = 2.625 + 0.4921875 + 0.109375.
     "fedavgm, Nesterov": (
-        lambda: fedavgm(HALF, momentum=0.5, nesterov=True, weights="uniform"),
+        lambda: fp.algorithms.fedavgm(HALF, momentum=0.5, nesterov=True, weights="uniform"),
         [2.625, 3.2265625],
     ),
     # m = 0.1 · 1.75 = 0.175, √v = √0.01 · 1.75 = 0.175, τ = 0.175: half a step of 0.1. Round 2:
@@ -373,7 +371,7 @@ MAKE = {
     # v = 0.99 · 0.030625 + 0.01 · 2.9541015625 = 0.059859765625, √v = 0.24466255;
     # x = 0.05 + 0.1 · 0.329375 / 0.41966255.
     "fedadam": (
-        lambda: fedadam(HALF, server_learning_rate=0.1, tau=0.175, weights="uniform"),
+        lambda: fp.algorithms.fedadam(HALF, server_learning_rate=0.1, tau=0.175, weights="uniform"),
         [0.05, 0.12848571],
     ),
     # v from 4, above Δ² = 3.0625: 4 - 0.25 · 3.0625 = 3.234375 (Adam: 3.765625), √v = 1.79843682;
@@ -382,14 +380,16 @@ MAKE = {
     # √v = 1.57274527; m = 0.1575 + 0.174453125; x = 0.00875 + 0.0331953125 / 1.77430845.
     # Round 3, Δ² about 3 above v = 2.47: it grows again.
     "fedyogi": (
-        lambda: fedyogi(HALF, server_learning_rate=0.1, b2=0.75, **YOGI),
+        lambda: fp.algorithms.fedyogi(HALF, server_learning_rate=0.1, b2=0.75, **YOGI),
         [0.00875, 0.02745888],
     ),
     # v = 3.0625, x = 0.1 · 1.75 / (1.75 + 0.25) = 0.0875. Round 2: clients at 0.54375 and
     # 3.021875, Δ = 1.6953125, v = 3.0625 + 2.87408447, √v = 2.43651077;
     # x = 0.0875 + 0.16953125 / 2.68651077.
     "fedadagrad": (
-        lambda: fedadagrad(HALF, server_learning_rate=0.1, tau=0.25, weights="uniform"),
+        lambda: fp.algorithms.fedadagrad(
+            HALF, server_learning_rate=0.1, tau=0.25, weights="uniform"
+        ),
         [0.0875, 0.15060471],
     ),
 }
@@ -408,7 +408,7 @@ def test_hand_calculated_rounds(name):
 
 
 def test_fedyogi_keeps_the_second_moment_between_its_neighbours():
-    rig = Quadratics(fedyogi(HALF, b2=0.75, tau=1.0, weights="uniform"))
+    rig = Quadratics(fp.algorithms.fedyogi(HALF, b2=0.75, tau=1.0, weights="uniform"))
     rig.round()
     # From 0 v grows by (1 - β₂) Δ², as Adam's does.
     assert float(rig.state[0].optimizer.second["x"]) == approx(0.25 * 1.75**2)
@@ -417,11 +417,11 @@ def test_fedyogi_keeps_the_second_moment_between_its_neighbours():
 @pytest.mark.parametrize(
     "same",
     [
-        lambda: fedavg(HALF),
-        lambda: fedprox(HALF, mu=0.0),
+        lambda: fp.algorithms.fedavg(HALF),
+        lambda: fp.algorithms.fedprox(HALF, mu=0.0),
         lambda: fedopt(HALF, server=optax.sgd(1.0)),
-        lambda: fedavgm(HALF, momentum=0.0),
-        lambda: scaffold(HALF, learning_rate=0.5, weights="size"),
+        lambda: fp.algorithms.fedavgm(HALF, momentum=0.0),
+        lambda: fp.algorithms.scaffold(HALF, learning_rate=0.5, weights="size"),
     ],
     ids=["fedavg", "fedprox", "fedopt", "fedavgm", "scaffold's first round"],
 )
@@ -431,7 +431,7 @@ def test_special_cases_are_fedavg(same):
 
 def test_fednova_is_fedavg_for_equal_work_with_any_momentum():
     heavy = optax.sgd(0.5, momentum=0.3)
-    one, other = Quadratics(fednova(heavy)), Quadratics(fedavg(heavy))
+    one, other = Quadratics(fp.algorithms.fednova(heavy)), Quadratics(fp.algorithms.fedavg(heavy))
     equal = [(0, 1.0, [[0], [0]]), (1, 2.0, [[1], [2]])]
     assert one.round(equal) == approx(other.round(equal), rel=1e-6)
 
@@ -440,10 +440,10 @@ def test_optimum_of_unequal_clients():
     """The common optimum is 2.5. FedAvg ends elsewhere; these algorithms reach it."""
     ends = {}
     for name, make in {
-        "scaffold": lambda: scaffold(HALF, learning_rate=0.5),
-        "feddyn": lambda: feddyn(HALF, alpha=0.5),
-        "fednova": lambda: fednova(HALF, weights="uniform"),
-        "fedavg": lambda: fedavg(HALF)._replace(weights="uniform"),
+        "scaffold": lambda: fp.algorithms.scaffold(HALF, learning_rate=0.5),
+        "feddyn": lambda: fp.algorithms.feddyn(HALF, alpha=0.5),
+        "fednova": lambda: fp.algorithms.fednova(HALF, weights="uniform"),
+        "fedavg": lambda: fp.algorithms.fedavg(HALF)._replace(weights="uniform"),
     }.items():
         rig = Quadratics(make())
         ends[name] = [rig.round() for _ in range(60)][-1]
@@ -490,14 +490,16 @@ OTHER_STEPS = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_scaffold_knows_plain_sgd(name):
-    scaffold(PLAIN[name], learning_rate=0.1).check(toy.KINDS, 4)  # warnings are errors
-    with pytest.raises(InputError, match=r"step size 0\.1, but learning_rate = 0\.2"):
-        scaffold(PLAIN[name], learning_rate=0.2).check(toy.KINDS, 4)
+    fp.algorithms.scaffold(PLAIN[name], learning_rate=0.1).check(
+        toy.KINDS, 4
+    )  # warnings are errors
+    with pytest.raises(fp.InputError, match=r"step size 0\.1, but learning_rate = 0\.2"):
+        fp.algorithms.scaffold(PLAIN[name], learning_rate=0.2).check(toy.KINDS, 4)
 
 
 @pytest.mark.parametrize("aggregator", [aggregators.flora_na, aggregators.lora_fair])
 def test_control_variates_are_averaged_where_factors_combine_in_another_way(aggregator):
-    algorithm = scaffold(optax.sgd(0.1), learning_rate=0.1, aggregator=aggregator())
+    algorithm = fp.algorithms.scaffold(optax.sgd(0.1), learning_rate=0.1, aggregator=aggregator())
     run = running.run(algorithm, model=toy.lora_model(dropout=0), rounds=1)
     for name, own in run.client_state["control"].items():
         assert_close(run.server["control"][name], np.mean(own, axis=0), rtol=1e-5, atol=1e-7)
@@ -505,7 +507,7 @@ def test_control_variates_are_averaged_where_factors_combine_in_another_way(aggr
 
 @pytest.mark.parametrize("name", OTHER_STEPS)
 def test_scaffold_warns_of_an_optimizer_with_other_steps(name):
-    algorithm = scaffold(OTHER_STEPS[name], learning_rate=0.1)
+    algorithm = fp.algorithms.scaffold(OTHER_STEPS[name], learning_rate=0.1)
     with pytest.warns(UserWarning, match=r"learning_rate = 0\.1"):
         algorithm.check(toy.KINDS, 4)
 
@@ -538,22 +540,25 @@ def nova_length(optimizer, steps):
 @pytest.mark.sample("nesterov", "warm-up")
 def test_fednova_measures_the_weight_of_gradients(optimizer):
     lengths = [nova_length(optimizer, steps) for steps in (1, 2)]
-    alone, plain = ([(0, 1.0, [[0]])], [(1, 2.0, [[1], [2]])]), fedavg(optimizer)
+    alone, plain = ([(0, 1.0, [[0]])], [(1, 2.0, [[1], [2]])]), fp.algorithms.fedavg(optimizer)
     moves = [Quadratics(plain).round(rows) for rows in alone]
     effective = (lengths[0] + 2 * lengths[1]) / 3
     directions = [m / n if n else 0.0 for m, n in zip(moves, lengths, strict=True)]
     expected = effective * (directions[0] + 2 * directions[1]) / 3
-    assert Quadratics(fednova(optimizer)).round() == approx(expected, rel=1e-5)
+    assert Quadratics(fp.algorithms.fednova(optimizer)).round() == approx(expected, rel=1e-5)
 
 
 def test_fednova_counts_the_steps_of_adam_and_does_not_change_masked_leaves():
-    rig, plain = Quadratics(fednova(optax.adam(0.1))), fedavg(optax.adam(0.1))
+    rig, plain = (
+        Quadratics(fp.algorithms.fednova(optax.adam(0.1))),
+        fp.algorithms.fedavg(optax.adam(0.1)),
+    )
     ends = [Quadratics(plain).round(rows) for rows in ([(0, 1.0, [[0]])], [(1, 2.0, [[1], [2]])])]
     expected = 5 / 3 * (ends[0] + 2 * ends[1] / 2) / 3
     assert rig.round() == approx(expected, rel=1e-5)
 
     still = optax.masked(optax.set_to_zero(), {n: n in toy.HEAD for n in toy.SHARED})
-    algorithm = fednova(optax.chain(optax.sgd(RATE), still))
+    algorithm = fp.algorithms.fednova(optax.chain(optax.sgd(RATE), still))
     whole = toy.Engine(algorithm, FEDERATION, per_round=4, lanes=2, bound=MODEL)
     result = whole.run(whole.schedule.cohort(1))
     for n in toy.HEAD:
@@ -567,10 +572,10 @@ def test_fednova_measures_each_leaf_by_itself():
     slow, heavy = optax.sgd(RATE), optax.sgd(RATE, momentum=0.6)
     labels = {n: "heavy" if n in toy.HEAD else "slow" for n in toy.SHARED}
     mixed = optax.multi_transform({"heavy": heavy, "slow": slow}, labels)
-    plain = toy.Engine(fedavg(mixed), FEDERATION, per_round=4, lanes=2, bound=MODEL)
+    plain = toy.Engine(fp.algorithms.fedavg(mixed), FEDERATION, per_round=4, lanes=2, bound=MODEL)
     everybody = plain.schedule.cohort(1)
     ends = [plain.run(Cohort(*([x[k]] for x in everybody))).server for k in range(4)]
-    nova = toy.Engine(fednova(mixed), FEDERATION, per_round=4, lanes=2, bound=MODEL)
+    nova = toy.Engine(fp.algorithms.fednova(mixed), FEDERATION, per_round=4, lanes=2, bound=MODEL)
     result = nova.run(everybody).server
     steps, weights = np.array([2, 1, 3, 1]), np.array(SIZES) / sum(SIZES)
     for n in toy.SHARED:

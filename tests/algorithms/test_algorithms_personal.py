@@ -13,26 +13,11 @@ from closeness import approx, assert_close, assert_small, assert_trees_close
 from options import run_options
 
 import fedjax_peft as fp
-from fedjax_peft.algorithms import (
-    apfl,
-    centralised,
-    ditto,
-    fedavg,
-    fedbabu,
-    fedper,
-    fedrep,
-    local,
-    moon,
-    pfedme,
-)
 from fedjax_peft.algorithms.moon import contrastive
-from fedjax_peft.contracts import ClientContext, Outputs
-from fedjax_peft.data import partition
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.tasks import Task, classification
+from fedjax_peft.tasks import Task
 
 pytestmark = pytest.mark.slow
 
@@ -250,25 +235,31 @@ def case(fast, slow, optimizer, head, *options, dropout=0.2, **named):
 PFEDME = {"lam": 2.0, "learning_rate": 0.2, "inner_steps": 3, "beta": 0.7}
 PFEDME_PRIVATE = {"lam": 1.0, "learning_rate": 0.5, "inner_steps": 2, "beta": 0.6}
 CASES = {
-    "ditto": case(ditto, ditto_slowly, SGD, "shared", lam=0.5),
-    "ditto private": case(ditto, ditto_slowly, ADAM, "private", lam=2.0),
-    "pfedme": case(pfedme, pfedme_slowly, SGD, "shared", **PFEDME, dropout=0),
-    "pfedme private": case(pfedme, pfedme_slowly, ADAM, "private", **PFEDME_PRIVATE, dropout=0),
+    "ditto": case(fp.algorithms.ditto, ditto_slowly, SGD, "shared", lam=0.5),
+    "ditto private": case(fp.algorithms.ditto, ditto_slowly, ADAM, "private", lam=2.0),
+    "pfedme": case(fp.algorithms.pfedme, pfedme_slowly, SGD, "shared", **PFEDME, dropout=0),
+    "pfedme private": case(
+        fp.algorithms.pfedme, pfedme_slowly, ADAM, "private", **PFEDME_PRIVATE, dropout=0
+    ),
     "apfl": (
-        apfl(optax.sgd(0.3), alpha=0.5, adaptive=True, alpha_rate=0.4),
+        fp.algorithms.apfl(optax.sgd(0.3), alpha=0.5, adaptive=True, alpha_rate=0.4),
         lambda per_round: apfl_slowly(per_round, SGD, "shared", 0.5, 0.4),
         0.2,
     ),
     "apfl private": (
-        apfl(optax.adam(0.02), alpha=0.6, head="private"),
+        fp.algorithms.apfl(optax.adam(0.02), alpha=0.6, head="private"),
         lambda per_round: apfl_slowly(per_round, ADAM, "private", 0.6, 0.0),
         0.2,
     ),
-    "fedper": case(fedper, fedper_slowly, SGD, "private"),
-    "fedrep": case(fedrep, fedrep_slowly, SGD, "private", head_epochs=1, body_epochs=1),
-    "fedrep 2 to 1": case(fedrep, fedrep_slowly, ADAM, "private", head_epochs=2, body_epochs=1),
-    "moon": case(moon, moon_slowly, SGD, "shared", mu=2.0, temperature=0.5),
-    "moon private": case(moon, moon_slowly, ADAM, "private", mu=1.0, temperature=0.2),
+    "fedper": case(fp.algorithms.fedper, fedper_slowly, SGD, "private"),
+    "fedrep": case(
+        fp.algorithms.fedrep, fedrep_slowly, SGD, "private", head_epochs=1, body_epochs=1
+    ),
+    "fedrep 2 to 1": case(
+        fp.algorithms.fedrep, fedrep_slowly, ADAM, "private", head_epochs=2, body_epochs=1
+    ),
+    "moon": case(fp.algorithms.moon, moon_slowly, SGD, "shared", mu=2.0, temperature=0.5),
+    "moon private": case(fp.algorithms.moon, moon_slowly, ADAM, "private", mu=1.0, temperature=0.2),
 }
 
 
@@ -315,7 +306,7 @@ def test_rounds_equal_the_slow_reference(name, lanes, cohort):
 
 
 def test_a_stored_optimizer_state_continues():
-    algorithm = fedavg(optax.adam(0.02), head="private", keep_optimizer=True)
+    algorithm = fp.algorithms.fedavg(optax.adam(0.02), head="private", keep_optimizer=True)
     result = played(algorithm, lanes=3, per_round=3)
     server, client_state = fedper_slowly(3, ADAM, "private", True)
     assert_small(distance(result.server, server), 1e-5)
@@ -334,12 +325,14 @@ def test_a_stored_optimizer_state_continues():
 
 def scalar_problem():
     def apply(params, batch, key, train):
-        return Outputs(params["x"], params["x"])
+        return fp.contracts.Outputs(params["x"], params["x"])
 
     def loss(outputs, batch):
         return (outputs.logits - batch["c"]) ** 2 / 2, jnp.float32(1)
 
-    return ClientContext(apply, Task(loss, lambda outputs, batch: {}), {}, jnp.int32(1))
+    return fp.contracts.ClientContext(
+        apply, Task(loss, lambda outputs, batch: {}), {}, jnp.int32(1)
+    )
 
 
 def two_steps(algorithm, kept, received=0.0):
@@ -355,13 +348,13 @@ def two_steps(algorithm, kept, received=0.0):
 
 def test_apfl_predicts_with_the_mixture_of_both_models():
     kept = {"model": {}, "personal": {"x": jnp.float32(1)}, "alpha": jnp.float32(0.65)}
-    predicting = apfl(optax.sgd(0.1)).model({"x": jnp.float32(10)}, kept)
+    predicting = fp.algorithms.apfl(optax.sgd(0.1)).model({"x": jnp.float32(10)}, kept)
     assert predicting["x"] == approx(0.65 * 1 + 0.35 * 10)
 
 
 def test_two_models_of_a_client_keep_two_states():
     """APFL: the state of the global model's optimizer first, then that of the personal model's."""
-    algorithm = apfl(optax.sgd(0.1, momentum=0.9), alpha=0.5, keep_optimizer=True)
+    algorithm = fp.algorithms.apfl(optax.sgd(0.1, momentum=0.9), alpha=0.5, keep_optimizer=True)
     kept = algorithm.init_client_state({"x": jnp.float32(1)}, {})
     _, (_, own) = two_steps(algorithm, kept)
     # w: gradients -2 and -1.8. v: 0.5 * -1.5, then 0.5 * (0.5 * 1.075 + 0.5 * 0.2 - 2)
@@ -393,7 +386,12 @@ def toy_problem():
     data = FEDERATION.data
     batch = {"x": jnp.asarray(data.columns["x"][:4]), "labels": jnp.asarray(data.labels[:4])}
     batch |= {"mask": jnp.ones(4, bool), "step": jnp.int32(0), "steps": jnp.int32(7)}
-    return ClientContext(apply, classification(), {}, jnp.int32(1)), body, head, batch
+    return (
+        fp.contracts.ClientContext(apply, fp.tasks.classification(), {}, jnp.int32(1)),
+        body,
+        head,
+        batch,
+    )
 
 
 def unchanged(one, other):
@@ -402,7 +400,7 @@ def unchanged(one, other):
 
 def test_fedrep_does_not_change_the_other_part_and_its_moments():
     context, body, head, batch = toy_problem()
-    update = fedrep(optax.adam(0.1), head_epochs=2, body_epochs=1).client(context)
+    update = fp.algorithms.fedrep(optax.adam(0.1), head_epochs=2, body_epochs=1).client(context)
     key = jax.random.key(0)
     state, one_step = update.init(body, head, key), jax.jit(update.step)
     on_head = []
@@ -424,7 +422,7 @@ def test_tuning_uses_a_new_optimizer_and_leaves_the_kept_one():
     kept = jax.tree.map(lambda x: x + 7, (optax.adam(0.05).init(body), optax.adam(0.05).init(head)))
     ends = []
     for keep in (False, True):
-        algorithm = fedrep(optax.adam(0.05), tune_epochs=1, keep_optimizer=keep)
+        algorithm = fp.algorithms.fedrep(optax.adam(0.05), tune_epochs=1, keep_optimizer=keep)
         update = algorithm.tuning.client(context)
         own = {"model": head, "optimizer": kept} if keep else head
         state, _ = jax.jit(update.step)(update.init(body, own, key), batch, key)
@@ -439,7 +437,9 @@ def test_moons_worst_client_is_the_one_of_the_highest_contrastive_loss():
     model = fp.attach(fp.testing.tiny_model(dropout=0.0), fp.lora())
     clients = fp.partition.iid(fp.testing.tiny_dataset(24), clients=3, seed=0)
     each = fp.Evaluation(diagnostics=["clients"])
-    result = fp.simulate(model, moon(optax.sgd(0.1)), clients, rounds=2, evaluation=each)
+    result = fp.simulate(
+        model, fp.algorithms.moon(optax.sgd(0.1)), clients, rounds=2, evaluation=each
+    )
     row = result.metrics[-1]
     assert row["train_contrastive_worst"] > row["train_contrastive"]
 
@@ -456,7 +456,7 @@ def test_moon_compares_the_pooled_representations(pooling):
 
     def apply(params, batch, key, train):
         hidden = jnp.tanh(batch["x"] @ params["adapter.w"]) * (1.5 if train else 1.0)
-        return Outputs(hidden[:, 0] @ params["head.w"], hidden)
+        return fp.contracts.Outputs(hidden[:, 0] @ params["head.w"], hidden)
 
     def pooled(w, factor=1.0):
         hidden = np.tanh(x.astype(float) @ np.asarray(w, float)) * factor
@@ -467,8 +467,10 @@ def test_moon_compares_the_pooled_representations(pooling):
     def similarity(a, b):
         return np.sum(a * b, axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 
-    algorithm = moon(optax.sgd(0.1), temperature=0.3, pooling=pooling)
-    update = algorithm.client(ClientContext(apply, classification(), {}, jnp.int32(1)))
+    algorithm = fp.algorithms.moon(optax.sgd(0.1), temperature=0.3, pooling=pooling)
+    update = algorithm.client(
+        fp.contracts.ClientContext(apply, fp.tasks.classification(), {}, jnp.int32(1))
+    )
     kept = {"model": {}, "previous": {**leaves, "adapter.w": jnp.asarray(previous, jnp.float32)}}
     state = update.init(leaves, kept, None)
     # A step has been made, so that the local model is no longer the received one.
@@ -489,7 +491,7 @@ def test_moon_compares_the_pooled_representations(pooling):
 def test_a_single_step_of_fedrep_trains_both_parts():
     sizes, bound = (4, 3, 1), toy.model(dropout=0)  # one batch each
     few = toy.clients(sizes)
-    algorithm = fedrep(optax.sgd(0.3), head_epochs=10, body_epochs=1)
+    algorithm = fp.algorithms.fedrep(optax.sgd(0.3), head_epochs=10, body_epochs=1)
     rig = toy.Engine(algorithm, few, per_round=3, lanes=3, bound=bound)
     result, ends, losses = rig.run(rig.schedule.cohort(1)), [], []
     for client in range(3):
@@ -508,7 +510,7 @@ def test_a_single_step_of_fedrep_trains_both_parts():
 
 def test_a_single_step_of_fedrep_draws_two_dropout_masks():
     few = toy.clients([4])
-    rig = toy.Engine(fedrep(optax.sgd(0.3)), few, per_round=1, lanes=1)
+    rig = toy.Engine(fp.algorithms.fedrep(optax.sgd(0.3)), few, per_round=1, lanes=1)
     result = rig.run(rig.schedule.cohort(1))
     (batch,) = batches_of(0, 1, True, few, 1)
     leaves = stepped(START, batch, toy.HEAD)
@@ -519,7 +521,7 @@ def test_a_single_step_of_fedrep_draws_two_dropout_masks():
 
 def test_fedrep_gives_the_body_at_least_one_step():
     federation = toy.clients([8, 20])  # two and five batches
-    algorithm = fedrep(optax.sgd(0.3), head_epochs=10, body_epochs=1)
+    algorithm = fp.algorithms.fedrep(optax.sgd(0.3), head_epochs=10, body_epochs=1)
     rig = toy.Engine(algorithm, federation, per_round=2, lanes=1, bound=toy.model(dropout=0))
     for client, steps in ((0, 2), (1, 5)):
         result = rig.run(Cohort(*([x[client]] for x in rig.schedule.cohort(1))))
@@ -536,9 +538,9 @@ def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
     test = toy.dataset(40, seed=3)
     settings = {"clients_per_round": 2, "batch_size": 4, "test": test, "client_test": held_out}
     settings |= {"checkpoint_every": 1}
-    run = functools.partial(simulate, model, clients=train, **run_options(**settings))
-    tuning = fedrep(optax.sgd(0.3), tune_epochs=3)
-    plain, tuned = run(fedrep(optax.sgd(0.3)), rounds=2), run(tuning, rounds=2)
+    run = functools.partial(fp.simulate, model, clients=train, **run_options(**settings))
+    tuning = fp.algorithms.fedrep(optax.sgd(0.3), tune_epochs=3)
+    plain, tuned = run(fp.algorithms.fedrep(optax.sgd(0.3)), rounds=2), run(tuning, rounds=2)
     assert unchanged(plain.client_state, tuned.client_state)
     assert unchanged(plain.server, tuned.server)
     scores = {n: x for n, x in tuned.metrics[-1].items() if n.startswith("tuned_")}
@@ -570,9 +572,9 @@ def test_fedrep_tunes_heads_for_the_last_evaluation_only(tmp_path):
     ("train", "trained"), [("all", toy.SHARED), ("head", toy.HEAD), ("adapters", toy.ADAPTER)]
 )
 def test_the_trained_leaves_of_baselines(train, trained):
-    alone = assign_roles(toy.KINDS, local(optax.sgd(0.1), train=train).roles)
+    alone = assign_roles(toy.KINDS, fp.algorithms.local(optax.sgd(0.1), train=train).roles)
     assert (alone["shared"], alone["private"]) == ([], sorted(trained))
-    together = centralised(optax.sgd(0.1), train=train)
+    together = fp.algorithms.centralised(optax.sgd(0.1), train=train)
     roles = assign_roles(toy.KINDS, together.roles)
     assert (roles["shared"], roles["private"]) == (sorted(trained), [])
     sent = together.traffic.sent_leaves(of(START, trained), jnp.int32(1))
@@ -580,8 +582,8 @@ def test_the_trained_leaves_of_baselines(train, trained):
 
 
 def test_centralised_training_continues_over_rounds():
-    everything = partition.pooled(FEDERATION.data)
-    algorithm = centralised(optax.adam(0.02))
+    everything = fp.partition.pooled(FEDERATION.data)
+    algorithm = fp.algorithms.centralised(optax.adam(0.02))
     result = played(algorithm, lanes=1, per_round=1, rounds=3, federation=everything)
     params, adam = of(START, toy.SHARED), fresh(ADAM)
     for number in (1, 2, 3):
@@ -596,16 +598,16 @@ def test_centralised_training_continues_over_rounds():
 
 def run(algorithm, *, model=None, **options):
     options = {"rounds": 2, "clients_per_round": 3, "batch_size": BATCH, "lanes": 3, **options}
-    return simulate(model or toy.model(), algorithm, FEDERATION, **run_options(**options))
+    return fp.simulate(model or toy.model(), algorithm, FEDERATION, **run_options(**options))
 
 
 def test_the_global_model_is_tested_beside_the_clients_own():
-    last = run(ditto(optax.adam(0.02)), test=toy.dataset(20, seed=3)).metrics[-1]
+    last = run(fp.algorithms.ditto(optax.adam(0.02)), test=toy.dataset(20, seed=3)).metrics[-1]
     assert abs(last["global_test_loss"] - last["test_loss"]) > 1e-3
 
 
 def test_fedbabu_is_tuned_after_the_run():
-    body = run(fedbabu(optax.adam(0.02)))
+    body = run(fp.algorithms.fedbabu(optax.adam(0.02)))
     settings = {"rate": 0.02, "batch_size": BATCH, "epochs": 1, "per_round": 3, "rounds": 2}
     server, _, _ = reference.federated(
         toy.model(), FEDERATION, shared=toy.ADAPTER, private=(), **settings
@@ -616,7 +618,7 @@ def test_fedbabu_is_tuned_after_the_run():
     for name in toy.HEAD:
         np.testing.assert_array_equal(body.params[name], start[name])
     options = {"model": body.trained, "rounds": 1, "clients_per_round": len(SIZES)}
-    tuned = run(local(optax.sgd(0.1), train="head"), **options)
+    tuned = run(fp.algorithms.local(optax.sgd(0.1), train="head"), **options)
     for client in range(len(SIZES)):
         params = tuned.client_params(client)
         leaves = reference.leaves64(body.params)

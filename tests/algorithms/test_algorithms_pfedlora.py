@@ -13,12 +13,8 @@ from shallow import simple_encoder  # noqa: F401
 from slow_lora import KERNEL, A, B, S
 
 import fedjax_peft as fp
-from fedjax_peft.algorithms import pfedlora
 from fedjax_peft.models.base import AdapterParam
-from fedjax_peft.peft.base import merge
 from fedjax_peft.peft.io.export import export
-from fedjax_peft.peft.lora_with_base import lora_with_base
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("simple_encoder")
 
@@ -56,21 +52,23 @@ class SlowPFedLoRA(slow_lora.Slow):
 
 @pytest.mark.slow
 def test_rounds_equal_the_slow_reference():
-    algorithm = pfedlora(SGD, model_epochs=3, adapter_epochs=1)
+    algorithm = fp.algorithms.pfedlora(SGD, model_epochs=3, adapter_epochs=1)
     slow_lora.check(slow_lora.engine(algorithm, bound=MODEL), SlowPFedLoRA(3, 1).run())
 
 
 def test_a_quantised_model_is_refused():
     quantised = fp.quantize(fp.testing.tiny_model(classes=4), "int8")
-    with pytest.raises(InputError, match="quantised, so they never change"):
-        fp.attach(quantised, lora_with_base(rank=2))
+    with pytest.raises(fp.InputError, match="quantised, so they never change"):
+        fp.attach(quantised, fp.peft.lora_with_base(rank=2))
 
 
 @pytest.mark.slow
 def test_a_run_on_a_real_model_trains_the_clients_own_weights():
-    model = fp.attach(fp.testing.tiny_model(classes=4), lora_with_base(rank=2))
+    model = fp.attach(fp.testing.tiny_model(classes=4), fp.peft.lora_with_base(rank=2))
     clients = fp.partition.iid(fp.testing.tiny_dataset(48), clients=3)
-    run = fp.simulate(model, pfedlora(optax.adam(1e-2)), clients, rounds=3, epochs=2, batch_size=8)
+    run = fp.simulate(
+        model, fp.algorithms.pfedlora(optax.adam(1e-2)), clients, rounds=3, epochs=2, batch_size=8
+    )
     assert run.metrics[-1]["train_loss"] < run.metrics[1]["train_loss"]
     sent = sum(x.nbytes for n, x in model.trainable.items() if n.endswith((".lora_a", ".lora_b")))
     assert run.metrics[-1]["bytes_up"] == 3 * sent
@@ -81,7 +79,10 @@ def small():
 
 
 def test_the_layers_own_weights_are_trained_leaves_with_the_names_of_lora():
-    plain, model = fp.attach(small(), fp.lora(rank=2)), fp.attach(small(), lora_with_base(rank=2))
+    plain, model = (
+        fp.attach(small(), fp.lora(rank=2)),
+        fp.attach(small(), fp.peft.lora_with_base(rank=2)),
+    )
     moved = set(model.trainable) - set(plain.trainable)
     assert moved
     assert moved == {n for n in plain.frozen if n.endswith((".base.kernel", ".base.bias"))}
@@ -94,14 +95,14 @@ def test_the_layers_own_weights_are_trained_leaves_with_the_names_of_lora():
 
 @pytest.mark.slow
 def test_merged_weights_predict_the_same(tmp_path):
-    model, rng = fp.attach(small(), lora_with_base(rank=2)), np.random.default_rng(0)
+    model, rng = fp.attach(small(), fp.peft.lora_with_base(rank=2)), np.random.default_rng(0)
     params = {
         n: x + jnp.asarray(0.1 * rng.normal(size=x.shape), x.dtype)
         if model.kinds[n] != "fixed"
         else x
         for n, x in model.trainable.items()
     }
-    merged = merge(model, params)
+    merged = fp.merge(model, params)
     assert not len(nnx.to_flat_state(nnx.state(merged.module(), AdapterParam)))
     columns = fp.testing.tiny_dataset(4).columns
     batch = {n: jnp.asarray(x) for n, x in columns.items()}
@@ -110,5 +111,5 @@ def test_merged_weights_predict_the_same(tmp_path):
     other = merged.apply(merged.frozen, merged.trainable, batch, None, False).logits
     assert_close(one, other, rtol=0, atol=1e-5)
     export(model, params, tmp_path / "merged", format="merged")
-    with pytest.raises(InputError, match="lora_with_base"):
+    with pytest.raises(fp.InputError, match="lora_with_base"):
         export(model, params, tmp_path / "peft", format="peft")

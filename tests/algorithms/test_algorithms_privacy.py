@@ -26,16 +26,17 @@ from test_algorithms_all import (
     only,
 )
 
+import fedjax_peft as fp
 from fedjax_peft import algorithms, privacy
-from fedjax_peft.contracts import Feature, refusals
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.support.errors import InputError
 
 QUICK = ("fedavg", "fedavg_fra", "scaffold")
 """Algorithms that are traced with every mechanism."""
 RUN = ("moon", "scaffold")
 """Algorithms whose private rounds are run: a loss of several passes, and uploads of two fields."""
-FITTING = [n for n in NAMES if Feature.EXAMPLE_PRIVACY not in refusals(make(n))]
+FITTING = [
+    n for n in NAMES if fp.contracts.Feature.EXAMPLE_PRIVACY not in fp.contracts.refusals(make(n))
+]
 """Algorithms with private examples. ``test_algorithms_compatibility.py`` has the others."""
 COUNTED = ("apfl", "ditto", "feddpa_t", "fedrep", "moon", "pfedme")
 """Algorithms whose steps take several gradients, or a gradient of a loss of their own."""
@@ -157,7 +158,7 @@ def traced(mechanism, name):
 @pytest.mark.parametrize(("mechanism", "name"), PAIRS)
 def test_an_algorithm_fits_the_noise_of_a_mechanism_or_is_refused(mechanism, name):
     if name in PRIVACY_REFUSED:
-        with pytest.raises(InputError, match=PRIVACY_REFUSED[name]):
+        with pytest.raises(fp.InputError, match=PRIVACY_REFUSED[name]):
             traced(mechanism, name)
         return
     state, result = traced(mechanism, name)

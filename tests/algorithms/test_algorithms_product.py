@@ -14,19 +14,9 @@ from closeness import assert_close
 from small_config import small
 
 import fedjax_peft as fp
-from fedjax_peft.aggregators import flexlora, fra, ilora, mean
-from fedjax_peft.algorithms import (
-    centralised,
-    fedadam,
-    fedavg,
-    fedavgm,
-    fedopt,
-    fedyogi,
-    fra_ffa,
-)
+from fedjax_peft.algorithms import fedopt
 from fedjax_peft.config import config
 from fedjax_peft.simulation.checks import check_method
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -38,40 +28,40 @@ def check(algorithm, model=None):
 
 
 def test_the_error_names_the_alternative_before_any_file_is_written(tmp_path):
-    algorithm = fedavgm(SGD, aggregator=fra())
-    with pytest.raises(InputError, match="Set space = 'product'"):
+    algorithm = fp.algorithms.fedavgm(SGD, aggregator=fp.aggregators.fra())
+    with pytest.raises(fp.InputError, match="Set space = 'product'"):
         fp.simulate(toy.model(), algorithm, toy.clients([4]), rounds=1, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_user_aggregators_declare_their_properties():
-    own = mean()._replace(name="my_svd", refactors=True)
-    with pytest.raises(InputError, match="'my_svd'"):
-        check(fedavgm(SGD, aggregator=own))
-    with pytest.raises(InputError, match="'my_svd'"):  # it cannot factor for others
-        fedavgm(SGD, aggregator=own, space="product")
-    with pytest.raises(InputError, match="not 'mean'"):
-        fedavgm(SGD, aggregator=mean(), space="product")
-    with pytest.raises(InputError, match="product"):
-        fedavgm(SGD, space="products")
+    own = fp.aggregators.mean()._replace(name="my_svd", refactors=True)
+    with pytest.raises(fp.InputError, match="'my_svd'"):
+        check(fp.algorithms.fedavgm(SGD, aggregator=own))
+    with pytest.raises(fp.InputError, match="'my_svd'"):  # it cannot factor for others
+        fp.algorithms.fedavgm(SGD, aggregator=own, space="product")
+    with pytest.raises(fp.InputError, match="not 'mean'"):
+        fp.algorithms.fedavgm(SGD, aggregator=fp.aggregators.mean(), space="product")
+    with pytest.raises(fp.InputError, match="product"):
+        fp.algorithms.fedavgm(SGD, space="products")
 
 
 @pytest.mark.parametrize(
     "algorithm",
     [
-        fedavg(SGD, aggregator=fra()),
-        fedavg(SGD, aggregator=flexlora()),
-        fedavg(SGD, aggregator=ilora()),
-        fra_ffa(SGD),
-        fedavgm(SGD, space="product"),
-        fedavg(SGD, aggregator=mean()._replace(truncates=True)),
+        fp.algorithms.fedavg(SGD, aggregator=fp.aggregators.fra()),
+        fp.algorithms.fedavg(SGD, aggregator=fp.aggregators.flexlora()),
+        fp.algorithms.fedavg(SGD, aggregator=fp.aggregators.ilora()),
+        fp.algorithms.fra_ffa(SGD),
+        fp.algorithms.fedavgm(SGD, space="product"),
+        fp.algorithms.fedavg(SGD, aggregator=fp.aggregators.mean()._replace(truncates=True)),
     ],
 )
 def test_truncating_aggregators_warn_after_an_svd_start(algorithm):
     svd = toy.model().replace(method=fp.lora(rank=2, init="svd"))
     with pytest.warns(UserWarning, match=r"truncates .* SVD start"):
         check(algorithm, svd)
-    check(fedavg(SGD), svd)  # warnings are errors
+    check(fp.algorithms.fedavg(SGD), svd)  # warnings are errors
 
 
 # ------------------------------------------------------------------------ against a slow reference
@@ -139,11 +129,13 @@ def run(algorithm, rounds=3):
 
 CASES = {
     "momentum": (
-        fedavgm(SGD, server_learning_rate=0.6, momentum=0.7, space="product"),
+        fp.algorithms.fedavgm(SGD, server_learning_rate=0.6, momentum=0.7, space="product"),
         lambda: momentum(0.6, 0.7),
     ),
     "adam": (
-        fedadam(SGD, server_learning_rate=0.05, b1=0.8, b2=0.9, tau=0.02, space="product"),
+        fp.algorithms.fedadam(
+            SGD, server_learning_rate=0.05, b1=0.8, b2=0.9, tau=0.02, space="product"
+        ),
         lambda: adam(0.05, 0.8, 0.9, 0.02),
     ),
 }
@@ -173,7 +165,9 @@ def test_split_and_rank_are_those_of_the_aggregator():
     expected = slow(momentum(1.0, 0.7), 2, split="B")
     for n in toy.SHARED:
         assert_close(model[n], expected[n], rtol=0, atol=2e-5)
-    one = fedavgm(SGD, momentum=0.7, aggregator=fra(1), space="product")
+    one = fp.algorithms.fedavgm(
+        SGD, momentum=0.7, aggregator=fp.aggregators.fra(1), space="product"
+    )
     model, _ = run(one, 1)
     expected = slow(momentum(1.0, 0.7), 1, rank=1)
     assert_close(model[A][:, 0], expected[A][:, 0], rtol=0, atol=2e-5)
@@ -184,9 +178,11 @@ def test_split_and_rank_are_those_of_the_aggregator():
 @pytest.mark.parametrize(
     "algorithm",
     [
-        fedavgm(optax.sgd(0.0), space="product"),
-        fedadam(optax.sgd(0.0), space="product"),
-        fedyogi(optax.sgd(0.0), aggregator=flexlora(), space="product"),
+        fp.algorithms.fedavgm(optax.sgd(0.0), space="product"),
+        fp.algorithms.fedadam(optax.sgd(0.0), space="product"),
+        fp.algorithms.fedyogi(
+            optax.sgd(0.0), aggregator=fp.aggregators.flexlora(), space="product"
+        ),
         fedopt(optax.sgd(0.0), server=optax.adam(0.1), space="product"),
     ],
     ids=["fedavgm", "fedadam", "fedyogi", "optax.adam"],
@@ -202,9 +198,9 @@ def test_unchanged_uploads_do_not_change_the_server(algorithm):
 
 
 def test_a_model_without_lora_is_refused():
-    with pytest.raises(InputError, match="needs LoRA factors"):
-        fedavgm(SGD, space="product").server.init({"head.kernel": jnp.ones((2, 2))})
+    with pytest.raises(fp.InputError, match="needs LoRA factors"):
+        fp.algorithms.fedavgm(SGD, space="product").server.init({"head.kernel": jnp.ones((2, 2))})
 
 
 def test_the_baseline_that_keeps_its_optimizer_is_not_concerned():
-    check_method(toy.model(), centralised(SGD), 1, None, ())
+    check_method(toy.model(), fp.algorithms.centralised(SGD), 1, None, ())

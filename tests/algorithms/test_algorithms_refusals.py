@@ -5,13 +5,12 @@ import pytest
 import toy
 import toy_cores
 
+import fedjax_peft as fp
 from fedjax_peft import algorithms as a
-from fedjax_peft.numerics import schedules
-from fedjax_peft.support.errors import InputError
 
 SGD = optax.sgd(0.1)
 THREE_STAGES = {"clients": 5, "root_rounds": 1, "cluster_rounds": 1}
-SCHEDULED = schedules.scheduled(SGD, schedules.constant())
+SCHEDULED = fp.schedules.scheduled(SGD, fp.schedules.constant())
 OPTIONS = [
     (a.apfl, {"alpha": 1.5}, "alpha = 1.5"),
     (a.ditto, {"lam": -1}, "lam = -1"),
@@ -36,7 +35,7 @@ OPTIONS = [
     (a.fedmomentum, {"energy": 1.1}, "energy = 1.1 must be"),
     (
         a.fedopt,
-        {"server": SCHEDULED, "server_schedule": schedules.constant()},
+        {"server": SCHEDULED, "server_schedule": fp.schedules.constant()},
         "has a schedule already",
     ),
     (a.fedper, {"head": "shared"}, "'fedper' must be 'private'.* there is 'fedavg'"),
@@ -92,7 +91,7 @@ OPTIONS = [
     ("make", "options", "message"), OPTIONS, ids=lambda x: getattr(x, "__name__", "")
 )
 def test_options_out_of_range_are_refused(make, options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         make(SGD, **options)
 
 
@@ -128,7 +127,7 @@ MODELS = [
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_models_and_clients_that_do_not_fit_are_refused(make, options, kinds, clients, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         make(SGD, **options).check(kinds, clients)
 
 

@@ -11,12 +11,11 @@ from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms
-from fedjax_peft.numerics import schedules
 
 pytestmark = pytest.mark.slow
 
 SGD, ADAM = optax.sgd(0.3), optax.adam(0.02)
-FALLING = schedules.scheduled(ADAM, schedules.cosine(4))
+FALLING = fp.schedules.scheduled(ADAM, fp.schedules.cosine(4))
 OF_PRODUCTS = {"space": "product", "momentum": 0.7, "aggregator": fp.aggregators.fra(split="B")}
 CASES = {
     "ditto": algorithms.ditto(ADAM),

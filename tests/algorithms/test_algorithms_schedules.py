@@ -16,22 +16,9 @@ from toy import context
 
 import fedjax_peft as fp
 from fedjax_peft.aggregators.products import with_products
-from fedjax_peft.algorithms import (
-    fedadagrad,
-    fedadam,
-    fedavg,
-    fedavgm,
-    fedopt,
-    fedprox,
-    fedrep,
-    fedyogi,
-    pfedme,
-    scaffold,
-)
+from fedjax_peft.algorithms import fedopt
 from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.numerics import schedules
 from fedjax_peft.simulation.checks import check_method
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +38,10 @@ def test_a_schedule_compiles_once_for_all_rounds_and_run_time_values():
     """The round, the learning rate and the schedule's last factor are arguments of one program."""
 
     def make(values):
-        falling = schedules.linear(4, final_factor=values["final"])
-        return fedprox(schedules.scheduled(optax.adam(values["rate"]), falling), mu=0.1)
+        falling = fp.schedules.linear(4, final_factor=values["final"])
+        return fp.algorithms.fedprox(
+            fp.schedules.scheduled(optax.adam(values["rate"]), falling), mu=0.1
+        )
 
     session = fp.session(
         toy.model(), make, FEDERATION, batch_size=BATCH, rounds=3, values={"rate": 0.1, "final": 0}
@@ -69,8 +58,8 @@ def test_a_schedule_compiles_once_for_all_rounds_and_run_time_values():
 
 def test_a_round_at_rate_zero_moves_no_model_and_no_control_variate():
     """SCAFFOLD divides by the rate: where it is 0 the client has learned nothing about c."""
-    off = schedules.scheduled(optax.sgd(0.1), lambda t: jnp.where(t == 2, 0.0, 1.0))
-    first, second = engine(scaffold(off, learning_rate=0.1)).rounds()
+    off = fp.schedules.scheduled(optax.sgd(0.1), lambda t: jnp.where(t == 2, 0.0, 1.0))
+    first, second = engine(fp.algorithms.scaffold(off, learning_rate=0.1)).rounds()
     for a, b in zip(*(jax.tree.leaves(x[:2]) for x in (first, second)), strict=True):
         assert_close(a, b, rtol=0, atol=1e-7)
 
@@ -78,13 +67,13 @@ def test_a_round_at_rate_zero_moves_no_model_and_no_control_variate():
 @pytest.mark.parametrize(
     "make",
     [
-        functools.partial(fedavgm, server_learning_rate=0.4, momentum=0.6),
-        functools.partial(fedadam, server_learning_rate=0.4),
-        functools.partial(fedyogi, server_learning_rate=0.4),
-        functools.partial(fedadagrad, server_learning_rate=0.4),
+        functools.partial(fp.algorithms.fedavgm, server_learning_rate=0.4, momentum=0.6),
+        functools.partial(fp.algorithms.fedadam, server_learning_rate=0.4),
+        functools.partial(fp.algorithms.fedyogi, server_learning_rate=0.4),
+        functools.partial(fp.algorithms.fedadagrad, server_learning_rate=0.4),
         functools.partial(fedopt, server=optax.adamw(0.4, weight_decay=0.1)),
-        functools.partial(pfedme, beta=0.4),
-        functools.partial(scaffold, learning_rate=0.1, server_learning_rate=0.4),
+        functools.partial(fp.algorithms.pfedme, beta=0.4),
+        functools.partial(fp.algorithms.scaffold, learning_rate=0.1, server_learning_rate=0.4),
     ],
     ids=["fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedopt", "pfedme", "scaffold"],
 )
@@ -111,7 +100,7 @@ def test_a_server_schedule_multiplies_the_server_s_step(make):
 
 def test_a_server_schedule_over_products():
     """The step on the product is scaled, before it is factored anew."""
-    half = schedules.scheduled(optax.sgd(1.0), lambda t: 0.5 * t)
+    half = fp.schedules.scheduled(optax.sgd(1.0), lambda t: 0.5 * t)
     start = {n: toy.model().trainable[n] for n in toy.SHARED}
     change = {n: jnp.full_like(x, 0.1) for n, x in with_products(start).items()}
     update, ends = {"change": change, "scale": {"layer": jnp.ones(())}}, []
@@ -126,8 +115,8 @@ def test_heads_are_tuned_at_the_full_rate():
     """Before the last evaluation, after the schedule's end."""
     tuned = []
     for factor in (0.0, 1.0):
-        optimizer = schedules.scheduled(optax.sgd(0.1), lambda t, f=factor: f * t)
-        session = engine(fedrep(optimizer, tune_epochs=1), engine="reference").session
+        optimizer = fp.schedules.scheduled(optax.sgd(0.1), lambda t, f=factor: f * t)
+        session = engine(fp.algorithms.fedrep(optimizer, tune_epochs=1), engine="reference").session
         state = session.init(0)
         tuned.append(session.tune(state).client_state["head.kernel"])
         assert np.abs(tuned[-1] - state.client_state["head.kernel"]).max() > 1e-3
@@ -139,7 +128,7 @@ def test_heads_are_tuned_at_the_full_rate():
 
 def test_the_kept_state_is_that_of_optax():
     """Runs of FedAvg that were made when it alone could keep it have the same structure."""
-    algorithm = fedavg(optax.adam(0.02), head="private", keep_optimizer=True)
+    algorithm = fp.algorithms.fedavg(optax.adam(0.02), head="private", keep_optimizer=True)
     rig = engine(algorithm)
     _, kept = rig.start()
     assert set(kept) == {"model", "optimizer"}
@@ -149,7 +138,7 @@ def test_the_kept_state_is_that_of_optax():
 
 
 def test_absent_clients_and_those_whose_upload_is_not_finite_keep_the_state_from_before():
-    rig = engine(fedavg(optax.adam(0.02), keep_optimizer=True))
+    rig = engine(fp.algorithms.fedavg(optax.adam(0.02), keep_optimizer=True))
     (first,) = rig.rounds((1,))
     clients, weights, work = rig.schedule.cohort(2)
     cohort = Cohort(clients[:2], weights[:2], work[:2])
@@ -167,8 +156,12 @@ def test_absent_clients_and_those_whose_upload_is_not_finite_keep_the_state_from
 
 def test_where_a_state_cannot_be_kept():
     for refused in (
-        fedprox(optax.adam(0.1), keep_optimizer=True, aggregator=fp.aggregators.fra()),
-        fedavgm(optax.adam(0.1), keep_optimizer=True, space="product"),
+        fp.algorithms.fedprox(
+            optax.adam(0.1), keep_optimizer=True, aggregator=fp.aggregators.fra()
+        ),
+        fp.algorithms.fedavgm(optax.adam(0.1), keep_optimizer=True, space="product"),
     ):
-        with pytest.raises(InputError, match="keep_optimizer = true, a client's optimizer remem"):
+        with pytest.raises(
+            fp.InputError, match="keep_optimizer = true, a client's optimizer remem"
+        ):
             check_method(toy.lora_model(), refused, 3, None, ())

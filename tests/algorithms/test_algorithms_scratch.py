@@ -5,12 +5,8 @@ import numpy as np
 import optax
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft import heads
-from fedjax_peft.algorithms import fedavg
-from fedjax_peft.data import Dataset, partition
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.simulation.records import Evaluation, Placement
-from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.tasks import Task
 
 pytestmark = pytest.mark.slow
@@ -34,19 +30,19 @@ def counting(examples):
     """Returns sequences that count up from a random start, modulo the vocabulary."""
     start = np.random.default_rng(0).integers(0, VOCAB, (examples, 1))
     ids = (start + np.arange(8)) % VOCAB
-    return Dataset({"input_ids": ids.astype(np.int32)}, name="counting")
+    return fp.Dataset({"input_ids": ids.astype(np.int32)}, name="counting")
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm"])
 @pytest.mark.sample("lstm")
 def test_recurrent_models_learn_the_next_word(kind):
     shape = {"vocab_size": VOCAB, "embedding_size": 8, "hidden_size": 16, "num_layers": 1}
-    model = random_model({"model_type": kind, **shape}, head=heads.causal_lm())
+    model = fp.random_model({"model_type": kind, **shape}, head=heads.causal_lm())
     data = counting(64)
-    clients = partition.iid(np.arange(64), clients=4, seed=0)
-    result = simulate(
+    clients = fp.partition.iid(np.arange(64), clients=4, seed=0)
+    result = fp.simulate(
         model,
-        fedavg(optax.adam(3e-2)),
+        fp.algorithms.fedavg(optax.adam(3e-2)),
         type(clients)(data, clients.indices),
         task=next_word(),
         rounds=6,
@@ -59,19 +55,21 @@ def test_recurrent_models_learn_the_next_word(kind):
 
 def test_a_cnn_learns_images():
     config = {"model_type": "cnn", "image_size": 8, "num_channels": 1, "hidden_size": 16}
-    model = random_model(config | {"channels": [4, 8]}, head=heads.classification(2))
+    model = fp.random_model(config | {"channels": [4, 8]}, head=heads.classification(2))
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 48).astype(np.int32)
     images = rng.normal(0, 0.3, (48, 1, 8, 8)) + labels[:, None, None, None]
     columns = {"pixel_values": images.astype(np.float32), "labels": labels}
-    data = Dataset(columns, ("dark", "bright"), "images")
-    clients = partition.dirichlet(data, clients=3, alpha=1.0, seed=0)
+    data = fp.Dataset(columns, ("dark", "bright"), "images")
+    clients = fp.partition.dirichlet(data, clients=3, alpha=1.0, seed=0)
     options = {
         "rounds": 3,
         "clients_per_round": 3,
         "batch_size": 8,
-        "evaluation": Evaluation(every=3),
-        "placement": Placement(lanes=1),
+        "evaluation": fp.Evaluation(every=3),
+        "placement": fp.Placement(lanes=1),
     }
-    result = simulate(model, fedavg(optax.adam(1e-2)), clients, test=data, **options)
+    result = fp.simulate(
+        model, fp.algorithms.fedavg(optax.adam(1e-2)), clients, test=data, **options
+    )
     assert result.metrics[-1]["test_accuracy"] > 0.9

@@ -15,7 +15,6 @@ from test_algorithms_all import NAMES, OPTIONS, OTHERS, clients_of, engine_of, m
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms
-from fedjax_peft.support.errors import InputError
 
 MODEL, FEDERATION = toy.lora_model(), toy.clients((7, 4, 12, 1, 9))
 CONSTANTS = ("fedadam", "scaffold")
@@ -132,9 +131,9 @@ PROX = {"rate": 0.1, "mu": 0.5}
 
 def test_wrong_values_are_refused_before_anything_is_compiled():
     session = functools.partial(fp.session, MODEL, prox, FEDERATION)
-    with pytest.raises(InputError, match="asks for 'mu', and values has 'rate'"):
+    with pytest.raises(fp.InputError, match="asks for 'mu', and values has 'rate'"):
         session(values={"rate": 0.1})
-    with pytest.raises(InputError, match="mu = -1"):
+    with pytest.raises(fp.InputError, match="mu = -1"):
         session(values={**PROX, "mu": -1.0})
     made = session(values=PROX)
     for values, message in (
@@ -142,5 +141,5 @@ def test_wrong_values_are_refused_before_anything_is_compiled():
         ({"mu": -1.0}, "mu = -1"),
         ({"rate": "x"}, "'rate' must be a number, not 'x'"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(fp.InputError, match=message):
             made.init(values=values)

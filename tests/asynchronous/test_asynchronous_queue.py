@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedjax_peft as fp
 from fedjax_peft.asynchronous import queue as events
 from fedjax_peft.asynchronous.queue import Queue, Settings
-from fedjax_peft.contracts import Availability
-from fedjax_peft.support.errors import InputError
 
 
 def queue(seconds, *, failure=0.0, **changes):
@@ -77,7 +76,7 @@ def test_a_client_that_leaves_loses_its_job_at_that_time():
         next_change = 1.0 if time < 1 else 5.0 if time < 5 else math.inf
         return there, np.where(clients == 1, next_change, math.inf)
 
-    made = queue([2.0, 3.0], buffer_size=2, availability=Availability("test", at))
+    made = queue([2.0, 3.0], buffer_size=2, availability=fp.contracts.Availability("test", at))
     assert told(made(1)) == (8.0, [(0, 0, 0.0), (1, 0, 5.0)])
     assert [(job.client, job.finish) for job in made(1).lost] == [(1, 1.0)]
 
@@ -144,14 +143,14 @@ def test_a_run_that_cannot_go_on_says_so():
     def never(seed, clients, time):
         return np.full(len(clients), time < 5), np.full(len(clients), 5.0 if time < 5 else math.inf)
 
-    gone = queue([2.0, 2.0], buffer_size=2, availability=Availability("gone", never))
+    gone = queue([2.0, 2.0], buffer_size=2, availability=fp.contracts.Availability("gone", never))
     assert told(gone(2))[0] == 4.0
-    with pytest.raises(InputError, match=r"comes to an end after 2 aggregations"):
+    with pytest.raises(fp.InputError, match=r"comes to an end after 2 aggregations"):
         gone(3)
 
     def flickers(seed, clients, time):
         return np.ones(len(clients), bool), np.full(len(clients), time + 1.0)
 
-    lost = queue([2.0], availability=Availability("flickers", flickers))
-    with pytest.raises(InputError, match="were all lost or too stale"):
+    lost = queue([2.0], availability=fp.contracts.Availability("flickers", flickers))
+    with pytest.raises(fp.InputError, match="were all lost or too stale"):
         lost(1)

@@ -18,19 +18,6 @@ from shallow import simple_encoder  # noqa: F401
 import fedjax_peft as fp
 from fedjax_peft import InputError, aggregators, attacks
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms import fedavg, scaffold
-from fedjax_peft.contracts import (
-    Aggregated,
-    Algorithm,
-    ClientContext,
-    ClientUpdate,
-    Encoded,
-    Federation,
-    Stages,
-    Transform,
-    Tuning,
-    Upload,
-)
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.work import at_work
 from fedjax_peft.numerics.random import attack_key
@@ -40,14 +27,17 @@ pytestmark = pytest.mark.slow
 SIZES = (7, 4, 12, 1, 9, 5, 8)
 FEDERATION = toy.clients(SIZES)
 COLUMNS = tuple((name, x.shape[1:]) for name, x in FEDERATION.data.columns.items())
-FACTS = Federation(
+FACTS = fp.contracts.Federation(
     *(len(SIZES), len(SIZES), "all", 4, "shuffled", 3, 1, 1), columns=COLUMNS, classes=toy.CLASSES
 )
 UNLABELLED = FACTS._replace(columns=(("x", (5,)),), classes=0)
 SHARE = 0.3
 HOSTILE = attacks.sign_flip(SHARE).hostile(len(SIZES))
 HONEST = [c for c in range(len(SIZES)) if c not in HOSTILE]
-FEDAVG, EQUAL = fedavg(optax.sgd(0.1)), fedavg(optax.sgd(0.1), weights="uniform")
+FEDAVG, EQUAL = (
+    fp.algorithms.fedavg(optax.sgd(0.1)),
+    fp.algorithms.fedavg(optax.sgd(0.1), weights="uniform"),
+)
 model = functools.cache(linear.model)
 lora_model = functools.cache(functools.partial(toy.model, dropout=0))
 
@@ -188,7 +178,7 @@ def test_every_attack_is_tested():
     assert names - {"alie_z", "relabel"} | {"backdoor"} == set(attacks.__all__)
     for make, _ in CRAFTED.values():  # a constant share of 0 is a run without an attack
         nobody = make(0.0).apply(FEDAVG, FACTS)
-        assert (nobody.stages, nobody.algorithm.client) == (Stages(), FEDAVG.client)
+        assert (nobody.stages, nobody.algorithm.client) == (fp.contracts.Stages(), FEDAVG.client)
 
 
 def test_gaussian_noise_replaces_the_change_of_hostile_clients():
@@ -231,7 +221,7 @@ def test_a_label_flip_is_training_on_flipped_labels(name, flipped):
 
 def test_other_fields_of_an_upload_are_sent_as_they_are():
     """SCAFFOLD's control variates: their sum over clients is that of the plain run."""
-    algorithm = scaffold(optax.sgd(0.1), learning_rate=0.1)
+    algorithm = fp.algorithms.scaffold(optax.sgd(0.1), learning_rate=0.1)
     (attacked, _), (other, _) = (a_round(session(a, algorithm)) for a in ("ipm", None))
     assert_close(flat(attacked["control"]), flat(other["control"]), atol=1e-6)
     assert np.abs(flat(attacked["model"]) - flat(other["model"])).max() > 1e-3
@@ -239,7 +229,7 @@ def test_other_fields_of_an_upload_are_sent_as_they_are():
 
 def test_an_attack_on_fra_replaces_rows_before_the_products_are_summed():
     """In the aggregator's own space: the truncated product of the replaced factors."""
-    algorithm = fedavg(optax.sgd(0.1), aggregator=aggregators.fra())
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.1), aggregator=aggregators.fra())
     new, _ = a_round(session("ipm", algorithm, bound=lora_model))
     own = changes(lora_model)
     rows = flat(plain(bound=lora_model).init(0).server) + replaced(-0.7 * own[HONEST].mean(0), own)
@@ -265,7 +255,7 @@ def attacked(share):
     options = {"rounds": 6, "local_steps": 4, "batch_size": 8, "lanes": 1, "eval_every": 6}
     run = fp.simulate(
         bound,
-        fedavg(optax.adam(5e-3)),
+        fp.algorithms.fedavg(optax.adam(5e-3)),
         fp.partition.iid(data, clients=8),
         attack=lambda p: attacks.backdoor(p["share"], 0, token=7, positions=(1,), scale=2.0),
         values={"share": share},
@@ -394,30 +384,30 @@ def test_a_private_run_does_not_say_who_took_part():
 # ------------------------------------------------------------------ what the engine tells an attack
 
 
-def spying() -> Algorithm:
+def spying() -> fp.contracts.Algorithm:
     """Returns an algorithm without training whose uploads hold the client's number."""
-    plain = fedavg(optax.sgd(0.1))
+    plain = fp.algorithms.fedavg(optax.sgd(0.1))
 
-    def client(context: ClientContext) -> ClientUpdate:
+    def client(context: fp.contracts.ClientContext) -> fp.contracts.ClientUpdate:
         def step(state, batch, key):
             return state, {"client": (1.0 * context.client, jnp.ones(()))}
 
         def final(state):
             return jax.tree.map(lambda x: x * 0 + context.client, state), {}
 
-        return ClientUpdate(lambda broadcast, own, key: broadcast, step, final)
+        return fp.contracts.ClientUpdate(lambda broadcast, own, key: broadcast, step, final)
 
     def finish(total, template, context, state):
         value = mean().finish(total, template, context, state).update
         clients = {f"slot_{i}": context.clients[i] for i in range(context.clients.shape[0])}
-        return Aggregated(value, clients, state)
+        return fp.contracts.Aggregated(value, clients, state)
 
     return plain._replace(
         client=client, aggregator=mean()._replace(finish=finish), weights="uniform"
     )
 
 
-def tamper(upload: Upload) -> Upload:
+def tamper(upload: fp.contracts.Upload) -> fp.contracts.Upload:
     """Adds ten times the client's number, and a random number of its own, to an upload."""
     client = upload.client
     key = attack_key(client.key, client.source.round_index, client.number)
@@ -425,7 +415,7 @@ def tamper(upload: Upload) -> Upload:
     return upload._replace(value=jax.tree.map(lambda x: x + more, upload.value))
 
 
-TAMPERING = Stages(sent=(tamper,))
+TAMPERING = fp.contracts.Stages(sent=(tamper,))
 
 
 @functools.cache
@@ -455,10 +445,12 @@ def test_the_engine_names_the_clients(lanes, engine):
 
 def test_nobody_tampers_outside_of_training():
     setup = toy.Engine(spying(), FEDERATION, per_round=4, lanes=2, stages=TAMPERING).setup
-    setup = setup._replace(algorithm=spying()._replace(tuning=Tuning(spying().client, 1)))
+    setup = setup._replace(
+        algorithm=spying()._replace(tuning=fp.contracts.Tuning(spying().client, 1))
+    )
     assert at_work(setup, "training").stages == TAMPERING
     for work in ("tuning", "uploads", "personal", "global", "local"):
-        assert at_work(setup, work).stages == Stages()
+        assert at_work(setup, work).stages == fp.contracts.Stages()
 
 
 @pytest.mark.parametrize("engine", ["compiled", "reference"])
@@ -471,12 +463,12 @@ def test_stages_come_before_and_after_the_upload_transform(engine):
         )
 
     def nothing(update, memory, received, key):
-        return Encoded(jax.tree.map(jnp.zeros_like, update))
+        return fp.contracts.Encoded(jax.tree.map(jnp.zeros_like, update))
 
     options = {"per_round": 4, "lanes": 2, "bound": linear.model(), "engine": engine}
-    stages = Stages(sent=(add(1.0),), received=(add(2.0), add(3.0)))
-    transform = Transform("nothing", nothing)
-    algorithm = fedavg(optax.sgd(0.1))
+    stages = fp.contracts.Stages(sent=(add(1.0),), received=(add(2.0), add(3.0)))
+    transform = fp.contracts.Transform("nothing", nothing)
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.1))
     rig = toy.Engine(algorithm, FEDERATION, transform=transform, stages=stages, **options)
     server = rig.run(rig.schedule.cohort(1)).server
     assert_trees_close(server, {name: x + 5 for name, x in rig.shared.items()})

@@ -9,22 +9,21 @@ import toy
 from options import run_options
 from rich.console import Console
 
-from fedjax_peft.algorithms import fedavg
+import fedjax_peft as fp
 from fedjax_peft.cli import console, results
 from fedjax_peft.cli import main as cli
 from fedjax_peft.data import text
 from fedjax_peft.simulation.progress import Phase
 from fedjax_peft.simulation.rows import append_metrics
-from fedjax_peft.simulation.simulate import simulate
 
-MODEL, FEDAVG = toy.model(), fedavg(optax.sgd(0.1))
+MODEL, FEDAVG = toy.model(), fp.algorithms.fedavg(optax.sgd(0.1))
 
 
 def run(algorithm=FEDAVG, model=MODEL, **options):
     """Runs four clients, two of them per round."""
     options |= {"test": toy.dataset(20, seed=3), "rounds": 2}
     options |= {"clients_per_round": 2, "batch_size": 4}
-    return simulate(model, algorithm, toy.clients([7, 4, 12, 1]), **run_options(**options))
+    return fp.simulate(model, algorithm, toy.clients([7, 4, 12, 1]), **run_options(**options))
 
 
 def show(tmp_path, verbosity=0, **options):
@@ -58,7 +57,7 @@ def test_the_banner_estimates_the_first_round(tmp_path, capsys):
 
 def test_the_banner_says_where_the_clients_state_is():
     seen = []
-    private = fedavg(optax.sgd(0.1), head="private")
+    private = fp.algorithms.fedavg(optax.sgd(0.1), head="private")
     result = run(private, on_phase=seen.append, client_state="disk")
     estimate, record = seen[0].details["estimate"], result.client_state.store.packing.nbytes
     assert estimate.stored == {"disk": 4 * record}

@@ -18,6 +18,7 @@ from safetensors.torch import load_file as load_torch
 from tiny_project import fails, rows
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import fedjax_peft as fp
 from fedjax_peft import (
     algorithms,
     attach,
@@ -27,13 +28,11 @@ from fedjax_peft import (
     testing,
 )
 from fedjax_peft.cli import main as cli
-from fedjax_peft.config.loading import load_clients, load_run, load_trained
-from fedjax_peft.models.inference import embed, predict
+from fedjax_peft.config.loading import load_clients, load_trained
+from fedjax_peft.models.inference import predict
 from fedjax_peft.peft.io.describe import describe
 from fedjax_peft.peft.io.export import export, run_of
 from fedjax_peft.simulation.rows import seen_clients
-from fedjax_peft.simulation.simulate import Run
-from fedjax_peft.support.errors import InputError
 
 TEXTS = ["w9 w10 w11 w40", "w30", "w50 w51 w52 w53 w54"]
 CLASSES = 4
@@ -300,13 +299,13 @@ def test_predictions_of_a_table_of_any_format(finished, texts, tmp_path, capsys)
             i if name == "x.csv" else 3 * i + 2 for i in range(len(rows))
         ]
         assert [line for line in lines if line] == wanted.read_text().splitlines()
-    run = load_run(finished)
+    run = fp.load_run(finished)
     expected = run.predict(rows)
     np.testing.assert_array_equal(run.predict(frame), expected)
     np.testing.assert_array_equal(run.predict(frame[["text"]].to_dict("records")), expected)
-    one, other = (embed(run.trained, x, max_length=12) for x in (frame, rows))
+    one, other = (fp.embed(run.trained, x, max_length=12) for x in (frame, rows))
     np.testing.assert_array_equal(one, other)
-    with pytest.raises(InputError, match="one text, 'a text': give a list"):
+    with pytest.raises(fp.InputError, match="one text, 'a text': give a list"):
         run.predict("a text")
 
 
@@ -397,35 +396,37 @@ def test_in_python(tmp_path):
     model = attach(testing.tiny_model(), lora(2))
     private = {name: jnp.stack([x, x + 1, x + 2]) for name, x in model.trainable.items()}
     metrics = [{"round": 0}, {"round": 1, "clients": [0, 2], "dropped": []}]
-    run = Run(model, algorithms.local(optax.adamw(1e-2)), model.trainable, private, {}, metrics)
+    run = fp.Run(model, algorithms.local(optax.adamw(1e-2)), model.trainable, private, {}, metrics)
     for client in (0, 2):
         out = run.export(tmp_path / str(client), client=client)
         stored = load_file(out / "adapter_model.safetensors")["base_model.model.classifier.weight"]
         np.testing.assert_array_equal(stored, model.trainable["classifier.kernel"].T + client)
-    with pytest.raises(InputError, match="no client 3"):
+    with pytest.raises(fp.InputError, match="no client 3"):
         run.export(tmp_path / "x", client=3)
-    with pytest.raises(InputError, match=r"are private to the clients.*client=0 to client=2"):
+    with pytest.raises(fp.InputError, match=r"are private to the clients.*client=0 to client=2"):
         run.export(tmp_path / "x")
     with pytest.warns(UserWarning, match="Client 1 never trained"):
         run.export(tmp_path / "1", client=1)
-    run = Run(model, algorithms.fedavg(optax.adamw(1e-2)), model.trainable, {}, model.trainable, [])
-    with pytest.raises(InputError, match="nothing private"):
+    run = fp.Run(
+        model, algorithms.fedavg(optax.adamw(1e-2)), model.trainable, {}, model.trainable, []
+    )
+    with pytest.raises(fp.InputError, match="nothing private"):
         run.export(tmp_path / "x", client=0)
-    with pytest.raises(InputError, match="'pfet' is unknown"):
+    with pytest.raises(fp.InputError, match="'pfet' is unknown"):
         run.export(tmp_path / "x", format="pfet")
     assert run.export(tmp_path / "x", format="merged").joinpath("model.safetensors").exists()
 
 
 def test_predictions_in_python_are_of_the_run_s_own_length_and_client(alone):
     """A text is cut where it was cut in training."""
-    run = load_run(alone)
+    run = fp.load_run(alone)
     seen = seen_clients(run.metrics)
     long = [*TEXTS, " ".join(["w9"] * 200)]
     got = run.predict(long, client=min(seen))
     expected = predict(run.trained, run.client_params(min(seen)), long, max_length=12)
     assert_close(got, expected, **EXACT)
     assert run.max_length == 12
-    with pytest.raises(InputError, match="are private to the clients"):
+    with pytest.raises(fp.InputError, match="are private to the clients"):
         run.predict(long)
     never = min({*range(6)} - seen)
     with pytest.warns(UserWarning, match=f"Client {never} never trained"):

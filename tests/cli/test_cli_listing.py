@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft.cli import listing
 from fedjax_peft.config import config as configs
-from fedjax_peft.models import heads, registry
+from fedjax_peft.models import registry
 from fedjax_peft.support import source
 
 HEAVY = ("jax", "flax", "optax", "orbax", "pydantic", "transformers", "datasets", "rich")
@@ -41,7 +42,7 @@ def test_first_lines_that_are_read_are_those_of_the_functions(module):
 def test_heads_that_are_read_are_those_of_the_families():
     kinds = {name: family.kinds for name, family in registry.FAMILIES.items()}
     expected = {
-        name: [kind for kind in heads.__all__ if kind in own] for name, own in kinds.items()
+        name: [kind for kind in fp.heads.__all__ if kind in own] for name, own in kinds.items()
     }
     assert listing._backbones() == {name: ", ".join(own) for name, own in expected.items()}
 

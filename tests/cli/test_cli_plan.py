@@ -8,11 +8,11 @@ import tomli_w
 from closeness import approx
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft import testing
 from fedjax_peft.cli.main import main
-from fedjax_peft.simulation.planning import compiled_step, devices
+from fedjax_peft.simulation.planning import compiled_step
 from fedjax_peft.support.accelerators import find_device
-from fedjax_peft.support.errors import InputError
 
 CONFIG = small(
     batch_size=2,
@@ -143,7 +143,7 @@ def test_fewer_lanes_than_the_compiler_refused_are_named(plan, monkeypatch):
         step = compiled_step.CompiledStep(memory, 0, 1, 1, {}, {}, 0, 1.0)
         return planned._replace(compiled=step)
 
-    monkeypatch.setattr(devices, "asked", asked)
+    monkeypatch.setattr(fp.devices, "asked", asked)
     text = plan({"model": LLAMA}, *words, str(most), "--compile")
     assert "does not fit into" in text
     named = int(re.search(r"The nearest setting that fits: --lanes (\d+)", text)[1])
@@ -204,7 +204,7 @@ def test_the_nearest_setting_that_fits(plan, memory, words, remedy):
 def test_a_missing_compiler_is_named(device, error, monkeypatch):
     here = object() if device == "v100" else None
     monkeypatch.setattr(compiled_step.importlib.util, "find_spec", lambda name: here)
-    with pytest.raises(InputError, match=re.escape(error)):
+    with pytest.raises(fp.InputError, match=re.escape(error)):
         compiled_step.target_devices(find_device(device))
 
 

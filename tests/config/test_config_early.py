@@ -6,13 +6,13 @@ import json
 import pytest
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft import tasks, testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import early
 from fedjax_peft.data import sources
 from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.models import hub
-from fedjax_peft.support.errors import InputError
 
 ROWS = [{"text": "w1 w2", "label": "good", "who": 1}, {"text": "w3", "label": "bad", "who": 2}]
 
@@ -65,7 +65,7 @@ def test_columns(folder, file):
         ("partition={name='natural', by='whom'}", "no column 'whom' to partition by"),
         ("task=tagging", "no column 'tokens'"),
     ):
-        with pytest.raises(InputError, match=complaint):
+        with pytest.raises(fp.InputError, match=complaint):
             early.check([resolved(folder, file=file), resolved(folder, override, file=file)])
 
 
@@ -76,7 +76,7 @@ def test_a_first_row_may_lack_a_column_that_is_renamed(tmp_path):
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     task = sources.check_header(str(path), columns={"input": "ctx"})
     assert task.name == "instruction_tuning"
-    with pytest.raises(InputError, match="no column 'cxt', only: instruction, output, ctx"):
+    with pytest.raises(fp.InputError, match="no column 'cxt', only: instruction, output, ctx"):
         sources.check_header(str(path), columns={"input": "cxt"})
 
 
@@ -98,7 +98,7 @@ def test_a_first_row_may_lack_a_column_that_is_renamed(tmp_path):
 )
 def test_model_and_algorithm(folder, override, complaint):
     """A target, a rank and an algorithm are known from the config and the model's shapes."""
-    with pytest.raises(InputError, match=complaint):
+    with pytest.raises(fp.InputError, match=complaint):
         early.check([resolved(folder, override)])
 
 
@@ -111,5 +111,5 @@ def test_every_encoder_reads_a_header(tmp_path, name):
     if name in ("question_answering", "instruction_tuning"):  # they read several forms
         return
     (tmp_path / "x.csv").write_text("one,two")
-    with pytest.raises(InputError, match="no column"):
+    with pytest.raises(fp.InputError, match="no column"):
         sources.check_header(str(tmp_path / "x.csv"), task=task)

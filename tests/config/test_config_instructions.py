@@ -6,10 +6,9 @@ import tomllib
 import pytest
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft import tasks
 from fedjax_peft.config import config as configs
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import write_tiny_language_model
 
 SGD = {"name": "sgd", "learning_rate": 0.1}
 
@@ -17,7 +16,7 @@ SGD = {"name": "sgd", "learning_rate": 0.1}
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("instructions")
-    write_tiny_language_model(folder / "lm", num_hidden_layers=1)
+    fp.testing.write_tiny_language_model(folder / "lm", num_hidden_layers=1)
     answers = {"yes": "a", "no": "b", "up": "c"}
     rows = [
         {"instruction": f"Say {word}", "output": word, "category": category}
@@ -67,7 +66,7 @@ def test_rows_whose_roles_do_not_alternate_by_a_key(files):
     text = "".join(f"{json.dumps({'messages': row, 'category': 'x'})}\n" for row in rows)
     (files / "uneven.jsonl").write_text(text)
     data = {"name": str(files / "uneven.jsonl"), "max_length": 60}
-    with pytest.raises(InputError, match="Row 21 of"):
+    with pytest.raises(fp.InputError, match="Row 21 of"):
         configs.load_data(configs.resolve(config(files, data)))
     for turns, left in (("skip", 20), ("join", 21)):
         resolved = configs.resolve(config(files, data | {"turns": turns}))
@@ -75,7 +74,7 @@ def test_rows_whose_roles_do_not_alternate_by_a_key(files):
             splits = configs.load_data(resolved)
         assert sum(map(len, splits.values())) == left
         assert "1 of 21 conversations" in splits["train"].notes[0]
-    with pytest.raises(InputError, match=r"turns.*skip"):
+    with pytest.raises(fp.InputError, match=r"turns.*skip"):
         configs.load_data(configs.resolve(config(files, data | {"turns": "merge"})))
 
 
@@ -94,6 +93,8 @@ def test_labelled_data_become_requests(files):
 def test_other_tasks_cannot_have_instructions(files):
     data = {"name": "sst2", "source": "tiny", "instructions": True}
     wrong = configs.resolve(config(files, data, task="next_token"))
-    with pytest.raises(InputError, match="is for instruction_tuning, and the task is 'next_token'"):
+    with pytest.raises(
+        fp.InputError, match="is for instruction_tuning, and the task is 'next_token'"
+    ):
         configs.load_data(wrong)
     assert tasks.for_head("causal_lm").name == "next_token"

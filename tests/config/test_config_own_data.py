@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft import testing
 from fedjax_peft.config import config, sweeps
 from fedjax_peft.config.federation import load_data
-from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.models.checkpoint import save_checkpoint
-from fedjax_peft.models.hub import load_tokenizer
-from fedjax_peft.support.errors import InputError
 
 ROWS = [(f"w{i} w{i % 7}", i % 3, f"user {i % 4}") for i in range(40)]
 
@@ -32,7 +30,7 @@ COLUMNS = {"text": "review", "label": "stars"}
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     """The tokenizer of the tiny checkpoint."""
-    return load_tokenizer(testing.write_tiny_checkpoint(tmp_path_factory.mktemp("model")))
+    return fp.load_tokenizer(testing.write_tiny_checkpoint(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def load(tokenizer):
     """``load_dataset`` with the tiny tokenizer and the review's columns."""
 
     def call(path, columns=COLUMNS, **options):
-        return load_dataset(
+        return fp.load_dataset(
             str(path), tokenizer=tokenizer, max_length=8, columns=columns, **options
         )
 
@@ -63,11 +61,11 @@ def test_one_file(load, tmp_path):
 def test_a_training_split_alone(load, tmp_path):
     """A training split without a test split needs ``test_share``, which the error says."""
     write_csv(tmp_path / "train.csv")
-    with pytest.raises(InputError, match=r"split 'test'.*test_share = 0\.2"):
+    with pytest.raises(fp.InputError, match=r"split 'test'.*test_share = 0\.2"):
         load(tmp_path)
     assert len(load(tmp_path, test_share=0.1)["test"]) == 4
     write_csv(tmp_path / "test.csv")
-    with pytest.raises(InputError, match=r"has one: .*test\.csv.*Leave test_share out"):
+    with pytest.raises(fp.InputError, match=r"has one: .*test\.csv.*Leave test_share out"):
         load(tmp_path, test_share=0.1)
 
 
@@ -86,7 +84,7 @@ def test_tables_that_cannot_be_read(load, tmp_path, name, options, complaint):
     """The error names the nearest column, or says how to map another one."""
     write_csv(tmp_path / "x.csv")
     (tmp_path / "x.xlsx").touch()
-    with pytest.raises(InputError, match=complaint):
+    with pytest.raises(fp.InputError, match=complaint):
         load(tmp_path / name, **options)
 
 
@@ -194,5 +192,7 @@ def test_a_config_reads_labels_by_the_names_that_it_lists(tmp_path):
             kernels.append(config.build_model(resolved, names).trainable["classifier.kernel"])
     np.testing.assert_array_equal(kernels[0], model.trainable["classifier.kernel"])
     assert not np.array_equal(*kernels)
-    with pytest.raises(InputError, match=r"'poor', and the head in .*fresh_head = true of .model"):
+    with pytest.raises(
+        fp.InputError, match=r"'poor', and the head in .*fresh_head = true of .model"
+    ):
         config.build_model(config.resolve(small(**tables)), ("1", "2", "poor"))

@@ -14,14 +14,12 @@ import pytest
 import tomli_w
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft import heads, peft, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import presets
 from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.peft.base import count
-from fedjax_peft.simulation.time_model import TimeModel
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten
 
 pytestmark = pytest.mark.slow
@@ -246,7 +244,7 @@ ROBERTA |= {"max_position_embeddings": 514, "type_vocab_size": 1}
 def test_trainable_parameters_on_roberta_base(name, adapter):
     options = dict(presets.presets()[name].settings["peft"])
     method = getattr(peft, options.pop("name"))(**options)
-    counted = count(ROBERTA, method, head=heads.classification(2))
+    counted = fp.count(ROBERTA, method, head=heads.classification(2))
     assert counted["adapter"] == adapter
     assert counted["head"] == 592_130
     if name.startswith("fra_lora"):
@@ -311,7 +309,7 @@ def test_another_function_does_not_get_the_options_of_the_presets_function():
     ],
 )
 def test_unknown_presets_get_the_nearest_names(name, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         configs.resolve(small(preset=name))
 
 
@@ -320,7 +318,7 @@ def test_missing_keys_get_the_presets_advice():
         ("rounds", r"'rounds' is missing.*'federa' you choose.*Tables 2 to 4"),
         ("optimizer", "you choose optimizer.learning_rate: chosen by"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(fp.InputError, match=message):
             configs.resolve(small(key, preset="federa"))
 
 
@@ -338,7 +336,7 @@ def test_overrides_without_a_value_remove_keys():
     both = configs.methods(raw, ["peft.rank="])
     assert [configs.resolve(one)["peft"]["rank"] for one in both.values()] == [32, 32]
     for text in ("peft.rnk=", "rank=", "methods.a.rank=", "methods.c=", "a.b.c="):
-        with pytest.raises(InputError, match=rf"'{text}' removes .* which does not have it"):
+        with pytest.raises(fp.InputError, match=rf"'{text}' removes .* which does not have it"):
             configs.methods(raw, [text])
 
 
@@ -350,18 +348,18 @@ def test_an_override_of_one_method_names_it():
     assert configs.methods(raw, ["methods.more={seed=1}"])["more"]["seed"] == 1
     message = r"is for a method that the config does not have. Did you mean 'ditto'\?"
     for text in ("methods.dito.rounds=3", "methods.dito.algorithm.lam="):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(fp.InputError, match=message):
             configs.methods(raw, [text])
-    with pytest.raises(InputError, match="There are none"):
+    with pytest.raises(fp.InputError, match="There are none"):
         configs.methods(small(), ["methods.ditto.rounds=3"])
-    with pytest.raises(InputError, match=r"no \[methods.ditto\]. There are none"):
+    with pytest.raises(fp.InputError, match=r"no \[methods.ditto\]. There are none"):
         configs.only(configs.methods(small()), ["ditto"])
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/out", "", ".."])
 def test_a_method_is_a_folder(tmp_path, name):
     (tmp_path / "c.toml").write_text(f'[methods."{name}"]\n')
-    with pytest.raises(InputError, match="choose one without '/'"):
+    with pytest.raises(fp.InputError, match="choose one without '/'"):
         configs.load(tmp_path / "c.toml")
 
 
@@ -489,14 +487,14 @@ def test_the_committed_results_have_the_settings_of_their_configs():
         found = flatten(config)
         expected = everywhere | expected
         assert {key: found.get(key) for key in expected} == expected, name
-        time = TimeModel.preset(**config["time"])
+        time = fp.TimeModel.preset(**config["time"])
         assert (time.seconds_per_step, time.topology, time.transfers) == (0.5, "parallel", ())
 
 
 @pytest.mark.parametrize("name", ["mrpc", "wnut", "a/folder", None])
 def test_data_sets_without_a_papers_partition(name):
     raw = small(data={} if name is None else {"name": name}, partition="paper")
-    with pytest.raises(InputError, match=rf"there is none for {name!r}\. (Known|Did you mean)"):
+    with pytest.raises(fp.InputError, match=rf"there is none for {name!r}\. (Known|Did you mean)"):
         configs.resolve(raw)
 
 

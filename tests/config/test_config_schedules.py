@@ -8,12 +8,11 @@ import toy
 from closeness import assert_close
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft import testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import running, sweeps
 from fedjax_peft.config.federation import explicit
-from fedjax_peft.contracts import Feature
-from fedjax_peft.support.errors import InputError
 
 BASE = small(rounds=8, optimizer={"name": "sgd", "learning_rate": 0.1})
 
@@ -50,10 +49,10 @@ def test_scaffold_takes_the_learning_rate_of_plain_sgd():
     raw = configs.resolve({**BASE, "algorithm": "scaffold"})
     values = running.made_from_values({**raw, "runtime": ["optimizer.learning_rate"]})
     values["algorithm"]({"optimizer.learning_rate": 0.3}).check(kinds, 3)
-    with pytest.raises(InputError, match=r"step size 0\.1"):
+    with pytest.raises(fp.InputError, match=r"step size 0\.1"):
         made(algorithm={"name": "scaffold", "learning_rate": 0.2}).check(kinds, 3)
     for other in ({"momentum": 0.9}, {"clip_norm": 1.0}, {"name": "adam"}):
-        with pytest.raises(InputError, match=r"write algorithm\.learning_rate = 0\.1"):
+        with pytest.raises(fp.InputError, match=r"write algorithm\.learning_rate = 0\.1"):
             made(algorithm="scaffold", optimizer={**BASE["optimizer"], **other})
 
 
@@ -66,7 +65,7 @@ def test_clients_and_server_have_their_own_schedules():
     assert factors(algorithm) == [0.25, 0.5, 0.75, 1.0]
     assert factors(algorithm, "server_learning_rate_factor") == [1.0, 0.5, 0.25, 0.5**7]
     keeping = made(algorithm={"name": "fedprox", "keep_optimizer": True})
-    assert "keep_optimizer" in keeping.incompatible[Feature.NEW_FACTORS]
+    assert "keep_optimizer" in keeping.incompatible[fp.contracts.Feature.NEW_FACTORS]
 
 
 def test_the_numbers_of_a_schedule_are_run_time_values_of_a_sweep():
@@ -132,5 +131,5 @@ def test_own_functions_follow_a_schedule_without_a_word(tmp_path):
     ],
 )
 def test_bad_tables_are_named(changes, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         made(**changes)

@@ -5,12 +5,12 @@ import pytest
 from closeness import assert_close
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft import load_run, testing
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import running
 from fedjax_peft.config.loading import load_models
 from fedjax_peft.peft import gradient_start
-from fedjax_peft.support.errors import InputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 
@@ -69,9 +69,9 @@ def test_a_run_without_it_warns(base):
 
 def test_a_start_that_cannot_be_taken_is_refused(base):
     private = {"name": "central", "clip": 1.0, "noise_multiplier": 1.0}
-    with pytest.raises(InputError, match="without noise"):
+    with pytest.raises(fp.InputError, match="without noise"):
         configs.run(with_start(base, privacy=private))
-    with pytest.raises(InputError, match=r"Unknown config key \[peft\] 'gradient_start'"):
+    with pytest.raises(fp.InputError, match=r"Unknown config key \[peft\] 'gradient_start'"):
         configs.resolve({**base, "peft": {"name": "lora", "gradient_start": 0.1}})
 
 

@@ -3,10 +3,10 @@
 import pytest
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import running, sweeps
 from fedjax_peft.config.parts import Parts
-from fedjax_peft.support.errors import InputError
 
 RAW = {
     "rounds": 2,
@@ -50,7 +50,7 @@ def test_an_override_can_have_several_values(text, expected):
 
 @pytest.mark.parametrize("text", ["seed=4..0", "seed=0..999999"])
 def test_a_range_goes_up_and_is_not_too_long(text):
-    with pytest.raises(InputError, match="must go up"):
+    with pytest.raises(fp.InputError, match="must go up"):
         sweeps.axis(text)
 
 
@@ -165,15 +165,15 @@ def test_attacks_with_a_seed_of_their_own_are_equal_functions_for_every_seed(own
     ],
 )
 def test_bad_sweeps_are_refused_before_anything_runs(sweep, overrides, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         sweeps.plan(raw(sweep), overrides)
 
 
 def test_an_unknown_method_is_named():
-    with pytest.raises(InputError, match=r"no \[methods.fedl\]"):
+    with pytest.raises(fp.InputError, match=r"no \[methods.fedl\]"):
         sweeps.plan(raw(methods=METHODS), ["seed=0..1"], only=["fedl"])
     for text in ("methods.fedpox.seed=0..1", "methods.fedpox.rounds=3"):
-        with pytest.raises(InputError, match=r"not have\. Did you mean 'fedprox'\?"):
+        with pytest.raises(fp.InputError, match=r"not have\. Did you mean 'fedprox'\?"):
             sweeps.plan(raw(methods=METHODS), ["seed=0..1", text])
 
 
@@ -223,5 +223,5 @@ def test_an_argument_of_the_algorithm_has_one_table_under_both_names():
     rates = [point.config["optimizer"]["learning_rate"] for point in swept.points]
     assert sorted(rates) == [0.1, 0.1, 0.2, 0.2]
     assert set(swept.keys) == {"seed", "optimizer.learning_rate"}
-    with pytest.raises(InputError, match=r"optimizer twice"):
+    with pytest.raises(fp.InputError, match=r"optimizer twice"):
         configs.methods({**nested, "optimizer": {"name": "adam"}}, ["seed=1"])

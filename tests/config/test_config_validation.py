@@ -3,12 +3,11 @@
 import pytest
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.federation import explicit
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.simulation.storage.record import read_config
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import write_tiny_checkpoint
 
 pytestmark = pytest.mark.usefixtures("simple_encoder")
 
@@ -18,7 +17,7 @@ QUARTER = {"name": "sst2", "validation_share": 0.25}
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
+    return str(fp.testing.write_tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture
@@ -146,7 +145,7 @@ def test_a_run_of_six_tasks(resolved):
 )
 def test_settings_that_cannot_be_are_refused(resolved, keys, partition, message):
     more = {"partition": partition} if partition else {}
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         configs.federation(resolved({"name": "sst2"}, keys, **more))
 
 
@@ -164,7 +163,7 @@ def test_settings_that_cannot_be_are_refused(resolved, keys, partition, message)
 def test_scores_of_each_client_need_tests_of_their_own(partition, more, remedies):
     """Without tests of their own, the run ended without a score of any client, and no word."""
     asked = {"diagnostics": ["clients"]} | more
-    with pytest.raises(InputError) as error:
+    with pytest.raises(fp.InputError) as error:
         configs.resolve(small(partition=partition, evaluation=asked))
     assert all(remedy in str(error.value) for remedy in remedies)
     assert ("client_test = true" in str(error.value)) == (partition["name"] == "natural")

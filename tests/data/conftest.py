@@ -6,12 +6,12 @@ import datasets
 import pytest
 from transformers import AutoTokenizer
 
-from fedjax_peft.testing import write_tiny_checkpoint
+import fedjax_peft as fp
 
 
 @pytest.fixture(scope="session")
 def stand_in_tokenizer(tmp_path_factory):
-    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+    folder = fp.testing.write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
     return AutoTokenizer.from_pretrained(folder, eos_token="[SEP]")
 
 

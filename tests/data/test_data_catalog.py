@@ -3,12 +3,12 @@
 import datasets
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft import tasks
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_tables
 from fedjax_peft.support import assets
-from fedjax_peft.support.errors import InputError
 
 LABELS = {
     "mrpc": "not_equivalent equivalent",
@@ -78,7 +78,7 @@ def test_an_error_of_the_hubs_client_is_explained_too(monkeypatch):
         raise ProxyError("403 Forbidden")
 
     monkeypatch.setattr(datasets, "load_dataset", refused)
-    with pytest.raises(InputError, match=r"Face hub: ProxyError: 403 Forbidden\. To have it"):
+    with pytest.raises(fp.InputError, match=r"Face hub: ProxyError: 403 Forbidden\. To have it"):
         load_tables("sst2", Reading(source="hub"))
 
 
@@ -88,7 +88,7 @@ def test_errors_for_unreachable_data_name_the_download(monkeypatch, name):
         raise ConnectionError("no route") from OSError("cable\nis out")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(fp.InputError) as caught:
         load_tables(name, Reading(source="hub"))
     message = str(caught.value)
     assert ("hub: OSError: cable is out" in message) == bool(DATASETS[name].hub)

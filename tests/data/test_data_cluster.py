@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from fedjax_peft.data import partition
+import fedjax_peft as fp
 from fedjax_peft.data.cluster import kmeans
-from fedjax_peft.support.errors import InputError
 
 WORDS = [
     ["river", "boat", "sail", "harbour", "tide", "anchor"],
@@ -27,7 +26,7 @@ def test_topics_become_clusters(topics):
     found = kmeans(texts, 3)
     assert found.dtype == np.int32
     assert len({(a, b) for a, b in zip(found, topic, strict=True)}) == 3
-    clients = partition.dirichlet(found, 5, 0.1)
+    clients = fp.partition.dirichlet(found, 5, 0.1)
     assert clients.sizes.sum() == 90
 
 
@@ -56,7 +55,7 @@ def test_an_embedding_of_ones_own_and_equal_texts(topics):
     ],
 )
 def test_texts_that_have_no_such_clusters(texts, clusters, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         kmeans(texts, clusters)
 
 
@@ -70,5 +69,5 @@ def test_texts_that_have_no_such_clusters(texts, clusters, message):
     ],
 )
 def test_embeddings_that_cannot_be_used(vectors, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         kmeans(["a", "b", "c"], 2, embed=lambda texts: vectors)

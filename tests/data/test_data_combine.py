@@ -5,10 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedjax_peft.data.combine import combine
-from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.tasks import image_classification
+import fedjax_peft as fp
 
 
 def texts(lengths, width, *, classes=2, pad=1, types=False, **more):
@@ -21,12 +18,12 @@ def texts(lengths, width, *, classes=2, pad=1, types=False, **more):
     }
     if types:
         columns["token_type_ids"] = mask.astype(np.int32)
-    return Dataset(columns | more, tuple("abcd"[:classes]), "texts")
+    return fp.Dataset(columns | more, tuple("abcd"[:classes]), "texts")
 
 
 def test_every_data_set_is_a_client():
     short, long = texts([2, 3], 3), texts([5, 1, 4], 5, classes=3, types=True)
-    federation = combine({"short": short, "long": long})
+    federation = fp.combine({"short": short, "long": long})
     assert [rows.tolist() for rows in federation.indices] == [[0, 1], [2, 3, 4]]
     columns = federation.data.columns
     # RoBERTa counts positions of tokens that are not the padding token, here 1.
@@ -58,24 +55,26 @@ def test_every_data_set_is_a_client():
         ({"a": texts([2], 3, z=np.ones(1)), "b": texts([2], 3, z=np.ones(1, int))}, "int64"),
         ({"a": texts([2], 3), "b": texts([2], 5, pad=0)}, "token 0 in 'b' and 1 in 'a'"),
         ({"a": texts([3], 3), "b": texts([5], 5)}, "none is.*max_length"),
-        ({"a": Dataset({"classes": np.ones(2)})}, "'classes' already"),
-        ({"a": Dataset({"x": np.ones(2)})}, "no column 'labels'"),
+        ({"a": fp.Dataset({"classes": np.ones(2)})}, "'classes' already"),
+        ({"a": fp.Dataset({"x": np.ones(2)})}, "no column 'labels'"),
     ],
 )
 def test_refusals(datasets, match):
-    with pytest.raises(InputError, match=match):
-        combine(datasets)
+    with pytest.raises(fp.InputError, match=match):
+        fp.combine(datasets)
 
 
 def test_common_names_columns_and_tasks_stay():
     pair = {"a": texts([2], 3), "b": texts([3], 3)}
-    plain = combine(pair).data
+    plain = fp.combine(pair).data
     assert plain.label_names == ("a", "b")
     assert "token_type_ids" not in plain.columns
     assert plain.task is None
-    images = {name: replace(data, task=image_classification()) for name, data in pair.items()}
-    assert combine(images).data.task.name == "image_classification"
-    assert combine({**images, "b": pair["b"]}).data.task is None
+    images = {
+        name: replace(data, task=fp.tasks.image_classification()) for name, data in pair.items()
+    }
+    assert fp.combine(images).data.task.name == "image_classification"
+    assert fp.combine({**images, "b": pair["b"]}).data.task is None
 
 
 def test_names_decide_where_one_data_set_has_all_classes():
@@ -87,7 +86,7 @@ def test_names_decide_where_one_data_set_has_all_classes():
         "turned": replace(rows, label_names=("c", "b", "a")),
         "first": texts([2, 3], 3),
     }
-    data = combine(parts).data
+    data = fp.combine(parts).data
     assert data.label_names == ("a", "b", "c")
     assert data.labels.tolist() == [1, 2, 0, 1, 2, 2, 1, 0, 0, 1]
     # Who has the first classes keeps their number, as before.
@@ -102,9 +101,11 @@ def test_data_sets_of_several_tasks_share_numbers():
         task: replace(texts([2] * n, 3, classes=n), label_names=own)
         for (task, n), own in zip(sizes.items(), names, strict=True)
     }
-    data = combine(parts).data
+    data = fp.combine(parts).data
     assert data.label_names == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert data.columns["classes"].tolist() == [3, 3, 3, 2, 2, 2, 2]
     parts["task 1"] = replace(parts["task 1"], label_names=("other", "entailment"))
-    with pytest.raises(InputError, match="'entailment' is number 0 in 'task 0' and 1 in 'task 1'"):
-        combine(parts)
+    with pytest.raises(
+        fp.InputError, match="'entailment' is number 0 in 'task 0' and 1 in 'task 1'"
+    ):
+        fp.combine(parts)

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft.data.conversations import with_messages
 from fedjax_peft.data.formats.client_lists import read_client_lists
 from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_tables
 from fedjax_peft.data.table import Table
-from fedjax_peft.support.errors import InputError
 
 TALK = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 
@@ -81,7 +81,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("message", HOSTILE)
 def test_hostile_messages_are_named_with_their_row(message):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(fp.InputError) as caught:
         read({"messages": [TALK, HOSTILE[message]]})
     assert str(caught.value).startswith("Row 2 of the file")
     assert message in str(caught.value)
@@ -135,7 +135,7 @@ def test_rows_whose_roles_do_not_alternate_are_left_out_or_joined_and_counted(ca
     row, expected = UNEVEN[case]
     table = Table("the file", {"messages": [TALK, row, TALK], "who": ["a", "b", "c"]})
     remedy = r'turns = "skip"; to join messages of one role in a row, turns = "join"'
-    with pytest.raises(InputError, match=rf"Row 2 of the file.*{remedy}"):
+    with pytest.raises(fp.InputError, match=rf"Row 2 of the file.*{remedy}"):
         with_messages(table)
     left_out = r"1 of 3 conversations of the file are left out.* The first is row 2\."
     with pytest.warns(UserWarning, match=left_out) as caught:
@@ -156,7 +156,7 @@ def test_even_rows_are_the_same_with_every_option():
     for turns in (None, "skip", "join"):
         found = with_messages(table, turns=turns)
         assert (found.columns["messages"], found.notes) == (table.columns["messages"], ())
-    with pytest.raises(InputError, match="No row of the file is a conversation"):
+    with pytest.raises(fp.InputError, match="No row of the file is a conversation"):
         with_messages(Table("the file", {"messages": [[user("a")]]}), turns="skip")
 
 
@@ -187,9 +187,9 @@ def test_calls_of_tools_keep_what_templates_read():
 
 def test_the_option_is_refused_elsewhere_and_by_other_names(tmp_path):
     write(tmp_path / "texts.jsonl", [{"text": "a", "label": "b"}] * 5)
-    with pytest.raises(InputError, match=r"turns = 'skip' means nothing to .*texts\.jsonl"):
+    with pytest.raises(fp.InputError, match=r"turns = 'skip' means nothing to .*texts\.jsonl"):
         load_tables(tmp_path / "texts.jsonl", Reading(turns="skip"))
-    with pytest.raises(InputError, match="Did you mean 'skip'"):
+    with pytest.raises(fp.InputError, match="Did you mean 'skip'"):
         load_tables(tmp_path / "texts.jsonl", Reading(turns="skips"))
 
 
@@ -227,7 +227,7 @@ def tree(rows):
     ],
 )
 def test_hostile_rows_are_named(columns, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         read(columns)
 
 
@@ -270,7 +270,9 @@ def test_lists_of_clients(tmp_path):
     assert tables["train"].columns["messages"][0] == TALK
     assert set(tables["test"].columns["client"]) == {"ann", "cid"}
     (tmp_path / "aya.json").write_text(json.dumps({"ann": ["x"]}))
-    with pytest.raises(InputError, match=r"Row 1 of .* \(of the client 'ann'\) is not a JSON obj"):
+    with pytest.raises(
+        fp.InputError, match=r"Row 1 of .* \(of the client 'ann'\) is not a JSON obj"
+    ):
         read_client_lists(tmp_path)
     (tmp_path / "aya.json").write_text("[]")
     assert read_client_lists(tmp_path) is None

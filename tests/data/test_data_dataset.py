@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_peft.data import Clients, Dataset
-from fedjax_peft.support.errors import InputError
+import fedjax_peft as fp
 
 
 @pytest.fixture
@@ -13,7 +12,7 @@ def data():
         "input_ids": np.arange(12, dtype=np.int32).reshape(6, 2),
         "labels": np.array([0, 1, 2, 0, 1, 2], np.int32),
     }
-    return Dataset(columns, ("x", "y", "z"), "toy")
+    return fp.Dataset(columns, ("x", "y", "z"), "toy")
 
 
 def rows(*lists):
@@ -32,35 +31,44 @@ def test_length_labels_and_take(data):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Dataset({"a": np.zeros(3), "b": np.zeros(2)}), "'a' has 3 rows, 'b' has 2"),
-        (lambda: Dataset({"labels": np.array([0, -1])}, ("x",)), "value -1 in row 1, .* 0 to 0"),
-        (lambda: Dataset({"labels": np.array([2, 3])}, ("x",) * 3), "value 3 in row 1, .* 0 to 2"),
-        (lambda: Dataset({}), "no columns"),
-        (lambda: Dataset({"a": np.zeros(2)}).labels, "no column 'labels', only a"),
-        (lambda: Clients(np.zeros(6), rows([0], [], [1, 6])), "Client 2 owns row 6"),
-        (lambda: Clients(np.zeros(6), rows([-1], [1])), "Client 0 owns row -1"),
-        (lambda: Dataset({"a": [[1.0], [2.0]]}), "'a' of .* must be an array of numbers"),
-        (lambda: Dataset({"a": np.array(["b", "c"])}), "'a' of .* must be an array of numbers"),
-        (lambda: Clients(np.zeros(2), (np.array([True, False]),)), r"row numbers, .* bool \[2\]"),
-        (lambda: Clients(np.zeros(2), (np.array([[0]]),)), r"row numbers, .* int64 \[1, 1\]"),
-        (lambda: Clients(np.zeros(6), ()), "at least one client"),
-        (lambda: Clients(np.zeros(6), rows([0], [1]), ("a",)), "2 clients need 2 different names"),
-        (lambda: Clients(np.zeros(6), rows([0], [1]), ("a", "a")), "2 different names"),
+        (lambda: fp.Dataset({"a": np.zeros(3), "b": np.zeros(2)}), "'a' has 3 rows, 'b' has 2"),
+        (lambda: fp.Dataset({"labels": np.array([0, -1])}, ("x",)), "value -1 in row 1, .* 0 to 0"),
         (
-            lambda: Clients(np.zeros(6), rows([0]), (), np.array([np.nan])),
+            lambda: fp.Dataset({"labels": np.array([2, 3])}, ("x",) * 3),
+            "value 3 in row 1, .* 0 to 2",
+        ),
+        (lambda: fp.Dataset({}), "no columns"),
+        (lambda: fp.Dataset({"a": np.zeros(2)}).labels, "no column 'labels', only a"),
+        (lambda: fp.Clients(np.zeros(6), rows([0], [], [1, 6])), "Client 2 owns row 6"),
+        (lambda: fp.Clients(np.zeros(6), rows([-1], [1])), "Client 0 owns row -1"),
+        (lambda: fp.Dataset({"a": [[1.0], [2.0]]}), "'a' of .* must be an array of numbers"),
+        (lambda: fp.Dataset({"a": np.array(["b", "c"])}), "'a' of .* must be an array of numbers"),
+        (
+            lambda: fp.Clients(np.zeros(2), (np.array([True, False]),)),
+            r"row numbers, .* bool \[2\]",
+        ),
+        (lambda: fp.Clients(np.zeros(2), (np.array([[0]]),)), r"row numbers, .* int64 \[1, 1\]"),
+        (lambda: fp.Clients(np.zeros(6), ()), "at least one client"),
+        (
+            lambda: fp.Clients(np.zeros(6), rows([0], [1]), ("a",)),
+            "2 clients need 2 different names",
+        ),
+        (lambda: fp.Clients(np.zeros(6), rows([0], [1]), ("a", "a")), "2 different names"),
+        (
+            lambda: fp.Clients(np.zeros(6), rows([0]), (), np.array([np.nan])),
             "weights that are num",
         ),
-        (lambda: Clients(np.zeros(6), rows([0])).holdout(1), "between 0 and 1"),
-        (lambda: Clients(np.zeros(6), rows([0])).holdout(np.nan), "between 0 and 1"),
+        (lambda: fp.Clients(np.zeros(6), rows([0])).holdout(1), "between 0 and 1"),
+        (lambda: fp.Clients(np.zeros(6), rows([0])).holdout(np.nan), "between 0 and 1"),
     ],
 )
 def test_data_that_do_not_fit_together_are_named(make, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         make()
 
 
 def test_clients_count_and_sizes(data):
-    clients = Clients(data, rows([0, 2, 4], [], [5]))
+    clients = fp.Clients(data, rows([0, 2, 4], [], [5]))
     assert len(clients) == 3
     assert clients.sizes.tolist() == [3, 0, 1]
     assert clients.sizes.dtype == np.int32
@@ -68,7 +76,7 @@ def test_clients_count_and_sizes(data):
 
 def test_holdout_splits_every_list():
     data = np.zeros(200, np.int32)
-    clients = Clients(data, rows(range(100), [100], [], [150, 140]))
+    clients = fp.Clients(data, rows(range(100), [100], [], [150, 140]))
     train, held = clients.holdout(0.2, seed=1)
     assert train.sizes.tolist() == [80, 1, 0, 2]
     assert held.sizes.tolist() == [20, 0, 0, 0]
@@ -79,8 +87,8 @@ def test_holdout_splits_every_list():
 
 
 def test_holdout_depends_on_seed_and_client_only():
-    clients = Clients(np.zeros(60, np.int32), rows(range(40), range(40, 60)))
-    alone = Clients(clients.data, clients.indices[:1])
+    clients = fp.Clients(np.zeros(60, np.int32), rows(range(40), range(40, 60)))
+    alone = fp.Clients(clients.data, clients.indices[:1])
     held = clients.holdout(0.5, seed=3)[1].indices[0]
     np.testing.assert_array_equal(held, alone.holdout(0.5, seed=3)[1].indices[0])
     assert held.tolist() != clients.holdout(0.5, seed=4)[1].indices[0].tolist()
@@ -88,8 +96,8 @@ def test_holdout_depends_on_seed_and_client_only():
 
 def test_holdout_keeps_units_and_names():
     unit = np.repeat(np.arange(20), 3)
-    data = Dataset({"x": np.zeros(60)}, meta={"unit": unit})
-    clients = Clients(data, rows(range(30), range(30, 60)), ("ann", "bob"))
+    data = fp.Dataset({"x": np.zeros(60)}, meta={"unit": unit})
+    clients = fp.Clients(data, rows(range(30), range(30, 60)), ("ann", "bob"))
     train, held = clients.holdout(0.2)
     assert train.names == held.names == ("ann", "bob")
     assert held.sizes.tolist() == [6, 6]
@@ -99,11 +107,11 @@ def test_holdout_keeps_units_and_names():
 
 def test_reprs_are_one_short_line(data):
     """They show sizes and no arrays, because a notebook prints the last value of a cell."""
-    clients = Clients(data, rows([0, 1], [2, 3], [4, 5]))
+    clients = fp.Clients(data, rows([0, 1], [2, 3], [4, 5]))
     for shown in (repr(data), repr(clients)):
         assert "\n" not in shown
         assert len(shown) < 120
         assert str(len(data)) in shown
     assert "3 with" in repr(clients)
-    one = Clients(np.zeros(2, np.int32), (np.array([0]), np.array([1])))
+    one = fp.Clients(np.zeros(2, np.int32), (np.array([0]), np.array([1])))
     assert repr(one) == "Clients(2 with 1 example each, 2 in all)"

@@ -8,11 +8,11 @@ import datasets
 import numpy as np
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.files import find
 from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_dataset, load_tables
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.data.sources import load_tables
 
 
 def put(folder, **files):
@@ -108,7 +108,7 @@ def test_glue_oddities(tmp_path):
     test = tables("mnli", tmp_path / "mnli")["test"]
     assert list(test.row_numbers) == [3]  # the file's lines
     put(tmp_path / "mnli", train__tsv__gz="twice")
-    with pytest.raises(InputError, match=r"several files for one split: train\.tsv, train"):
+    with pytest.raises(fp.InputError, match=r"several files for one split: train\.tsv, train"):
         tables("mnli", tmp_path / "mnli")
     (tmp_path / "mnli" / "train.tsv").unlink()
     put(tmp_path / "mnli", train__tsv__gz=dev)
@@ -150,10 +150,10 @@ def test_parts_under_the_hubs_names(tmp_path, ending):
     assert found["test"].columns["text"] == ["2a", "2b"]
     path = tmp_path / f"train-00000-of-00002.{ending}"
     path.rename(tmp_path / f"train.{ending}")
-    with pytest.raises(InputError, match="several files for one split"):
+    with pytest.raises(fp.InputError, match="several files for one split"):
         load_tables(str(tmp_path))
     (tmp_path / f"train.{ending}").unlink()
-    with pytest.raises(InputError, match=r"train-00000-of-00002\..* is missing: .* has 2 parts"):
+    with pytest.raises(fp.InputError, match=r"train-00000-of-00002\..* is missing: .* has 2 parts"):
         load_tables(str(tmp_path))
 
 
@@ -192,7 +192,7 @@ def test_wnut17(tmp_path):
         emerging__test__conll="no\ntags\n",
         emerging__test__annotated="a\u00a0b\u2028c\tO\r\n",
     )
-    with pytest.raises(InputError, match=r"Line 1 of .*emerging\.dev\.conll, 'dev'"):
+    with pytest.raises(fp.InputError, match=r"Line 1 of .*emerging\.dev\.conll, 'dev'"):
         tables("wnut17", tmp_path)
     put(tmp_path, emerging__dev__conll=SENTENCE)
     found = tables("wnut17", tmp_path)
@@ -237,7 +237,7 @@ def test_ploner(tmp_path):
         + [(f"On{g}", ["Ro", "May"], ["B-LOC", "O"]) for g in ("BC", "BN", "MZ", "NW", "TC", "WB")]
     )
     put(tmp_path, other__txt=SENTENCE)
-    with pytest.raises(InputError, match=r"Which source of PLONER is other\.txt\?"):
+    with pytest.raises(fp.InputError, match=r"Which source of PLONER is other\.txt\?"):
         tables("ploner", tmp_path)
 
 
@@ -328,7 +328,9 @@ def test_a_file_that_is_cut_short(tmp_path):
     put(tmp_path, SQuAD__jsonl__gz=mrqa("SQuAD", 99))
     path = tmp_path / "SQuAD.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match=r"SQuAD\.jsonl\.gz could not be read after line \d+: EOF"):
+    with pytest.raises(
+        fp.InputError, match=r"SQuAD\.jsonl\.gz could not be read after line \d+: EOF"
+    ):
         tables("mrqa", tmp_path)
 
 
@@ -373,8 +375,8 @@ def test_cifar10_is_not_cifar100(tmp_path):
         (tmp_path / batch).write_bytes(b"\3" + bytes(3072))
     assert tables("cifar10", tmp_path)["test"].columns["label"] == ["cat"]
     put(tmp_path, batches__meta__txt="a b c cat d e f g h i")  # as in its archive
-    with pytest.raises(InputError, match="label 'cat'"):
-        load_dataset("cifar100", source=str(tmp_path))
+    with pytest.raises(fp.InputError, match="label 'cat'"):
+        fp.load_dataset("cifar100", source=str(tmp_path))
 
 
 def test_fashion_mnist(tmp_path):
@@ -405,7 +407,7 @@ def test_images_in_tables(tmp_path):
 def test_json_that_is_nested_without_end_is_refused(tmp_path, ending):
     path = tmp_path / f"train.{ending}"
     path.write_bytes(b'{"a":' * 30_000)
-    with pytest.raises(InputError, match="nested too deeply"):
+    with pytest.raises(fp.InputError, match="nested too deeply"):
         tabular.read_file(path)
     path.write_text(json.dumps({"text": "[{" * 3000 + '" \\ ['}) + "\n")  # of a text, they are fine
     assert len(tabular.read_file(path)) == 1
@@ -516,5 +518,5 @@ BAD = [
 def test_bad_files_are_named(tmp_path, name, file, content, match):
     put(tmp_path, **GOOD[name], **{file: content})
     how = Reading(source=str(tmp_path)) if name else Reading()
-    with pytest.raises(InputError, match=match):
+    with pytest.raises(fp.InputError, match=match):
         load_tables(name or str(tmp_path), how)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedjax_peft as fp
 from fedjax_peft import partition
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_dataset, load_tables
+from fedjax_peft.data.sources import load_tables
 from fedjax_peft.support import assets
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "datasets"
@@ -224,7 +225,7 @@ def test_rows_of_the_hub_become_clients_with_its_classes(hub, stand_in_tokenizer
     entry = DATASETS[name]
     talks = "messages" in entry.find_task().encoder.columns
     template = {"template": "{prompt} "} if talks else {}
-    data = load_dataset(name, tokenizer=stand_in_tokenizer, source="hub", **template)
+    data = fp.load_dataset(name, tokenizer=stand_in_tokenizer, source="hub", **template)
     train = data["train"]
     kinds = KNOWN[name]["features"].items()
     label = next((column for column, kind in kinds if classes(kind)), None)
@@ -240,7 +241,7 @@ def test_rows_of_the_hub_become_clients_with_its_classes(hub, stand_in_tokenizer
 
 
 def test_the_six_tasks_of_the_hub_become_clients(hub, stand_in_tokenizer):
-    data = load_dataset("glue_silo", tokenizer=stand_in_tokenizer, source="hub")["train"]
+    data = fp.load_dataset("glue_silo", tokenizer=stand_in_tokenizer, source="hub")["train"]
     assert set(data.meta["task"]) == {*DATASETS["glue_silo"].parts}
     assert len(partition.natural(data, by="task")) == 6
 

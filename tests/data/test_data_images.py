@@ -11,12 +11,11 @@ import transformers
 from closeness import approx, assert_close
 from PIL import Image
 
-from fedjax_peft.data.dataset import Clients, Dataset
+import fedjax_peft as fp
 from fedjax_peft.data.encoders.pixels import encode_images
 from fedjax_peft.data.formats.images import decode, read_images
 from fedjax_peft.data.partition.features import shift_features
 from fedjax_peft.data.table import Table, label_names
-from fedjax_peft.support.errors import InputError
 
 
 def images(n, *shape, seed=0):
@@ -98,14 +97,14 @@ def test_damaged_idx(tmp_path, file, content, named):
     (tmp_path / file).unlink()
     if content is not None:
         (tmp_path / file).write_bytes(content)
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(fp.InputError, match=named):
         read_images(tmp_path)
 
 
 def test_two_data_sets_in_one_folder(tmp_path):
     for prefix in ("emnist-digits-", "emnist-byclass-"):
         write_idx(tmp_path, {"train": (images(1, 4, 4), [0])}, prefix=prefix)
-    with pytest.raises(InputError, match="several data sets: 'emnist-byclass', 'emnist-digits'"):
+    with pytest.raises(fp.InputError, match="several data sets: 'emnist-byclass', 'emnist-digits'"):
         read_images(tmp_path)
 
 
@@ -144,7 +143,7 @@ def test_class_names_are_taken_where_they_are(cifar10):
     assert splits["test"].columns["label"] == ["kind_3", "kind_7"]
     assert splits["test"].label_names == tuple(names)
     (folder / "batches.meta.txt").write_text("kind_0")
-    with pytest.raises(InputError, match="has 1 class names instead of 10"):
+    with pytest.raises(fp.InputError, match="has 1 class names instead of 10"):
         read_images(folder)
 
 
@@ -172,7 +171,7 @@ def test_damaged_cifar(cifar10, content, named):
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(fp.InputError, match=named):
         read_images(cifar10[0])
 
 
@@ -180,10 +179,10 @@ def test_damaged_cifar(cifar10, content, named):
 def test_pickles_are_refused(tmp_path, name):
     path = tmp_path / name
     path.mkdir() if "." not in name else path.write_bytes(b"")
-    with pytest.raises(InputError, match=r"a pickle, .* Download the \"binary version"):
+    with pytest.raises(fp.InputError, match=r"a pickle, .* Download the \"binary version"):
         read_images(tmp_path)
     if path.is_dir():
-        with pytest.raises(InputError, match="a pickle"):
+        with pytest.raises(fp.InputError, match="a pickle"):
             read_images(path)
 
 
@@ -218,7 +217,7 @@ X, Y = images(3, 5, 4), np.arange(3)
 )
 def test_npz_that_does_not_fit(tmp_path, arrays, named):
     np.savez(tmp_path / "some.npz", **arrays)
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(fp.InputError, match=named):
         read_images(tmp_path)
 
 
@@ -228,7 +227,7 @@ def test_damaged_npz_and_npy_of_its_name(tmp_path):
     np.save(npy, X)
     for content in (path.read_bytes()[:-30], npy.getvalue()):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"some\.npz could not be read"):
+        with pytest.raises(fp.InputError, match=r"some\.npz could not be read"):
             read_images(tmp_path)
 
 
@@ -243,7 +242,7 @@ def test_folders_of_classes(tmp_path):
     assert_is(splits["train"], x[[1, 0]], ["elk", "owl"])
     assert_is(splits["test"], x[[2]], ["owl"])
     (tmp_path / "train/owl/z.png").write_bytes(b"GIF89a but not really")
-    with pytest.raises(InputError, match=r"owl/z\.png could not be decoded"):
+    with pytest.raises(fp.InputError, match=r"owl/z\.png could not be decoded"):
         read_images(tmp_path)
     for file in ("train/.cache/a.webp", "train/.cache/a.png", "train/fox/.hidden"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -251,7 +250,9 @@ def test_folders_of_classes(tmp_path):
     (tmp_path / "train/owl/z.png").unlink()
     assert_is(read_images(tmp_path)["train"], x[[1, 0]], ["elk", "owl"])
     (tmp_path / "train/fox/a.webp").write_bytes(b"")
-    with pytest.raises(InputError, match=r"train/fox has files, but none .* \.png, \.jpg, \.jpeg"):
+    with pytest.raises(
+        fp.InputError, match=r"train/fox has files, but none .* \.png, \.jpg, \.jpeg"
+    ):
         read_images(tmp_path)
 
 
@@ -321,7 +322,7 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
     ids=repr,
 )
 def test_images_that_cannot_be_used(value):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(fp.InputError) as caught:
         decode(value, "The image in row 7 of that file")
     assert "row 7 of that file" in str(caught.value) or "/nowhere" in str(caught.value)
 
@@ -331,7 +332,7 @@ def test_dangerous_images_are_not_even_begun():
         (enlarged_png(10_000), "DecompressionBomb"),
         (POSTSCRIPT, "cannot ident"),
     ):
-        with pytest.raises(InputError, match=reason):
+        with pytest.raises(fp.InputError, match=reason):
             decode(value)
 
 
@@ -385,16 +386,16 @@ def test_images_of_several_sizes_are_resized_with_a_note():
     ],
 )
 def test_tables_that_cannot_be_encoded(columns, named):
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(fp.InputError, match=named):
         encode_images(Table("a file", columns), ("0", "1"), name="some")
 
 
 def federation(pixels, clients):
     labels = np.zeros(len(pixels), np.int32)
-    data = Dataset({"pixel_values": pixels, "labels": labels}, ("a",), "some")
+    data = fp.Dataset({"pixel_values": pixels, "labels": labels}, ("a",), "some")
     # Interleaved, and the last row is nobody's.
     rows = [np.arange(k, len(pixels) - 1, clients, dtype=np.int32) for k in range(clients)]
-    return Clients(data, tuple(rows))
+    return fp.Clients(data, tuple(rows))
 
 
 def shifted(clients, *settings):
@@ -473,15 +474,25 @@ FLOATS = {**SHIFTABLE.data.columns, "pixel_values": np.zeros((9, 3, 8, 8), np.fl
         (SHIFTABLE, "noise", np.inf, "not negative"),
         (SHIFTABLE, "contrast", 1.5, "from 0 to 1"),
         (
-            Clients(SHIFTABLE.data, (np.array([0, 3]), np.array([3]))),
+            fp.Clients(SHIFTABLE.data, (np.array([0, 3]), np.array([3]))),
             "noise",
             0.1,
             "belongs to 2",
         ),
-        (Clients(Dataset(FLOATS, ("a",)), SHIFTABLE.indices), "noise", 0.1, "has no uint8 images"),
-        (Clients(Dataset({"x": np.zeros(9)}), SHIFTABLE.indices), "noise", 0.1, "no uint8 images"),
+        (
+            fp.Clients(fp.Dataset(FLOATS, ("a",)), SHIFTABLE.indices),
+            "noise",
+            0.1,
+            "has no uint8 images",
+        ),
+        (
+            fp.Clients(fp.Dataset({"x": np.zeros(9)}), SHIFTABLE.indices),
+            "noise",
+            0.1,
+            "no uint8 images",
+        ),
     ],
 )
 def test_shifts_that_are_impossible(clients, kind, strength, named):
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(fp.InputError, match=named):
         shift_features(clients, kind, strength)

@@ -11,15 +11,13 @@ import fedjax_peft as fp
 from fedjax_peft.data import templates
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.instructions import FORMS, as_instructions
-from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.data.table import Table
-from fedjax_peft.support.errors import InputError
 
 TOKENIZER = tiny_tokenizers.gpt2()
 
 
 def load(name, **options):
-    return load_dataset(name, tokenizer=TOKENIZER, source="tiny", instructions=True, **options)
+    return fp.load_dataset(name, tokenizer=TOKENIZER, source="tiny", instructions=True, **options)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -86,7 +84,7 @@ def test_questions_keep_all_gold_answers():
 def test_own_texts(tmp_path):
     rows = [{"text": f"w{i}", "label": ["good", "bad"][i % 2], "client": i % 3} for i in range(20)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = load_dataset(
+    data = fp.load_dataset(
         tmp_path / "own.jsonl", tokenizer=TOKENIZER, instructions=True, template="{prompt}\n"
     )
     train = data["train"]
@@ -105,8 +103,8 @@ def test_own_texts(tmp_path):
     ],
 )
 def test_what_cannot_be_an_instruction(name, how, message):
-    with pytest.raises(InputError, match=message):
-        load_dataset(name, tokenizer=TOKENIZER, source="tiny", instructions=how)
+    with pytest.raises(fp.InputError, match=message):
+        fp.load_dataset(name, tokenizer=TOKENIZER, source="tiny", instructions=how)
 
 
 def test_several_data_sets_are_one_federation():
@@ -148,7 +146,7 @@ def test_glue_silo_as_instructions():
     assert set(data["train"].meta["task"]) == {*DATASETS["glue_silo"].parts}
     assert set(data["train"].meta["label"]) >= {"positive", "duplicate", "neutral"}
     other = tiny_tokenizers.roberta()
-    plain = load_dataset("glue_silo", tokenizer=other, source="tiny")
+    plain = fp.load_dataset("glue_silo", tokenizer=other, source="tiny")
     assert len(plain["train"]) == len(data["train"])
 
 
@@ -160,7 +158,7 @@ def test_long_texts_are_cut_so_that_answers_stay(tmp_path):
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "test.jsonl").write_text(json.dumps(rows[0]) + "\n")
     options = {"tokenizer": TOKENIZER, "instructions": True, "max_length": 120}
-    data = load_dataset(str(tmp_path), **options)["train"]
+    data = fp.load_dataset(str(tmp_path), **options)["train"]
     assert not data.meta["cut_tokens"].any()
     lengths = data.columns["attention_mask"].sum(axis=1)
     assert 115 <= lengths[2] <= 120  # cut, and not by more than is needed
@@ -168,9 +166,9 @@ def test_long_texts_are_cut_so_that_answers_stay(tmp_path):
         ids, mask = (data.columns[column][row] for column in ("input_ids", "loss_mask"))
         assert TOKENIZER.decode(ids[mask]) == gold + "<|endoftext|>"
         assert "lighthouse of Marenholm" in TOKENIZER.decode(ids)
-    short = load_dataset(str(tmp_path), **{**options, "max_length": 20})["train"]
+    short = fp.load_dataset(str(tmp_path), **{**options, "max_length": 20})["train"]
     assert short.meta["cut_tokens"].all()  # the request alone is longer than that
-    whole = load_dataset(str(tmp_path), **{**options, "max_length": 2000})["train"]
+    whole = fp.load_dataset(str(tmp_path), **{**options, "max_length": 2000})["train"]
     assert np.array_equal(whole.columns["input_ids"][0, :100], data.columns["input_ids"][0, :100])
 
 
@@ -196,10 +194,10 @@ def test_only_kept_rows_are_rendered_and_those_that_fit_once(own, monkeypatch):
     render = templates.render
     monkeypatch.setattr(templates, "render", counted)
     options = {"tokenizer": TOKENIZER, "instructions": True, "train_examples": 30}
-    data = load_dataset(own, **options, max_length=400)
+    data = fp.load_dataset(own, **options, max_length=400)
     assert len(rendered) == len(set(rendered)) == len(data["train"]) + len(data["test"]) == 36
     rendered.clear()
-    load_dataset(own, **options, max_length=90)
+    fp.load_dataset(own, **options, max_length=90)
     again = [where for where, times in Counter(rendered).items() if times > 1]
     assert len(set(rendered)) == 36
     assert 5 < len(again) < 30
@@ -207,7 +205,7 @@ def test_only_kept_rows_are_rendered_and_those_that_fit_once(own, monkeypatch):
 
 def test_a_row_is_the_same_whatever_other_rows_are_kept(own):
     options = {"tokenizer": TOKENIZER, "instructions": True, "max_length": 90}
-    whole, some = (load_dataset(own, **options, train_examples=n)["train"] for n in (None, 10))
+    whole, some = (fp.load_dataset(own, **options, train_examples=n)["train"] for n in (None, 10))
     assert not whole.meta["cut_tokens"].any()
     rows = {tuple(row): i for i, row in enumerate(whole.columns["input_ids"].tolist())}
     for row, ids in enumerate(some.columns["input_ids"].tolist()):
@@ -226,6 +224,6 @@ def test_a_row_is_the_same_whatever_other_rows_are_kept(own):
 
 
 def test_instructions_as_words(own):
-    data = load_dataset(own, instructions=True, vocabulary=60, max_length=90)["train"]
+    data = fp.load_dataset(own, instructions=True, vocabulary=60, max_length=90)["train"]
     ids, mask = (data.columns[column][0] for column in ("input_ids", "loss_mask"))
     assert data.tokenizer.decode(ids[mask]) == f"{data.references[0][0]} <eos>"

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tiny_tokenizers
 
+import fedjax_peft as fp
 from fedjax_peft.data.encoders.language import encode_language
 from fedjax_peft.data.table import Table
-from fedjax_peft.support.errors import InputError
 
 
 def encode(texts, tokenizer=None, max_length=8):
@@ -65,5 +65,5 @@ def test_a_very_long_text_a_lone_surrogate_and_none():
     ],
 )
 def test_data_that_cannot_be_used_are_named(texts, options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         encode(texts, **options)

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft.data.formats.leaf import read_users
-from fedjax_peft.support.errors import InputError
 
 
 def leaf(examples, **changes):
@@ -68,7 +68,7 @@ def test_several_files_make_a_split(tmp_path):
     assert table.columns["client"] == ["u", "v"]
     assert "2 files" in table.origin
     write(tmp_path / "train/2.json", leaf({"u": (["six"], [1])}))
-    with pytest.raises(InputError, match=r"The user 'u' is in .*0\.json and in .*2\.json"):
+    with pytest.raises(fp.InputError, match=r"The user 'u' is in .*0\.json and in .*2\.json"):
         read_users(tmp_path)
 
 
@@ -185,7 +185,7 @@ FLAT = [[0.0, 0.5, 0.5, 1.0]]
     ],
 )
 def test_files_that_contradict_themselves(tmp_path, content, named):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(fp.InputError) as caught:
         read(tmp_path, content)
     assert all(part in str(caught.value) for part in ["train.json", *named]), caught.value
 
@@ -197,5 +197,5 @@ def test_a_file_cut_short(tmp_path):
     whole = path.read_bytes()
     for size in (30, len(whole) - 100):
         path.write_bytes(whole[:size])
-        with pytest.raises(InputError, match=r"train\.json\.gz could not be read"):
+        with pytest.raises(fp.InputError, match=r"train\.json\.gz could not be read"):
             read_users(tmp_path)

@@ -14,7 +14,6 @@ from fedjax_peft.data.encoders.conversations import CONVERSATIONS
 from fedjax_peft.data.formats import objects
 from fedjax_peft.data.missing import without_missing
 from fedjax_peft.data.table import is_missing
-from fedjax_peft.support.errors import InputError
 
 TEXTS = ["w1 w2", None, "w3", "w4 w5", "", "w6", "w7", "w8", "  ", "w9"]
 LABELS = ["a", "b", None, "a", "b", "b", "", "a", None, "b"]
@@ -68,10 +67,12 @@ def test_without_it_a_missing_label_or_text_is_an_error_that_names_the_option(lo
     for form in forms(tmp_path):
         with (
             warnings.catch_warnings(action="ignore"),
-            pytest.raises(InputError, match=r"Row .* label .*set drop_missing = true"),
+            pytest.raises(fp.InputError, match=r"Row .* label .*set drop_missing = true"),
         ):
             load(form)
-    with pytest.raises(InputError, match=r"Row 2 .* None in place of a text.*drop_missing = true"):
+    with pytest.raises(
+        fp.InputError, match=r"Row 2 .* None in place of a text.*drop_missing = true"
+    ):
         load([{"text": "w1", "label": "a"}, {"text": None, "label": "a"}])
 
 
@@ -129,7 +130,7 @@ def test_a_conversation_needs_the_columns_of_its_form(row, needed):
 
 
 def test_no_row_left_is_an_error(load):
-    with pytest.raises(InputError, match="No row of the table has all of text, label"):
+    with pytest.raises(fp.InputError, match="No row of the table has all of text, label"):
         load([{"text": "", "label": "a"}, {"text": "w1", "label": None}], drop_missing=True)
 
 
@@ -139,20 +140,20 @@ def test_data_sets_of_clients_have_the_option_too(stand_in_tokenizer):
     with pytest.warns(UserWarning, match="5 of 10 rows of the data set of client '[xy]'"):
         clients = fp.load_clients({"x": frame, "y": frame}, drop_missing=True, **how)
     assert clients.sizes.tolist() == [5, 5]
-    with pytest.raises(InputError, match="drop_missing = true"):
+    with pytest.raises(fp.InputError, match="drop_missing = true"):
         fp.load_clients({"x": frame.iloc[:4]}, **how)
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_the_option_is_true_or_false(load, value):
-    with pytest.raises(InputError, match=r"drop_missing = .* must be true or false"):
+    with pytest.raises(fp.InputError, match=r"drop_missing = .* must be true or false"):
         load([{"text": "w1", "label": "a"}] * 5, drop_missing=value)
 
 
 def test_named_data_sets_have_it_and_collections_do_not(stand_in_tokenizer):
     how = {"tokenizer": stand_in_tokenizer, "source": "tiny", "drop_missing": True}
     assert fp.load_dataset("sst2", **how)["train"].notes == ()
-    with pytest.raises(InputError, match="drop_missing = True means nothing"):
+    with pytest.raises(fp.InputError, match="drop_missing = True means nothing"):
         fp.load_dataset("glue_silo", **how)
 
 

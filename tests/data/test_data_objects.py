@@ -10,7 +10,6 @@ import tiny_tokenizers
 
 import fedjax_peft as fp
 from fedjax_peft.data.formats.objects import texts_of
-from fedjax_peft.support.errors import InputError
 
 ROWS = [
     {"text": f"w{i} w{2 * i}", "label": name, "client": f"shop {i % 2}"}
@@ -105,7 +104,7 @@ def test_columns_labels_and_keys_of_a_frame():
     ],
 )
 def test_what_is_wrong_with_a_table_is_said(table, options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         fp.load_dataset(table, **{**HOW, **options})
 
 
@@ -115,5 +114,5 @@ def test_texts_of_a_table():
     pairs = [{"text": "a", "text_pair": "b"}]
     assert texts_of(pairs, None) == (["a"], ["b"])
     for texts, message in (("a text", "one text, 'a text'"), ([{"txt": "a"}], "no column 'text'")):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(fp.InputError, match=message):
             texts_of(texts, None)

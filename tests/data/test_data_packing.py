@@ -13,11 +13,8 @@ from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.data.packing import bins
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.models.heads import causal_lm
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -42,17 +39,19 @@ def data(**more):
     }
     columns["loss_mask"][:, 0] = False
     meta = {"unit": np.arange(10, dtype=np.int32)}
-    return Dataset(columns | more, name="short", task=TASK, meta=meta)
+    return fp.Dataset(columns | more, name="short", task=TASK, meta=meta)
 
 
 def clients():
-    return Clients(data(), tuple(np.array(own, np.int32) for own in OWNED), ("a", "b", "c"))
+    return fp.Clients(data(), tuple(np.array(own, np.int32) for own in OWNED), ("a", "b", "c"))
 
 
 @functools.cache
 def model():
     """Returns GPT-2 with LoRA factors that are not zero, so that all of them have gradients."""
-    model = fp.attach(fp.random_model(CONFIG, head=causal_lm()), fp.lora(rank=2, init="gaussian"))
+    model = fp.attach(
+        fp.random_model(CONFIG, head=fp.heads.causal_lm()), fp.lora(rank=2, init="gaussian")
+    )
     rng = np.random.default_rng(1)
     noisy = {n: x + rng.normal(0, 0.1, x.shape).astype("f4") for n, x in model.trainable.items()}
     return dataclasses.replace(model, trainable=noisy)
@@ -178,30 +177,30 @@ def test_weights_decide_about_sampling_by_size():
         (lambda: clients().pack(10), "has 12 tokens, which do not fit into rows of 10"),
         (lambda: clients().pack(16).pack(16), "packed already"),
         (
-            lambda: Clients(Dataset({"x": np.ones(2)}), (np.arange(2),)).pack(16),
+            lambda: fp.Clients(fp.Dataset({"x": np.ones(2)}), (np.arange(2),)).pack(16),
             "has no 'loss_mask'",
         ),
-        (lambda: Clients(np.zeros(3, int), (np.arange(3),)).pack(16), "not labels alone"),
+        (lambda: fp.Clients(np.zeros(3, int), (np.arange(3),)).pack(16), "not labels alone"),
         (lambda: clients().pack(1), "length = 1 must be"),
         (lambda: clients().pack(16).holdout(0.5), "Hold out examples before"),
     ],
 )
 def test_packing_is_refused_where_it_does_not_fit(call, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         call()
 
 
 def test_packed_rows_need_a_model_that_keeps_their_examples_apart():
     lstm = {"model_type": "lstm", "vocab_size": 40, "embedding_size": 4, "hidden_size": 4}
     run = functools.partial(fp.simulate, rounds=1, records=fp.Records(progress=False))
-    with pytest.raises(InputError, match="does not read the column 'position_ids'"):
+    with pytest.raises(fp.InputError, match="does not read the column 'position_ids'"):
         run(
-            fp.random_model(lstm, head=causal_lm()),
+            fp.random_model(lstm, head=fp.heads.causal_lm()),
             fp.algorithms.fedavg(optax.sgd(0.1)),
             clients().pack(16),
         )
     private = fp.privacy.example(clip=1.0, noise_multiplier=1.0)
-    with pytest.raises(InputError, match="rows are packed"):
+    with pytest.raises(fp.InputError, match="rows are packed"):
         run(
             model(),
             fp.algorithms.fedavg(optax.sgd(0.1)),

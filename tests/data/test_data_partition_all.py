@@ -5,8 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
-from fedjax_peft.data import Clients, Dataset, partition
-from fedjax_peft.support.errors import InputError
+import fedjax_peft as fp
 
 CLIENTS = 6
 EXAMPLES = 180
@@ -61,14 +60,14 @@ def make_data(units=False):
     meta = {"client": np.array([f"user {i}" for i in users])[rows]}
     meta["cluster"] = clusters[rows]
     meta |= {"unit": rows} if units else {}
-    return Dataset(columns, tuple("abcd"), "x", meta=meta)
+    return fp.Dataset(columns, tuple("abcd"), "x", meta=meta)
 
 
 DATA = make_data()
 
 
 def function_of(name):
-    return getattr(partition, name.split()[0])
+    return getattr(fp.partition, name.split()[0])
 
 
 def call(name, data=DATA, **options):
@@ -90,7 +89,7 @@ def rows(clients):
     return [own.tolist() for own in clients.indices]
 
 
-@pytest.fixture(params=dict.fromkeys([*partition.__all__, *OPTIONS]))
+@pytest.fixture(params=dict.fromkeys([*fp.partition.__all__, *OPTIONS]))
 def name(request):
     """Of the partition, or of a case of it."""
     return request.param
@@ -98,7 +97,7 @@ def name(request):
 
 def test_every_example_has_one_owner(name):
     clients = call(name)
-    assert isinstance(clients, Clients)
+    assert isinstance(clients, fp.Clients)
     assert len(clients) == (1 if name in ONE_CLIENT else CLIENTS)
     assert clients.sizes.min() >= 1
     assert clients.sizes.tolist() == [len(own) for own in clients.indices]
@@ -163,12 +162,12 @@ def test_impossible_arguments_are_refused_in_one_sentence_or_two(name):
     for parameter in parameters:
         for value in WRONG.get(parameter.name, []):
             options = {"clients": None} if parameter.name == "names" else {}
-            with pytest.raises(InputError) as caught:
+            with pytest.raises(fp.InputError) as caught:
                 call(name, **options, **{parameter.name: value})
             assert 20 < len(str(caught.value)) < 400, value
             assert "\n" not in str(caught.value)
 
 
 def test_data_without_examples_are_refused(name):
-    with pytest.raises(InputError):
+    with pytest.raises(fp.InputError):
         call(name, DATA.take(np.array([], np.int64)))

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from closeness import approx
 
+import fedjax_peft as fp
 from fedjax_peft.data.silo import divide
-from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.data.table import Table
-from fedjax_peft.support.errors import InputError
 
 TASKS = ("rte", "mrpc", "sst2", "qnli", "qqp", "mnli")
 
@@ -62,7 +61,9 @@ def test_rows_follow_from_seed_and_task():
 
 
 def test_six_tasks_are_one_data_set(stand_in_tokenizer):
-    data = load_dataset("glue_silo", tokenizer=stand_in_tokenizer, source="tiny", test_examples=5)
+    data = fp.load_dataset(
+        "glue_silo", tokenizer=stand_in_tokenizer, source="tiny", test_examples=5
+    )
     assert list(data) == ["train", "validation", "test"]
     train = data["train"]
     assert dict(Counter(train.meta["task"].tolist())) == dict.fromkeys(TASKS, 96)
@@ -70,7 +71,7 @@ def test_six_tasks_are_one_data_set(stand_in_tokenizer):
     assert set(train.columns["classes"][train.meta["task"] == "mnli"]) == {3}
     assert set(train.columns["classes"][train.meta["task"] != "mnli"]) == {2}
     assert np.all(train.labels < train.columns["classes"])
-    cut = load_dataset(
+    cut = fp.load_dataset(
         "glue_silo", tokenizer=stand_in_tokenizer, source="tiny", split="fedpetuning"
     )
     assert [len(x) for x in cut.values()] == [720, 120, 120]
@@ -87,10 +88,10 @@ def test_a_folder_for_each_task(tmp_path, stand_in_tokenizer, monkeypatch):
             lines = [",".join([*columns, "label"]), *(f"{','.join('w1' for _ in columns)},1",) * 10]
             (tmp_path / "glue_silo" / task / f"{split}.csv").write_text("\n".join(lines))
     options = {"tokenizer": stand_in_tokenizer, "max_length": 8}
-    data = load_dataset("glue_silo", source=str(tmp_path / "glue_silo"), **options)
+    data = fp.load_dataset("glue_silo", source=str(tmp_path / "glue_silo"), **options)
     assert [len(x) for x in data.values()] == [6 * 12, 6 * 4, 6 * 4]
     monkeypatch.setenv("FEDJAX_PEFT_DATA", str(tmp_path))
-    again = load_dataset("glue_silo", **options)
+    again = fp.load_dataset("glue_silo", **options)
     np.testing.assert_array_equal(again["test"].labels, data["test"].labels)
 
 
@@ -108,5 +109,5 @@ def test_a_folder_for_each_task(tmp_path, stand_in_tokenizer, monkeypatch):
 def test_rules_and_options_of_other_data_sets_are_refused(
     name, options, message, stand_in_tokenizer
 ):
-    with pytest.raises(InputError, match=message):
-        load_dataset(name, tokenizer=stand_in_tokenizer, source="tiny", **options)
+    with pytest.raises(fp.InputError, match=message):
+        fp.load_dataset(name, tokenizer=stand_in_tokenizer, source="tiny", **options)

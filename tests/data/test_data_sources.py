@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from fedjax_peft.data.sources import load_dataset, load_tables
+import fedjax_peft as fp
+from fedjax_peft.data.sources import load_tables
 from fedjax_peft.support import assets
-from fedjax_peft.support.errors import InputError
 
 ROWS = [("one", "y"), ("two", "x"), ("three", "y"), ("NA", "z")]
 
@@ -44,7 +44,7 @@ def write(folder, **files):
 
 
 def load(folder, tokenizer, **options):
-    return load_dataset(folder, **{"tokenizer": tokenizer, "max_length": 3, **options})
+    return fp.load_dataset(folder, **{"tokenizer": tokenizer, "max_length": 3, **options})
 
 
 def assert_is_rows(data, rows=ROWS):
@@ -124,7 +124,7 @@ def test_further_columns_are_keys(tmp_path, tokenizer):
         "year": [1999, 2001],
     }
     write(tmp_path, train__jsonl=rows(one, two | {"client": None}))
-    with pytest.raises(InputError, match=r"Row 2 of .*train\.jsonl has None .* column 'client'"):
+    with pytest.raises(fp.InputError, match=r"Row 2 of .*train\.jsonl has None .* column 'client'"):
         load(tmp_path, tokenizer)
 
 
@@ -195,7 +195,7 @@ def test_a_folder_with_the_name_takes_precedence(tmp_path, tokenizer, monkeypatc
     write(folder, train__jsonl=row, validation__jsonl=row)
     monkeypatch.setenv("FEDJAX_PEFT_DATA", str(tmp_path / "elsewhere"))
     monkeypatch.setenv(place, str(folder.parent if place.endswith("DATA") else tmp_path))
-    data = load_dataset("mrpc", tokenizer=tokenizer)["test"]
+    data = fp.load_dataset("mrpc", tokenizer=tokenizer)["test"]
     assert data.columns["input_ids"].shape == (1, 128)
     assert data.label_names == ("not_equivalent", "equivalent")
     assert data.labels.tolist() == [1]
@@ -251,7 +251,7 @@ def test_subsets_are_seeded_and_nested(tmp_path, tokenizer):
     assert first != labels(1, 10)
     assert set(first) < set(labels(0, 20))
     assert labels(0, 40) == list(range(40))
-    with pytest.raises(InputError, match=r"train_examples is 41, .* has 40 examples"):
+    with pytest.raises(fp.InputError, match=r"train_examples is 41, .* has 40 examples"):
         labels(0, 41)
 
 
@@ -286,7 +286,7 @@ def test_bad_files_are_named(tmp_path, tokenizer, name, content, message):
     if not name.startswith("train"):
         write(tmp_path, train__jsonl=GOOD)
     write(tmp_path, **{name: content})
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         load(tmp_path, tokenizer)
 
 
@@ -327,7 +327,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path, tokenizer, name, files, option
         train, test = [*files, GOOD][:2]
         write(tmp_path, train__jsonl=train, **{f"{'validation' if name else 'test'}__jsonl": test})
     place = {"source": tmp_path} if name else {}
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         load(name or tmp_path, **{"tokenizer": tokenizer, **place, **options})
 
 
@@ -341,7 +341,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path, tokenizer, name, files, option
 def test_files_without_rows_are_named(tmp_path, tokenizer, name, files, header):
     for file in files:
         (tmp_path / file).write_bytes(header)
-    with pytest.raises(InputError, match=r"train\.(conll|tsv).* no "):
+    with pytest.raises(fp.InputError, match=r"train\.(conll|tsv).* no "):
         load(name, tokenizer, source=tmp_path)
 
 
@@ -354,10 +354,10 @@ def test_missing_splits_and_unknown_names(tmp_path, tokenizer):
         ("x" * 5000, {}, "is neither a named data set nor a file or directory"),
         ("glue_silo", {"source": "tiny", "test_examples": 0}, "test_examples is 0: take at least"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(fp.InputError, match=message):
             load(place, tokenizer, **options)
     write(tmp_path, train__jsonl=GOOD)
-    with pytest.raises(InputError, match="split 'test', only for: train"):
+    with pytest.raises(fp.InputError, match="split 'test', only for: train"):
         load(tmp_path, tokenizer)
 
 
@@ -378,7 +378,7 @@ def test_tab_asset(tmp_path, tokenizer, monkeypatch):
     long = TAB + b"a\tone\nb\ttwo\tthree\n"
     for content, message in ((long, "Line 6 of .* has 3 fields"), (b"Text\n", "does not start")):
         (tmp_path / "20newsgroups-test.tab").write_bytes(content)
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(fp.InputError, match=message):
             load("20newsgroups", tokenizer)
 
 
@@ -409,7 +409,7 @@ def test_a_pair_is_never_read_as_one_text(tmp_path, tokenizer, train, test):
     write(tmp_path, train__jsonl=rows(train), validation__jsonl=rows(test))
     wrong = "validation" if train is PAIR else "train"
     message = rf"{wrong}\.jsonl has no column 'sentence2', .* Did you mean 'sentence_2'\?"
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         load("mrpc", tokenizer, source=tmp_path)
 
 
@@ -420,7 +420,7 @@ def test_a_directory_s_pairs_are_pairs_in_every_split(tmp_path, tokenizer, train
     one = {"text": "one", "label": "x"}
     write(tmp_path, train__jsonl=rows({**one, train: "two"}))
     write(tmp_path, test__jsonl=rows({**one, test: "two"}))
-    with pytest.raises(InputError, match=rf"{wrong}\.jsonl has no column 'text_pair'"):
+    with pytest.raises(fp.InputError, match=rf"{wrong}\.jsonl has no column 'text_pair'"):
         load(tmp_path, tokenizer)
 
 

@@ -6,10 +6,10 @@ import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedjax_peft as fp
 from fedjax_peft.data.encoders.spans import encode_spans, span_text
 from fedjax_peft.data.formats.squad import canonical
 from fedjax_peft.data.table import Table
-from fedjax_peft.support.errors import InputError
 
 TOKENIZERS = {
     name: getattr(tiny_tokenizers, name)() for name in ("bert", "roberta", "gpt2")
@@ -207,7 +207,7 @@ def test_offsets_are_small_and_large_enough():
 )
 def test_lengths_and_strides_that_do_not_fit_are_refused(options, message, monkeypatch):
     monkeypatch.setitem(TOKENIZERS, "none", object())
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         encode(table(), **options)
 
 
@@ -230,7 +230,7 @@ def test_rows_that_are_refused(change, message):
     rows = table(["1871", "1871"])
     for name, value in change.items():
         rows.columns[name][1] = value
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         encode(rows)
 
 
@@ -258,7 +258,7 @@ def test_questions_without_an_answer(form):
             **({"answer_start": start} if more else {}),
         },
     )
-    with pytest.raises(InputError, match="Row 2 of the file has no answer"):
+    with pytest.raises(fp.InputError, match="Row 2 of the file has no answer"):
         encode(canonical(rows))
     data = encode(canonical(rows), unanswerable=True)
     assert [question.answers for question in data.references] == [("1871",), ("",)]

@@ -13,7 +13,6 @@ from fedjax_peft.data.naming import prepare, rename_columns
 from fedjax_peft.data.reading import Reading
 from fedjax_peft.data.sources import load_tables
 from fedjax_peft.data.table import Table, label_ids
-from fedjax_peft.support.errors import InputError
 
 TOKENIZER = tiny_tokenizers.bert()
 TEXTS = [f"w{i}" for i in range(6)]
@@ -137,7 +136,7 @@ def test_names_beside_numbers_are_refused_if_these_may_be_theirs(case):
         assert len(found.data.label_names) == classes
         return
     message = "names in some rows, such as row 1 of client 'north', and numbers in .* row 1 of .*so"
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         fp.load_clients(clients, tokenizer=TOKENIZER, max_length=4)
 
 
@@ -145,7 +144,7 @@ def test_given_names_are_those_of_the_numbers(tmp_path):
     clients, _ = MIXED["names and numbers"]
     given = {"tokenizer": TOKENIZER, "max_length": 4, "label_names": ["neg", "pos"]}
     assert fp.load_clients(clients, **given).data.labels.tolist() == [1, 0, 1, 0]
-    with pytest.raises(InputError, match=r"Row 3 of .* names in some|names in some rows.*row 3"):
+    with pytest.raises(fp.InputError, match=r"Row 3 of .* names in some|names in some rows.*row 3"):
         read(write(tmp_path / "x.csv", ["neg", "pos", "1", "0"]))
     path = write(tmp_path / "x.csv", ["neg", "pos", "1", "0.0"])
     assert read(path, label_names=["neg", "pos"]) == (("neg", "pos"), ["neg", "pos", "pos", "neg"])
@@ -153,10 +152,10 @@ def test_given_names_are_those_of_the_numbers(tmp_path):
     stars = [str(i + 1) for i in range(5)]
     assert read(path, label_names=stars) == (tuple(stars), ["5", "4", "1", "5"])
     for names, message in ((["a"], "Row 1 of .* has the label '5'"), ("ab", "a list of names")):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(fp.InputError, match=message):
             read(path, label_names=names)
     (tmp_path / "z.jsonl").write_text('{"text": "a"}\n' * 5)
-    with pytest.raises(InputError, match=r"label_names = .* means nothing"):
+    with pytest.raises(fp.InputError, match=r"label_names = .* means nothing"):
         read(str(tmp_path / "z.jsonl"), label_names=["a", "b"])
 
 
@@ -164,7 +163,7 @@ def test_given_names_are_those_of_the_numbers(tmp_path):
 def test_what_is_no_label_is_an_error_with_its_row(tmp_path, label):
     lines = [{"text": "a", "label": x} for x in (label, label)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(InputError, match=r"Row 1 of .*x.jsonl has the label"):
+    with pytest.raises(fp.InputError, match=r"Row 1 of .*x.jsonl has the label"):
         read(str(tmp_path / "x.jsonl"))
 
 

@@ -5,9 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_dataset, load_tables
+from fedjax_peft.data.sources import load_tables
 
 NAMES = [name for name, entry in DATASETS.items() if not entry.parts]
 
@@ -18,7 +19,7 @@ def test_stand_ins_have_the_form_of_their_data_set(stand_in_tokenizer, name):
     # The words of another template are none of the tokenizer's.
     talks = "messages" in entry.find_task().encoder.columns
     template = {"template": "{prompt} "} if talks else {}
-    data = load_dataset(name, tokenizer=stand_in_tokenizer, source="tiny", **template)
+    data = fp.load_dataset(name, tokenizer=stand_in_tokenizer, source="tiny", **template)
     least = {"train": 120, "test": 40} | ({} if entry.validation is None else {"validation": 40})
     assert data.keys() == least.keys()
     assert all(len(data[part]) >= n for part, n in least.items())

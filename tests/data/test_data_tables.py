@@ -11,12 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedjax_peft.data import partition
+import fedjax_peft as fp
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import check_header, load_dataset, load_tables
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import write_tiny_checkpoint
+from fedjax_peft.data.sources import check_header, load_tables
 
 ODD = [
     ('say "hi", then\nleave', "01"),
@@ -107,7 +105,7 @@ STRAY = ['"Great" is the word\tpos', '" a start\tpos', "three\tpos", "four\tneg"
 def test_rows_in_doubt_are_refused_by_line_and_option(tmp_path, lines, form, message):
     header = form.get("sep", ",").join(["text", "label"])
     path = put(tmp_path, "\n".join([header, *lines, ""]))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         read(path, **form)
 
 
@@ -183,7 +181,7 @@ def test_columns_without_a_name_are_left_out_with_a_word(tmp_path, content, colu
     ],
 )
 def test_how_a_file_cannot_be_written(given, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         tabular.csv_form(given)
 
 
@@ -248,7 +246,7 @@ def test_json_is_read_as_it_is_written(tmp_path):
     ],
 )
 def test_json_that_is_no_table(tmp_path, content, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         read(put(tmp_path, content, "x.jsonl"))
 
 
@@ -259,7 +257,7 @@ def test_a_column_that_nobody_reads_decides_nothing(tmp_path):
     table = tabular.read_file(path)
     assert [*table.columns] == ["text", "label", "f"]
     with pytest.raises(
-        InputError, match=r"The column 'id' of .*x\.parquet could not be read: .*uuid"
+        fp.InputError, match=r"The column 'id' of .*x\.parquet could not be read: .*uuid"
     ):
         load_tables(str(path), Reading(columns={"label": "id"}))
     lines = [{"text": "t", "label": "a", "note": None}] * 3000 + [
@@ -273,7 +271,9 @@ def test_a_column_that_nobody_reads_decides_nothing(tmp_path):
 def tokenizer(tmp_path_factory):
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
+    return AutoTokenizer.from_pretrained(
+        fp.testing.write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,16 +288,16 @@ def tokenizer(tmp_path_factory):
 def test_a_column_that_is_no_key_says_why(tmp_path, tokenizer, values, message):
     lines = [json.dumps({"text": "w1", "label": i % 2, "user": x}) for i, x in enumerate(values)]
     path = put(tmp_path, "\n".join(lines), "x.jsonl")
-    data = load_dataset(str(path), tokenizer=tokenizer, max_length=8, test_share=0.3)["train"]
-    with pytest.raises(InputError, match=message):
-        partition.natural(data, by="user")
+    data = fp.load_dataset(str(path), tokenizer=tokenizer, max_length=8, test_share=0.3)["train"]
+    with pytest.raises(fp.InputError, match=message):
+        fp.partition.natural(data, by="user")
 
 
 @pytest.mark.parametrize("values", [["1", 2, "2", 1], [2**70, 1, 2**70, 1], [2**63, -1, -1, 2**63]])
 def test_keys_that_no_integer_holds_are_texts(tmp_path, tokenizer, values):
     lines = [json.dumps({"text": "w1", "label": i % 2, "user": x}) for i, x in enumerate(values)]
     path = put(tmp_path, "\n".join(lines), "x.jsonl")
-    data = load_dataset(str(path), tokenizer=tokenizer, max_length=8, test_share=0.3)
+    data = fp.load_dataset(str(path), tokenizer=tokenizer, max_length=8, test_share=0.3)
     found = np.concatenate([part.meta["user"] for part in data.values()])
     assert set(found) == set(map(str, values))
 
@@ -329,11 +329,11 @@ def test_numbers_of_tags_get_their_names(tmp_path, tokenizer):
     path = put(tmp_path, "\n".join(map(json.dumps, rows)), "x.jsonl")
     how = {"tokenizer": tokenizer, "max_length": 8, "test_share": 0.5}
     names = ["O", "B-X", "I-X"]
-    data = load_dataset(str(path), label_names=names, **how)
+    data = fp.load_dataset(str(path), label_names=names, **how)
     found = {tags for part in data.values() for tags in part.references}
     assert found == {("O", "O"), ("B-X", "I-X")}
-    with pytest.raises(InputError, match=r"tag 0 at .* label_names = \["):
-        load_dataset(str(path), **how)
+    with pytest.raises(fp.InputError, match=r"tag 0 at .* label_names = \["):
+        fp.load_dataset(str(path), **how)
 
 
 @pytest.mark.parametrize("start", [b"PK\x03\x04", b"\xd0\xcf\x11\xe0"])
@@ -345,13 +345,13 @@ def test_a_workbook_says_how_to_save_it(tmp_path, tokenizer, start):
         path = tmp_path / name
         path.write_bytes(content)
         given = path.parent if "folder" in name else path
-        with pytest.raises(InputError, match="save the sheet as CSV UTF-8") as caught:
-            load_dataset(str(given), tokenizer=tokenizer)
+        with pytest.raises(fp.InputError, match="save the sheet as CSV UTF-8") as caught:
+            fp.load_dataset(str(given), tokenizer=tokenizer)
         assert "\n" not in str(caught.value)
         path.unlink()
     (tmp_path / "a.txt").write_bytes(b"a")
-    with pytest.raises(InputError, match=r"it must end in [^A-Z]*$"):
-        load_dataset(str(tmp_path / "a.txt"), tokenizer=tokenizer)
+    with pytest.raises(fp.InputError, match=r"it must end in [^A-Z]*$"):
+        fp.load_dataset(str(tmp_path / "a.txt"), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("text", ["=1+2", "+1", "-1", "@a", "'=1"])

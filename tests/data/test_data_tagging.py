@@ -8,11 +8,11 @@ import tiny_tokenizers
 from seqeval import scheme as schemes
 from seqeval.scheme import Entities
 
+import fedjax_peft as fp
 from fedjax_peft.data.dataset import IGNORE
 from fedjax_peft.data.encoders.tags import encode_tags, tag_names, tag_set, type_set
 from fedjax_peft.data.iob import iob2, sentences
 from fedjax_peft.data.table import Table
-from fedjax_peft.support.errors import InputError
 
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 ROWS = [
@@ -177,7 +177,7 @@ def test_the_cache_does_not_depend_on_the_tags():
     ],
 )
 def test_rows_that_are_refused(row, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         encode([ROWS[0], row])
-    with pytest.raises(InputError, match="Did you mean 'sorted'"):
+    with pytest.raises(fp.InputError, match="Did you mean 'sorted'"):
         encode(order="sort")

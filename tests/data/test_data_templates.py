@@ -7,10 +7,10 @@ import pytest
 import tiny_tokenizers
 from tokenizers import processors
 
+import fedjax_peft as fp
 from fedjax_peft.data.encoders.conversations import encode_conversations, encode_prompts
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.templates import PLAIN, end_tokens, template_of
-from fedjax_peft.support.errors import InputError
 
 SPECIAL = ["<begin>", "<end>", "<turn>", "<close>", "<head>", "</head>"]
 
@@ -174,7 +174,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused():
     )
     own = tokenizer(thinks)
     assert learned(own, encode(own, TALKS[:1])) == ["(thought)\nAnders and Ib 🙂<close>"]
-    with pytest.raises(InputError, match=r"Row 2 of the file: .* up to message 2 differently"):
+    with pytest.raises(fp.InputError, match=r"Row 2 of the file: .* up to message 2 differently"):
         encode(own, TALKS)
 
 
@@ -210,7 +210,7 @@ def test_a_template_with_the_date_is_the_same_on_every_day(marked):
 
 def test_a_template_that_refuses_a_conversation_is_quoted_with_the_row():
     own = tokenizer("{% if messages|length > 2 %}{{ raise_exception('too long') }}{% endif %}x")
-    with pytest.raises(InputError, match=r"Row 2 of the file does not fit .* too long"):
+    with pytest.raises(fp.InputError, match=r"Row 2 of the file does not fit .* too long"):
         encode(own, [TALKS[0], talk("a", "b", "c", "d")])
 
 
@@ -366,7 +366,7 @@ def test_which_template():
         (base, "{prompt}{prompt}", "neither 'chat' nor 'plain' nor a text"),
         (bert, None, "no token for the end of a text"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(fp.InputError, match=message):
             template_of(own, wrong)
 
 

@@ -5,9 +5,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+import fedjax_peft as fp
 from fedjax_peft.data import text, tokenize
 from fedjax_peft.support.assets import cache_dir
-from fedjax_peft.support.errors import InputError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "green"]
 
@@ -187,7 +187,7 @@ def test_an_interrupted_write_leaves_no_file(monkeypatch):
 @pytest.mark.parametrize("given", [("one text",), (["a", "b"], "ab")])
 def test_one_text_is_no_list_of_texts(given):
     """It would be read as one text for each of its characters."""
-    with pytest.raises(InputError, match="a list of texts, not one text"):
+    with pytest.raises(fp.InputError, match="a list of texts, not one text"):
         tokenize(make_tokenizer(), *given, max_length=8)
 
 
@@ -202,5 +202,5 @@ def test_one_text_is_no_list_of_texts(given):
     ],
 )
 def test_unusable_tokenizers_and_lengths_are_named(tokenizer, pairs, max_length, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         tokenize(tokenizer, ["red"], pairs, max_length=max_length)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedjax_peft as fp
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.encoders.spans import SPANS
 from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.data.held_out import hold_out_validation
 from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_dataset, load_tables
+from fedjax_peft.data.sources import load_tables
 from fedjax_peft.data.table import Table
-from fedjax_peft.support.errors import InputError
 
 OFFICIAL = {"wnut17"}
 SINGLE = [name for name, entry in DATASETS.items() if not entry.parts]
@@ -31,7 +31,7 @@ def test_every_data_set_has_a_validation_split(name):
     _, plain = load_tables(name, Reading(source="tiny"))
     if name in OFFICIAL:
         assert list(plain) == ["train", "validation", "test"]
-        with pytest.raises(InputError, match=r"'wnut17' has one: .* Leave validation_share out"):
+        with pytest.raises(fp.InputError, match=r"'wnut17' has one: .* Leave validation_share out"):
             load_tables(name, Reading(source="tiny", validation_share=0.1))
         return
     assert list(plain) == ["train", "test"]
@@ -46,11 +46,11 @@ def test_every_data_set_has_a_validation_split(name):
 
 def test_glue_silo_has_its_own(stand_in_tokenizer):
     options = {"tokenizer": stand_in_tokenizer, "source": "tiny"}
-    data = load_dataset("glue_silo", **options, validation_examples=4)
+    data = fp.load_dataset("glue_silo", **options, validation_examples=4)
     tasks = Counter(data["validation"].meta["task"].tolist())
     assert tasks == dict.fromkeys(DATASETS["glue_silo"].parts, 4)
-    with pytest.raises(InputError, match="'glue_silo' has one: its split '6:2:2'"):
-        load_dataset("glue_silo", source="tiny", validation_share=0.1)
+    with pytest.raises(fp.InputError, match="'glue_silo' has one: its split '6:2:2'"):
+        fp.load_dataset("glue_silo", source="tiny", validation_share=0.1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,7 +95,7 @@ def test_questions_on_one_context_stay_together(contexts, seed):
     }
     try:
         found = hold_out_validation(Table("t", columns), SPANS, seed, 0.4)
-    except InputError:  # one context has most of the questions
+    except fp.InputError:  # one context has most of the questions
         assert max(Counter(contexts).values()) > 0.4 * len(contexts)
         return
     of = {part: {*table.columns["context"]} for part, table in found.items()}
@@ -167,11 +167,11 @@ def test_tags_with_validation_rows_only_are_known(tmp_path):
 
 def test_examples_are_drawn_from_the_split(stand_in_tokenizer):
     options = {"tokenizer": stand_in_tokenizer, "source": "tiny", "max_length": 24}
-    data = load_dataset("sst2", **options, validation_share=0.2, validation_examples=7)
+    data = fp.load_dataset("sst2", **options, validation_share=0.2, validation_examples=7)
     assert {part: len(x) for part, x in data.items()} == {"train": 96, "validation": 7, "test": 40}
-    with pytest.raises(InputError, match=r"validation_examples = 7 .* validation_share = 0.1"):
-        load_dataset("sst2", **options, validation_examples=7)
-    whole = load_dataset("sst2", **options)
+    with pytest.raises(fp.InputError, match=r"validation_examples = 7 .* validation_share = 0.1"):
+        fp.load_dataset("sst2", **options, validation_examples=7)
+    whole = fp.load_dataset("sst2", **options)
     assert list(whole) == ["train", "test"]
     assert len(whole["train"]) == 120
     ids = whole["train"].columns["input_ids"]
@@ -180,8 +180,10 @@ def test_examples_are_drawn_from_the_split(stand_in_tokenizer):
 
 def test_impossible_shares_are_refused():
     for share in (0.0, 1.0, -0.1):
-        with pytest.raises(InputError, match=r"validation_share = .* between 0 and 1, such as 0.1"):
+        with pytest.raises(
+            fp.InputError, match=r"validation_share = .* between 0 and 1, such as 0.1"
+        ):
             load_tables("sst2", Reading(source="tiny", validation_share=share))
     table = Table("few.csv", {"text": [*"abc"], "label": [*"xyz"]})
-    with pytest.raises(InputError, match=r"validation_share = 0.1 .* few.csv .* larger share"):
+    with pytest.raises(fp.InputError, match=r"validation_share = 0.1 .* few.csv .* larger share"):
         hold_out_validation(table, TEXT, 0, 0.1)

@@ -10,7 +10,6 @@ from fedjax_peft.config import config as configs
 from fedjax_peft.data.subsets import keep_users
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.vocabulary import count_words, word_tokenizer
-from fedjax_peft.support.errors import InputError
 
 TEXTS = ["to be, or not to be", "To sleep; to dream", "be not afraid"]
 # be 3, to 3, not 2; once: , ; To afraid dream or sleep (ASCII order)
@@ -29,9 +28,9 @@ def test_words_and_ids_by_hand():
     tokens = count_words(["<unk> <unk> a", "a\ud800"], 20)  # a special token counts once
     assert len(set(tokens)) == len(tokens)
     word_tokenizer(tokens)
-    with pytest.raises(InputError, match="vocabulary = 3 leaves no place for a word"):
+    with pytest.raises(fp.InputError, match="vocabulary = 3 leaves no place for a word"):
         count_words(TEXTS, 3)
-    with pytest.raises(InputError, match="no words"):
+    with pytest.raises(fp.InputError, match="no words"):
         count_words(["", " \n"], 9)
 
 
@@ -55,7 +54,7 @@ def test_words_come_from_the_training_split_only(folder):
         ("cifar10", {"vocabulary": 9, "source": "tiny"}, "vocabulary = 9 means nothing"),
         ("cifar10", {"user_examples": 2, "source": "tiny"}, "user_examples = 2 means nothing"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(fp.InputError, match=message):
             fp.load_dataset(name, **options)
 
 
@@ -88,14 +87,14 @@ def test_a_run_keeps_its_words(folder, tmp_path):
     again = fp.load_tokenizer(tmp_path / "merged")
     assert again("To be zzz")["input_ids"] == [8, 3, 1]
     (out / "vocabulary.json").write_text("[1]")
-    with pytest.raises(InputError, match=r"vocabulary\.json is damaged: it must be a list"):
+    with pytest.raises(fp.InputError, match=r"vocabulary\.json is damaged: it must be a list"):
         fp.load_run(out)
 
 
 def test_pretrained_models_have_their_own_words(folder, tmp_path):
     encoder = fp.testing.write_tiny_checkpoint(tmp_path / "bert")
     config = recurrent(data={"name": str(folder), "vocabulary": 12}, model=str(encoder))
-    with pytest.raises(InputError, match="which a pretrained model does not know"):
+    with pytest.raises(fp.InputError, match="which a pretrained model does not know"):
         configs.federation(configs.resolve(config))
 
 
@@ -134,7 +133,7 @@ def test_the_same_users_in_all_splits():
     ],
 )
 def test_users_that_cannot_be_drawn(tables, users, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         keep_users(tables, users, 1, 0)
 
 

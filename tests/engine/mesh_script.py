@@ -22,11 +22,9 @@ from options import run_options, session_options
 
 import fedjax_peft as fp
 from fedjax_peft import Dataset, InputError, simulate, tasks
-from fedjax_peft.data.partition import iid
 from fedjax_peft.engine.computation import Computation
 from fedjax_peft.engine.session import Session
-from fedjax_peft.models.heads import causal_lm
-from fedjax_peft.testing import TINY_LLAMA, tiny_dataset, tiny_model
+from fedjax_peft.testing import TINY_LLAMA
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # 17 clients are 24 rows on 8 devices, 6 clients a round are 8; no other axis has 24 entries.
@@ -209,14 +207,17 @@ def transformer(name):
     """
     if name == "bert":
         # Four devices cannot split the rows of its table, as with the 30,522 of the real one.
-        model, data = tiny_model(vocab_size=66, **WITHOUT_DROPOUT), tiny_dataset(64)
+        model, data = (
+            fp.testing.tiny_model(vocab_size=66, **WITHOUT_DROPOUT),
+            fp.testing.tiny_dataset(64),
+        )
     else:
         config = {**TINY_LLAMA, "num_hidden_layers": 3}
-        model = fp.random_model(config, head=causal_lm(), scan_layers=True, quantize="nf4")
+        model = fp.random_model(config, head=fp.heads.causal_lm(), scan_layers=True, quantize="nf4")
         ids = np.random.default_rng(0).integers(3, 60, (64, 12)).astype(np.int32)
         tokens = {"input_ids": ids, "attention_mask": np.ones(ids.shape, bool)}
         data = Dataset(tokens, (), "random", task=tasks.next_token())
-    return fp.attach(model, fp.peft.lora(2)), STEP, iid(data, clients=8, seed=0)
+    return fp.attach(model, fp.peft.lora(2)), STEP, fp.partition.iid(data, clients=8, seed=0)
 
 
 @functools.cache

@@ -16,7 +16,6 @@ from fedjax_peft.engine.program import Program
 from fedjax_peft.engine.stores import client_records, client_store
 from fedjax_peft.engine.stores.client_records import ClientRow
 from fedjax_peft.engine.stores.store_files import memory_store, open_store, temporary_store
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +122,7 @@ def test_a_step_consumes_its_state_and_a_copy_stays():
     first = session.init(0)
     copy = first.copy()
     second, _ = session.step(first)
-    with pytest.raises(InputError, match="consumed by an earlier"):
+    with pytest.raises(fp.InputError, match="consumed by an earlier"):
         session.step(first)
     again, _ = session.step(copy)
     same(kept(second), kept(again))
@@ -182,10 +181,10 @@ def test_a_damaged_record_names_its_client(tmp_path):
     data[slot * size + 5] ^= 1
     path.write_bytes(data)
     same(version.take([4, 9]), stack(2, 0))
-    with pytest.raises(InputError, match=r"client 3 in .*records\.bin is damaged.*--resume"):
+    with pytest.raises(fp.InputError, match=r"client 3 in .*records\.bin is damaged.*--resume"):
         version.take([4, 3])
     path.write_bytes(data[: slot * size + 3])  # a file that ends too early
-    with pytest.raises(InputError, match=r"client 3 .*damaged"):
+    with pytest.raises(fp.InputError, match=r"client 3 .*damaged"):
         version.take([3])
 
 
@@ -199,25 +198,25 @@ def test_errors_of_the_disk_reach_the_caller(monkeypatch):
 
     monkeypatch.setattr(client_records.os, "pwrite", full)
     state, _ = session.step(state)
-    with pytest.raises(InputError, match=r"No space left on device.*--resume"):
+    with pytest.raises(fp.InputError, match=r"No space left on device.*--resume"):
         session.step(state)
 
 
 def test_records_of_other_shapes_are_refused(tmp_path):
     open_store(tmp_path, row(0), 10, "new").start(row(0))
-    with pytest.raises(InputError, match="another model"):
+    with pytest.raises(fp.InputError, match="another model"):
         open_store(tmp_path, ClientRow({"a": np.zeros((2, 4), np.float32)}), 10, "resume")
-    with pytest.raises(InputError, match="other clients"):
+    with pytest.raises(fp.InputError, match="other clients"):
         open_store(tmp_path, row(0), 11, "read")
     (tmp_path / "format.json").write_text("{")
-    with pytest.raises(InputError, match="cannot be opened"):
+    with pytest.raises(fp.InputError, match="cannot be opened"):
         open_store(tmp_path, row(0), 10, "resume")
 
 
 def test_unknown_places_and_engines_are_refused():
-    with pytest.raises(InputError, match=r"'dist' is unknown.*disk"):
+    with pytest.raises(fp.InputError, match=r"'dist' is unknown.*disk"):
         fp.session(toy.model(), PRIVATE, FEDERATION, placement=fp.Placement(client_state="dist"))
-    with pytest.raises(InputError, match="side by side"):
+    with pytest.raises(fp.InputError, match="side by side"):
         fp.session(
             *(toy.model(), PRIVATE, FEDERATION),
             placement=fp.Placement(client_state="host", engine=lambda *_, **__: None),

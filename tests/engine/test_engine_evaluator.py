@@ -6,8 +6,8 @@ import pytest
 import toy
 from closeness import assert_close
 
+import fedjax_peft as fp
 from fedjax_peft import Clients, Dataset, Placement, session
-from fedjax_peft.algorithms import fedavg
 
 SIZES = (40, 9, 30, 21, 5)
 
@@ -15,7 +15,7 @@ SIZES = (40, 9, 30, 21, 5)
 @pytest.fixture(scope="module")
 def federation():
     """Returns a session of clients with personal models, and its state."""
-    algorithm = fedavg(optax.sgd(0.1), head="private")
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.1), head="private")
     made = session(toy.model(), algorithm, toy.clients(SIZES), placement=Placement(lanes=1))
     return made, made.init(0)
 
@@ -85,7 +85,7 @@ def test_texts_take_the_padded_lengths_of_the_others():
 
     data = texts([8] * 4)
     clients = Clients(data, (np.arange(4, dtype=np.int32),))
-    inputs = (toy.text_model(), fedavg(optax.sgd(0.1)), clients)
+    inputs = (toy.text_model(), fp.algorithms.fedavg(optax.sgd(0.1)), clients)
     made = session(*inputs, placement=Placement(lanes=1))
     state = made.init(0)
 

@@ -13,8 +13,8 @@ from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedjax_peft as fp
 from fedjax_peft import Clients, Dataset
-from fedjax_peft.algorithms import fedavg
 from fedjax_peft.engine.lengths import Lengths, token_columns
 from fedjax_peft.tasks import Task
 
@@ -120,7 +120,7 @@ def federation():
     return Clients(data, tuple(rows))
 
 
-ALGORITHM = fedavg(optax.sgd(0.1))
+ALGORITHM = fp.algorithms.fedavg(optax.sgd(0.1))
 text_model = functools.cache(toy.text_model)
 """With dropout, but not of single tokens; for that see ``test_models_padding.py``."""
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from closeness import approx, assert_small
 
+import fedjax_peft as fp
 from fedjax_peft.engine.devices.layout import Layout, layout_over
 from fedjax_peft.engine.devices.sharding import frozen_axis, lane_axis
-from fedjax_peft.support.errors import InputError
 
 TESTS = Path(__file__).parents[1]
 RULES = ((r".+\.query\.kernel", 1), (r".+\.query\.lora_b", 1), (r".+\.query\.bias", 0))
@@ -167,7 +167,7 @@ def test_adapters_follow_their_kernels():
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         layout_over(1, **options)
 
 

@@ -9,7 +9,7 @@ from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_peft.data import partition
+import fedjax_peft as fp
 from fedjax_peft.engine.lanes import SMALL_MODEL, best_lanes, cpu_lanes
 from fedjax_peft.engine.plan import Cohort, batches, make_plan, most_slots, pack, steps_of, window
 from fedjax_peft.engine.schedule import Schedule
@@ -174,7 +174,7 @@ def test_packing_places_every_job_once(lengths, lanes):
 
 def test_packing_is_within_five_percent_for_a_skewed_federation():
     labels = np.random.default_rng(0).integers(0, 20, 11_293)
-    clients = partition.dirichlet(labels, 100, 0.1, mode="class_wise", seed=0)
+    clients = fp.partition.dirichlet(labels, 100, 0.1, mode="class_wise", seed=0)
     schedule = Schedule(clients.indices, 20, 16, 1, None, seed=0)
     rounds = [schedule.lengths(number) for number in range(1, 41)]
     assert max(map(max, rounds)) > 5 * min(map(min, rounds)), "the sizes are unequal"

@@ -8,10 +8,8 @@ import toy
 
 import fedjax_peft as fp
 from fedjax_peft import InputError
-from fedjax_peft.algorithms import fedavg
-from fedjax_peft.contracts import Aggregated, Attack, Encoded, Roles, Transform
 
-PLAIN = fedavg(optax.sgd(0.1))
+PLAIN = fp.algorithms.fedavg(optax.sgd(0.1))
 FIRST = "head.bias"
 
 
@@ -45,7 +43,9 @@ def finishing(change, **fields):
     def finish(*arguments):
         return change(plain.finish(*arguments))
 
-    return fedavg(optax.sgd(0.1), aggregator=plain._replace(name="mine", finish=finish, **fields))
+    return fp.algorithms.fedavg(
+        optax.sgd(0.1), aggregator=plain._replace(name="mine", finish=finish, **fields)
+    )
 
 
 def serving(change):
@@ -55,7 +55,7 @@ def serving(change):
 
 
 def sending(client, **fields):
-    transform = Transform("mine", client, **fields)
+    transform = fp.contracts.Transform("mine", client, **fields)
     return {"algorithm": PLAIN, "transforms": transform}
 
 
@@ -80,7 +80,10 @@ WRONG = {
     ),
     "client": (PLAIN._replace(client=lambda context: (1, 2, 3)), r"ClientUpdate\(init, step"),
     "roles": (PLAIN._replace(roles=(".*",)), "'roles' of 'fedavg'.*type tuple.*Roles"),
-    "a role": (PLAIN._replace(roles=Roles(shared=".*")), r"Roles.shared must be a tuple"),
+    "a role": (
+        PLAIN._replace(roles=fp.contracts.Roles(shared=".*")),
+        r"Roles.shared must be a tuple",
+    ),
     "weights": (PLAIN._replace(weights="equal"), "no weighting 'equal'.*size, uniform"),
     "finish: update": (finishing(lambda r: r.update), r"'mine' must return .*Aggregated\(update"),
     "finish: shapes": (
@@ -88,7 +91,9 @@ WRONG = {
         "server state of 'fedavg'.*aggregator 'mine'.*head.bias",
     ),
     "finish: no state": (
-        finishing(lambda r: Aggregated(r.update, {}), init=lambda t: {"n": jnp.zeros(3)}),
+        finishing(
+            lambda r: fp.contracts.Aggregated(r.update, {}), init=lambda t: {"n": jnp.zeros(3)}
+        ),
         r"'mine' must return a state.*\['n'\] is missing",
     ),
     "finish: metrics": (
@@ -97,21 +102,27 @@ WRONG = {
     ),
     "update": (serving(fewer), r"server state of 'mine'.*\['head.bias'\] is missing"),
     "encoded: change": (sending(lambda u, *rest: u), r"'mine' must return .*Encoded\(update"),
-    "encoded: shapes": (sending(lambda u, *rest: Encoded(short(u))), r"'mine'.*head.bias"),
+    "encoded: shapes": (
+        sending(lambda u, *rest: fp.contracts.Encoded(short(u))),
+        r"'mine'.*head.bias",
+    ),
     "encoded: memory": (
-        sending(lambda u, *rest: Encoded(u), memory=lambda u: u),
+        sending(lambda u, *rest: fp.contracts.Encoded(u), memory=lambda u: u),
         r"'mine' must keep what Transform.memory begins with.*missing",
     ),
     "decoded": (
-        sending(lambda u, *rest: Encoded(u), server=lambda *arguments: None),
+        sending(lambda u, *rest: fp.contracts.Encoded(u), server=lambda *arguments: None),
         r"server's part.*'mine'.*Decoded\(aggregate",
     ),
     "wire": (
-        sending(lambda u, *rest: Encoded(u), wire=lambda template, wires: 1),
+        sending(lambda u, *rest: fp.contracts.Encoded(u), wire=lambda template, wires: 1),
         r"`wire` of 'mine'.*Wire\(entries, bits",
     ),
     "attack": (
-        {"algorithm": PLAIN, "attack": Attack("mine", lambda a, facts: a, lambda n: (0,))},
+        {
+            "algorithm": PLAIN,
+            "attack": fp.contracts.Attack("mine", lambda a, facts: a, lambda n: (0,)),
+        },
         r"`apply` of 'mine'.*Wrapped\(algorithm, stages\)",
     ),
     "logits": ({"algorithm": PLAIN, "model": BARE}, r"forward pass.*Outputs\(logits"),

@@ -11,9 +11,7 @@ import reference
 import toy
 from closeness import assert_close, assert_small
 
-from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms import fedavg, local
-from fedjax_peft.contracts import Roles
+import fedjax_peft as fp
 from fedjax_peft.engine.plan import Cohort, batches
 from fedjax_peft.numerics.random import client_key, stream
 
@@ -22,9 +20,9 @@ FEDERATION = toy.clients(SIZES)
 EPOCHS, BATCH, RATE, COHORT = 2, 4, 0.02, 8
 ADAM = optax.adam(RATE)
 POLICIES = {
-    "shared": (fedavg(ADAM), toy.SHARED, ()),
-    "private head": (fedavg(ADAM, head="private"), toy.ADAPTER, toy.HEAD),
-    "local": (local(ADAM), (), toy.SHARED),
+    "shared": (fp.algorithms.fedavg(ADAM), toy.SHARED, ()),
+    "private head": (fp.algorithms.fedavg(ADAM, head="private"), toy.ADAPTER, toy.HEAD),
+    "local": (fp.algorithms.local(ADAM), (), toy.SHARED),
 }
 
 
@@ -122,14 +120,16 @@ def count_steps(optimizer):
     """Returns FedAvg with an additional private leaf: the step counter of Adam."""
 
     def client(context):
-        inner = fedavg(optimizer).client(context)
+        inner = fp.algorithms.fedavg(optimizer).client(context)
         return inner._replace(
             init=lambda broadcast, private, key: inner.init(broadcast, {}, key),
             final=lambda state: (state.shared, {"count": state.optimizer[0].count}),
         )
 
-    roles = Roles(shared=("^head:", "^adapter:"))
-    return fedavg(optimizer)._replace(client=client, roles=roles, aggregator=mean(error=False))
+    roles = fp.contracts.Roles(shared=("^head:", "^adapter:"))
+    return fp.algorithms.fedavg(optimizer)._replace(
+        client=client, roles=roles, aggregator=fp.aggregators.mean(error=False)
+    )
 
 
 def test_idle_lanes_change_no_state_and_no_counter_and_empty_batches_are_steps():
@@ -167,7 +167,7 @@ BAD = (0, 5)
 @functools.cache
 def poisoned():
     federation = toy.poisoned(FEDERATION, *BAD)
-    algorithm = fedavg(optax.sgd(0.5), head="private")
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.5), head="private")
     return toy.Engine(algorithm, federation, per_round=COHORT, lanes=3, epochs=EPOCHS)
 
 

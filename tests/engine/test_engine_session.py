@@ -17,8 +17,6 @@ from running import CLIENTS as FEDERATION
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, Placement, simulate
-from fedjax_peft.algorithms import fedavg
-from fedjax_peft.contracts import ClientUpdate
 from fedjax_peft.engine.compilation import options_that_repeat, programs
 from fedjax_peft.simulation.round_rows import round_row
 
@@ -232,7 +230,7 @@ def test_the_reference_engine_keeps_the_values_of_a_state():
 # --------------------------------- algorithms that keep a client state and do not say how it begins
 
 
-PLAIN = fedavg(optax.sgd(0.1))
+PLAIN = fp.algorithms.fedavg(optax.sgd(0.1))
 
 
 def forgetful(*, reads, keeps, **changes):
@@ -248,7 +246,7 @@ def forgetful(*, reads, keeps, **changes):
             upload, _ = inner.final(state)
             return upload, {"previous": upload} if keeps else {}
 
-        return ClientUpdate(init, inner.step, final)
+        return fp.contracts.ClientUpdate(init, inner.step, final)
 
     return PLAIN._replace(name="mine", client=client, **changes)
 

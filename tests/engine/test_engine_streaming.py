@@ -13,7 +13,6 @@ from running import FEDAVG, model, rows
 import fedjax_peft as fp
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.streaming import of_plan
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -107,9 +106,9 @@ def test_device_has_the_examples_of_a_round_only():
 
 
 def test_wrong_place_and_runs_side_by_side():
-    with pytest.raises(InputError, match=r"examples = 'hots' is unknown.*host"):
+    with pytest.raises(fp.InputError, match=r"examples = 'hots' is unknown.*host"):
         run(clients(), "hots")
-    with pytest.raises(InputError, match=r"Runs side by side share examples.*--replicas 1"):
+    with pytest.raises(fp.InputError, match=r"Runs side by side share examples.*--replicas 1"):
         fp.sweep(
             lambda p: fp.algorithms.fedavg(optax.sgd(p["learning_rate"])),
             model(),

@@ -13,7 +13,7 @@ from datetime import timedelta
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from fedjax_peft.support.errors import InputError
+import fedjax_peft as fp
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
@@ -74,7 +74,7 @@ def refused_or_fine():
     """Accepts an InputError whose message is safe to print; other exceptions fail the test."""
     try:
         yield
-    except InputError as error:
+    except fp.InputError as error:
         message = str(error)
         assert message
         assert len(message) < 8000

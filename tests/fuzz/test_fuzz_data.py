@@ -9,12 +9,9 @@ from fuzzing import VALUES, damaged, damaged_json, dumped, fuzz, refused_or_fine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_peft.data import partition
+import fedjax_peft as fp
 from fedjax_peft.data import text as texts
-from fedjax_peft.data.sources import load_dataset
-from fedjax_peft.models.hub import load_tokenizer
 from fedjax_peft.report import partition as partition_report
-from fedjax_peft.testing import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +32,7 @@ CSV = "text,label,client\n" + "".join(f"{r['text']},{r['label']},{r['client']}\n
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    return load_tokenizer(write_tiny_checkpoint(tmp_path_factory.mktemp("tokenizer")))
+    return fp.load_tokenizer(fp.testing.write_tiny_checkpoint(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +50,11 @@ def read(tokenizer, place, name, content):
     (folder / f"test.{suffix}").write_text(whole)
     (folder / f"{stem}.{suffix}").write_bytes(content)
     with refused_or_fine():
-        data = load_dataset(folder, tokenizer=tokenizer, max_length=8)["train"]
+        data = fp.load_dataset(folder, tokenizer=tokenizer, max_length=8)["train"]
         for by in ("label", "client"):
-            clients = partition.dirichlet(data, 2, alpha=1.0) if by == "label" else None
+            clients = fp.partition.dirichlet(data, 2, alpha=1.0) if by == "label" else None
             if by in data.meta:
-                clients = partition.natural(data, by=by, min_size=0)
+                clients = fp.partition.natural(data, by=by, min_size=0)
             if clients is not None:
                 report = partition_report.inspect(clients)
                 partition_report.size_table(report)

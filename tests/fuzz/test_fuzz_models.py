@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_reference import tiny_model
 
+import fedjax_peft as fp
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.models.gguf import Gguf
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hub import load_model, load_tokenizer
 from fedjax_peft.models.onnx import Onnx
-from fedjax_peft.testing import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +24,7 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config
 
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory):
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("intact"))
+    return fp.testing.write_tiny_checkpoint(tmp_path_factory.mktemp("intact"))
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +40,10 @@ def load(intact, folder, name, content):
     try:
         with refused_or_fine():
             if name.startswith("tokenizer"):
-                tokenizer = load_tokenizer(folder)
+                tokenizer = fp.load_tokenizer(folder)
                 tokenize(tokenizer, ["w1 w2", ""], max_length=8)
                 return
-            model = load_model(folder, head=classification(3))
+            model = fp.load_model(folder, head=fp.heads.classification(3))
             for leaf in jax.tree.leaves(model.frozen):
                 assert np.isfinite(leaf).all()
     finally:
@@ -85,4 +83,4 @@ def test_a_damaged_file_of_another_format(others, copy, data, kind):
         for name in stored.shapes:
             assert np.isfinite(stored.read(name, False)).all()
         if kind is Gguf:
-            load_tokenizer(path)
+            fp.load_tokenizer(path)

@@ -11,14 +11,13 @@ import optax
 import toy
 
 import fedjax_peft as fp
-from fedjax_peft.engine.devices import distributed
 
 
 def main(scenarios, process, processes, port):
     # A process that is killed is noticed sooner than by default, and the reason read sooner.
-    distributed.SILENCE, distributed.BEAT = 10.0, 0.5
+    fp.distributed.SILENCE, fp.distributed.BEAT = 10.0, 0.5
     if processes > 1:
-        distributed.initialize(f"127.0.0.1:{port}", processes, process, timeout=60)
+        fp.distributed.initialize(f"127.0.0.1:{port}", processes, process, timeout=60)
     for scenario in scenarios:
         print(json.dumps(simulate(scenario, process, processes)), flush=True)
 

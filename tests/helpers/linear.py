@@ -7,13 +7,12 @@ training is also easy to do in NumPy.
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.models.base import Model
+import fedjax_peft as fp
 
 FEATURES, CLASSES = 5, 3
 
 
-def model() -> Model:
+def model() -> fp.Model:
     """Returns the model with random weights."""
     rng = np.random.default_rng(0)
     trainable = {
@@ -23,10 +22,10 @@ def model() -> Model:
 
     def apply(frozen, trainable, batch, key, train):
         logits = batch["x"] @ trainable["head.kernel"] + trainable["head.bias"][None]
-        return Outputs(logits, batch["x"][:, None])
+        return fp.contracts.Outputs(logits, batch["x"][:, None])
 
     kinds = dict.fromkeys(trainable, "head")
-    bound = Model(apply, {}, trainable, kinds, None)
+    bound = fp.Model(apply, {}, trainable, kinds, None)
     return bound.replace(name="linear", labels=("class 0", "class 1", "class 2"))
 
 

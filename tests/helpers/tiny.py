@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 
-from fedjax_peft.testing import tiny_model
+import fedjax_peft as fp
 
 BATCH = {
     "input_ids": np.arange(52, dtype=np.int32).reshape(4, 13) + 5,
@@ -17,7 +17,7 @@ BATCH = {
 @functools.cache
 def tiny(family="bert"):
     """Returns a classifier of three classes."""
-    return tiny_model(3, model_type=family)
+    return fp.testing.tiny_model(3, model_type=family)
 
 
 def forward(model, batch, trainable=None):

@@ -9,21 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft.contracts import Outputs, RoundContext, Stages
-from fedjax_peft.data import Clients, Dataset
+import fedjax_peft as fp
 from fedjax_peft.engine.computation import Computation
 from fedjax_peft.engine.plan import make_plan
 from fedjax_peft.engine.round import build_round
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.setup import Setup
-from fedjax_peft.engine.state import State
-from fedjax_peft.models.base import Model
-from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import rank_masks
-from fedjax_peft.tasks import classification
 
 FEATURES, WIDTH, RANK, CLASSES = 5, 6, 2, 3
 KINDS = {
@@ -38,10 +33,10 @@ HEAD, ADAPTER = SHARED[:2], SHARED[2:]
 LORA = ("lora_a", "lora_b", "lora_scale")
 
 
-def read_out(params, hidden) -> Outputs:
+def read_out(params, hidden) -> fp.contracts.Outputs:
     """Returns the outputs of the head."""
     logits = hidden @ params["head.kernel"] + params["head.bias"][None]
-    return Outputs(logits, hidden[:, None])
+    return fp.contracts.Outputs(logits, hidden[:, None])
 
 
 def apply_with(dropout):
@@ -59,7 +54,7 @@ def apply_with(dropout):
     return apply
 
 
-def model(*, dropout=0.2, features=FEATURES, width=WIDTH, rank=RANK, **changes) -> Model:
+def model(*, dropout=0.2, features=FEATURES, width=WIDTH, rank=RANK, **changes) -> fp.Model:
     """Returns the model with random leaves, none of them zero (a zero B hides mistakes)."""
     rng = np.random.default_rng(0)
 
@@ -75,11 +70,11 @@ def model(*, dropout=0.2, features=FEATURES, width=WIDTH, rank=RANK, **changes) 
     }
     frozen = {"layer.kernel": draw(features, width)}
     labels = tuple(f"class {i}" for i in range(CLASSES))
-    bound = Model(apply_with(dropout), frozen, trainable, KINDS, None)
+    bound = fp.Model(apply_with(dropout), frozen, trainable, KINDS, None)
     return bound.replace(name="toy", labels=labels, **changes)
 
 
-def lora_model(**options) -> Model:
+def lora_model(**options) -> fp.Model:
     """Returns the model with the frozen kernel under the name that ``peft.lora`` gives it."""
     plain = model(**options)
 
@@ -89,7 +84,7 @@ def lora_model(**options) -> Model:
     return plain.replace(apply=apply, frozen={"layer.base.kernel": plain.frozen["layer.kernel"]})
 
 
-def text_model() -> Model:
+def text_model() -> fp.Model:
     """Returns the model on the mean of fixed embeddings of a text's tokens."""
     plain = lora_model()
     table = jnp.asarray(np.random.default_rng(2).normal(size=(64, FEATURES)), jnp.float32)
@@ -103,7 +98,7 @@ def text_model() -> Model:
     return plain.replace(apply=apply)
 
 
-def own_kernel_model() -> Model:
+def own_kernel_model() -> fp.Model:
     """Returns the model whose kernel under LoRA is trained too, for pFedLoRA."""
     plain = lora_model(dropout=0)
     name = "layer.base.kernel"
@@ -142,7 +137,7 @@ def hidden_of(frozen, params, x, shares):
     return jnp.tanh(inner)
 
 
-def mixture_model() -> Model:
+def mixture_model() -> fp.Model:
     """Returns the model with an individual and a rest-of-world LoRA and a mixer, for FedALT."""
     plain = lora_model(dropout=0)
     kinds, trainable, rng = several_loras(plain, ("individual", "rest_of_world"), 1)
@@ -157,7 +152,7 @@ def mixture_model() -> Model:
     return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
 
 
-def dual_model() -> Model:
+def dual_model() -> fp.Model:
     """Returns a model with a global and a private adapter and two classifiers, for FedMCP."""
     rng = np.random.default_rng(0)
     kinds, trainable = {}, {}
@@ -181,7 +176,7 @@ def dual_model() -> Model:
             low = jnp.tanh(h @ params[f"{adapter}.down.kernel"])
             h = h + 0.5 * low @ params[f"{adapter}.up.kernel"]
         logits, second = (h @ params[f"{n}.kernel"] for n in ("classifier", "second_classifier"))
-        return Outputs(logits, h[:, None], second=second)
+        return fp.contracts.Outputs(logits, h[:, None], second=second)
 
     plain = model(dropout=0)
     return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
@@ -190,7 +185,7 @@ def dual_model() -> Model:
 TIERS = ("root", "cluster", "leaf")
 
 
-def sum_model() -> Model:
+def sum_model() -> fp.Model:
     """Returns the model with three LoRAs that add up, for HiLoRA."""
     plain = lora_model(dropout=0)
     kinds, trainable, _ = several_loras(plain, TIERS, 1)
@@ -201,35 +196,35 @@ def sum_model() -> Model:
     return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
 
 
-def dataset(examples: int, *, features: int = FEATURES, seed: int = 0) -> Dataset:
+def dataset(examples: int, *, features: int = FEATURES, seed: int = 0) -> fp.Dataset:
     """Returns examples that a linear rule labels."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(examples, features)).astype(np.float32)
     labels = np.argmax(x[:, :CLASSES] + 0.3 * rng.normal(size=(examples, CLASSES)), axis=1)
     names = tuple(f"class {i}" for i in range(CLASSES))
-    return Dataset({"x": x, "labels": labels.astype(np.int32)}, names, "toy")
+    return fp.Dataset({"x": x, "labels": labels.astype(np.int32)}, names, "toy")
 
 
-def clients(sizes, *, seed: int = 0) -> Clients:
+def clients(sizes, *, seed: int = 0) -> fp.Clients:
     """Returns clients of the given sizes, which partition a data set."""
     total = sum(sizes)
     order = np.random.default_rng(seed + 1).permutation(total).astype(np.int32)
-    return Clients(dataset(total, seed=seed), tuple(np.split(order, np.cumsum(sizes)[:-1])))
+    return fp.Clients(dataset(total, seed=seed), tuple(np.split(order, np.cumsum(sizes)[:-1])))
 
 
-def poisoned(federation: Clients, *which: int) -> Clients:
+def poisoned(federation: fp.Clients, *which: int) -> fp.Clients:
     """Returns the clients with one example of each named client turned infinite."""
     x = federation.data.columns["x"].copy()
     for client in which:
         x[federation.indices[client][0]] = np.inf
     columns = {**federation.data.columns, "x": x}
-    data = Dataset(columns, federation.data.label_names, "poisoned")
-    return Clients(data, federation.indices)
+    data = fp.Dataset(columns, federation.data.label_names, "poisoned")
+    return fp.Clients(data, federation.indices)
 
 
-def context(round_index=1, metrics=None) -> RoundContext:
+def context(round_index=1, metrics=None) -> fp.contracts.RoundContext:
     """Returns the context of a round in which all five clients took part."""
-    return RoundContext(
+    return fp.contracts.RoundContext(
         round_index=jnp.int32(round_index),
         participants=jnp.float32(5),
         total_clients=5,
@@ -276,18 +271,18 @@ class Engine:
         bound=None,
         ranks=None,
         transform=None,
-        stages=Stages(),  # noqa: B008, a tuple
+        stages=fp.contracts.Stages(),  # noqa: B008, a tuple
         engine="compiled",
     ):
         bound = bound or model()
         names = assign_roles(bound.kinds, algorithm.roles)
-        self.shared = tree.select(bound.trainable, names["shared"])
-        self.leaves = tree.select(bound.trainable, names["private"])
+        self.shared = fp.tree.select(bound.trainable, names["shared"])
+        self.leaves = fp.tree.select(bound.trainable, names["private"])
         self.algorithm, self.bound, self.clients = algorithm, bound, len(federation)
         self.client_state = algorithm.init_client_state(self.shared, self.leaves)
         self.schedule = Schedule(federation.indices, per_round, 4, epochs, local_steps, 0)
-        fixed = tree.select(bound.trainable, names["fixed"])
-        parts = (bound.apply, classification(), bound.frozen, fixed)
+        fixed = fp.tree.select(bound.trainable, names["fixed"])
+        parts = (bound.apply, fp.tasks.classification(), bound.frozen, fixed)
         self.setup = Setup(algorithm, *parts, self.clients)._replace(
             total_clients=int((federation.sizes > 0).sum()),
             sampling_probability=per_round / self.clients,
@@ -362,7 +357,7 @@ class Engine:
         others = columns is not None or ranks is not None
         session = self.session_on(columns, ranks) if others else self.session
         server, client_state, *transform_state = jax.tree.map(jnp.asarray, state or self.start())
-        state = State(server, client_state, (), *transform_state, round_index=round_index - 1)
+        state = fp.State(server, client_state, (), *transform_state, round_index=round_index - 1)
         plan = self.plan(cohort)
         if plan.useful:
             state, info = session.step(state, plan)

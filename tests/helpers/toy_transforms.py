@@ -8,14 +8,12 @@ import optax
 import toy
 from options import run_options
 
+import fedjax_peft as fp
 from fedjax_peft import simulate, transforms
-from fedjax_peft.algorithms import fedavg
-from fedjax_peft.contracts import Decoded, Encoded, Participant, Source, Transform, Upload
-from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.transforms.clip import clipped
 
-MODEL, ALGORITHM = toy.model(dropout=0), fedavg(optax.sgd(0.1))
+MODEL, ALGORITHM = toy.model(dropout=0), fp.algorithms.fedavg(optax.sgd(0.1))
 FEDERATION = toy.clients([7, 4, 12, 1, 9])
 
 
@@ -26,11 +24,11 @@ def run(given, rounds=2, *, model=MODEL, algorithm=ALGORITHM, federation=FEDERAT
     return simulate(model, algorithm, federation, rounds=rounds, **options)
 
 
-def upload(value, template, memory=(), rank_mask=None) -> Upload:
+def upload(value, template, memory=(), rank_mask=None) -> fp.contracts.Upload:
     """Returns the upload of a client that started from the present version."""
-    source = Source((), template, jnp.int32(1))
-    client = Participant(jnp.int32(0), source, rank_mask or {}, jax.random.key(0))
-    return Upload(value, jnp.float32(1), client, template, (), memory)
+    source = fp.contracts.Source((), template, jnp.int32(1))
+    client = fp.contracts.Participant(jnp.int32(0), source, rank_mask or {}, jax.random.key(0))
+    return fp.contracts.Upload(value, jnp.float32(1), client, template, (), memory)
 
 
 def noise(key, template, scale):
@@ -38,7 +36,7 @@ def noise(key, template, scale):
     return {n: scale * jax.random.normal(stream(key, n), x.shape) for n, x in template.items()}
 
 
-def feedback(share=0.6, strength=0.01) -> Transform:
+def feedback(share=0.6, strength=0.01) -> fp.contracts.Transform:
     """Sends a share of change and memory with noise, and keeps the rest for the next round.
 
     The strength of the clients' noise follows the cohort's mean norm, which the server broadcasts.
@@ -49,7 +47,9 @@ def feedback(share=0.6, strength=0.01) -> Transform:
         total = jax.tree.map(jnp.add, update, memory)
         added = noise(key, total, strength * received["length"])
         sent = {n: share * x + added[n] for n, x in total.items()}
-        return Encoded(sent, jax.tree.map(jnp.subtract, total, sent), {"length": tree.norm(total)})
+        return fp.contracts.Encoded(
+            sent, jax.tree.map(jnp.subtract, total, sent), {"length": fp.tree.norm(total)}
+        )
 
     def server(aggregate, state, measured, context):
         accepted, lengths = measured.accepted, measured.values["length"]
@@ -57,9 +57,9 @@ def feedback(share=0.6, strength=0.01) -> Transform:
         added = noise(context.key, aggregate, strength)
         new = {"length": (state["length"] + mean) / 2, "rounds": state["rounds"] + 1}
         metrics = {"feedback_length": new["length"]}
-        return Decoded({n: x + added[n] for n, x in aggregate.items()}, new, metrics)
+        return fp.contracts.Decoded({n: x + added[n] for n, x in aggregate.items()}, new, metrics)
 
-    return Transform(
+    return fp.contracts.Transform(
         "feedback",
         client,
         init=lambda template: {"length": jnp.ones(()), "rounds": jnp.zeros((), jnp.int32)},
@@ -71,37 +71,39 @@ def feedback(share=0.6, strength=0.01) -> Transform:
     )
 
 
-def record() -> Transform:
+def record() -> fp.contracts.Transform:
     """Does not change uploads; reports the largest norm of the changes that it gets."""
 
     def client(update, memory, received, key):
-        return Encoded(update, memory, tree.norm(update))
+        return fp.contracts.Encoded(update, memory, fp.tree.norm(update))
 
     def server(aggregate, state, measured, context):
         largest = jnp.max(jnp.where(measured.accepted, measured.values, 0))
-        return Decoded(aggregate, state, {"largest_norm": largest})
+        return fp.contracts.Decoded(aggregate, state, {"largest_norm": largest})
 
-    return Transform("record", client, server=server)
+    return fp.contracts.Transform("record", client, server=server)
 
 
-def clip_by_state() -> Transform:
+def clip_by_state() -> fp.contracts.Transform:
     """``clip_norm`` whose largest norm is its state, so that one program runs any of them.
 
     It reports the largest norm that it sends.
     """
 
     def client(update, memory, received, key):
-        sent = clipped(update, tree.norm(update), received)
-        return Encoded(sent, memory, tree.norm(sent))
+        sent = clipped(update, fp.tree.norm(update), received)
+        return fp.contracts.Encoded(sent, memory, fp.tree.norm(sent))
 
     return record()._replace(
         name="clip_by_state", client=client, init=lambda template: jnp.float32(jnp.inf)
     )
 
 
-def ones() -> Transform:
+def ones() -> fp.contracts.Transform:
     """Sends 1 in every entry, also where a change is not finite."""
-    return Transform("ones", lambda update, *_: Encoded(jax.tree.map(jnp.ones_like, update)))
+    return fp.contracts.Transform(
+        "ones", lambda update, *_: fp.contracts.Encoded(jax.tree.map(jnp.ones_like, update))
+    )
 
 
 REQUIRED = {"max_norm": 0.2, "share": 0.3, "rank": 1}

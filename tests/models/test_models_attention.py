@@ -11,14 +11,11 @@ from closeness import assert_close
 from jax.extend.core import jaxprs_in_params
 
 import fedjax_peft as fp
-from fedjax_peft.contracts import Platform
 from fedjax_peft.engine.devices.layout import Layout, platform_of
 from fedjax_peft.models import attention as forms
 from fedjax_peft.models.attention import attention, choose
 from fedjax_peft.models.blocks import set_options
 from fedjax_peft.models.layers import Dropout
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT, TINY_LLAMA
 
 pytestmark = pytest.mark.slow
@@ -171,14 +168,14 @@ def test_attention_is_that_of_jax(kind, key_heads):
 
 
 FACTS = {
-    "platform": Platform("cpu"),
+    "platform": fp.contracts.Platform("cpu"),
     "dtype": jnp.dtype("float32"),
     "shape": (16, 12, 197, 197),
     "width": 64,
     "plain": True,
 }
 GPU = {
-    "platform": Platform("gpu", 8.0),
+    "platform": fp.contracts.Platform("gpu", 8.0),
     "dtype": jnp.dtype("bfloat16"),
     "shape": (16, 12, 128, 256),
 }
@@ -198,10 +195,10 @@ LONG = {"shape": (3, 12, 4096, 4096)}
         ("cudnn", {}, "whole"),
         ("cudnn", {**GPU, "dtype": jnp.dtype("float16")}, "cudnn"),
         ("cudnn", {**GPU, "dtype": jnp.dtype("float32")}, "whole"),
-        ("cudnn", {**GPU, "platform": Platform("tpu")}, "whole"),
+        ("cudnn", {**GPU, "platform": fp.contracts.Platform("tpu")}, "whole"),
         ("auto", {}, "whole"),
         ("auto", GPU, "cudnn"),
-        ("auto", {**GPU, "platform": Platform("gpu", 7.5)}, "whole"),
+        ("auto", {**GPU, "platform": fp.contracts.Platform("gpu", 7.5)}, "whole"),
         ("auto", {**GPU, "plain": False}, "whole"),
         ("cudnn", {**GPU, "width": 60}, "whole"),
         ("cudnn", {**GPU, "width": 256}, "whole"),
@@ -223,7 +220,7 @@ def test_a_model_in_a_scan_may_choose_the_form(monkeypatch):
 
     def gradient(form):
         """Returns the gradient of a model, lowered, and its trained leaves."""
-        model = random_model(config, head=head, scan_layers=True, attention=form)
+        model = fp.random_model(config, head=head, scan_layers=True, attention=form)
         model = fp.attach(model, fp.lora(2))
         assert model.recipe["attention"] == form
 
@@ -243,12 +240,12 @@ def test_a_model_in_a_scan_may_choose_the_form(monkeypatch):
 
 def test_unknown_forms_are_refused():
     head = fp.heads.classification(2)
-    with pytest.raises(InputError, match="'blocks'"):
-        random_model(TINY_BERT, head=head, attention="block")
+    with pytest.raises(fp.InputError, match="'blocks'"):
+        fp.random_model(TINY_BERT, head=head, attention="block")
     deberta = {**TINY_BERT, "model_type": "deberta-v2"}
-    with pytest.raises(InputError, match="one form only"):
-        random_model(deberta, head=head, attention="cudnn")
-    set_options(random_model(deberta, head=head).module(), attention="whole")
+    with pytest.raises(fp.InputError, match="one form only"):
+        fp.random_model(deberta, head=head, attention="cudnn")
+    set_options(fp.random_model(deberta, head=head).module(), attention="whole")
 
 
 @pytest.mark.parametrize(("scan", "method"), [(True, None), (False, fp.peft.dual_lora(rank=2))])
@@ -263,7 +260,7 @@ def test_the_platform_of_a_layout_reaches_the_layers(scan, method, monkeypatch):
     )
     config = {**TINY_LLAMA, "num_hidden_layers": 3}
     options = {"head": fp.heads.classification(3), "dtype": "bfloat16", "scan_layers": scan}
-    model = random_model(config, **options)
+    model = fp.random_model(config, **options)
     model = model if method is None else fp.attach(model, method)
     batch = {"input_ids": jnp.ones((2, 8), jnp.int32), "attention_mask": jnp.ones((2, 8), bool)}
 
@@ -273,7 +270,14 @@ def test_the_platform_of_a_layout_reaches_the_layers(scan, method, monkeypatch):
         jax.eval_shape(lambda: run(model.frozen, model.trainable, batch, None, False))
         return len(called)
 
-    found = [calls(x) for x in (Platform("gpu", 9.0), Platform("gpu", 7.5), Platform("tpu"))]
+    found = [
+        calls(x)
+        for x in (
+            fp.contracts.Platform("gpu", 9.0),
+            fp.contracts.Platform("gpu", 7.5),
+            fp.contracts.Platform("tpu"),
+        )
+    ]
     passes = 1 if method is None else 2
     assert found == [(2 if scan else 3) * passes, 0, 0]
 
@@ -282,7 +286,9 @@ def test_the_platform_of_a_device():
     def device(platform, **facts):
         return types.SimpleNamespace(platform=platform, **facts)
 
-    assert platform_of(jax.devices()[0]) == Platform("cpu") == Layout().platform
-    assert platform_of(device("cuda", compute_capability="8.9")) == Platform("gpu", 8.9)
-    assert platform_of(device("gpu", compute_capability="gfx90a")) == Platform("gpu")
-    assert platform_of(device("tpu")) == Platform("tpu")
+    assert platform_of(jax.devices()[0]) == fp.contracts.Platform("cpu") == Layout().platform
+    assert platform_of(device("cuda", compute_capability="8.9")) == fp.contracts.Platform(
+        "gpu", 8.9
+    )
+    assert platform_of(device("gpu", compute_capability="gfx90a")) == fp.contracts.Platform("gpu")
+    assert platform_of(device("tpu")) == fp.contracts.Platform("tpu")

@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import fedjax_peft as fp
-from fedjax_peft.models.base import bind
 from fedjax_peft.models.blocks import set_options
-from fedjax_peft.models.registry import abstract_module, random_model
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.models.registry import abstract_module
 
 pytestmark = pytest.mark.slow
 
@@ -21,13 +19,13 @@ pytestmark = pytest.mark.slow
 def with_remat(made, remat):
     module = made.module()
     set_options(module, remat)
-    return bind(module, head=made.head, method=made.method)
+    return fp.bind(module, head=made.head, method=made.method)
 
 
 def test_what_the_backward_pass_keeps():
     """By the residuals of ``jax.vjp``, which no compiler has changed yet."""
     config = {"vocab_size": 40, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
-    made = random_model({"model_type": "gpt2", **config}, head=fp.heads.causal_lm(), dropout=0.0)
+    made = fp.random_model({"model_type": "gpt2", **config}, head=fp.heads.causal_lm(), dropout=0.0)
     made = fp.attach(made, fp.lora(rank=2))
     columns = {"input_ids": jnp.zeros((8, 128), int), "attention_mask": jnp.ones((8, 128), bool)}
 
@@ -51,10 +49,10 @@ def test_what_the_backward_pass_keeps():
 
 def test_remat_is_refused_where_there_are_no_blocks():
     lstm = abstract_module({"model_type": "lstm", "vocab_size": 20}, fp.heads.causal_lm())
-    with pytest.raises(InputError, match="no blocks"):
+    with pytest.raises(fp.InputError, match="no blocks"):
         set_options(lstm, "blocks")
-    with pytest.raises(InputError, match="no blocks"):
+    with pytest.raises(fp.InputError, match="no blocks"):
         set_options(lstm, scan_layers=True)
     gpt2 = abstract_module({"model_type": "gpt2", "vocab_size": 20}, fp.heads.causal_lm())
-    with pytest.raises(InputError, match="'blocks'"):
+    with pytest.raises(fp.InputError, match="'blocks'"):
         set_options(gpt2, "block")

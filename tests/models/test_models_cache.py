@@ -10,12 +10,8 @@ from parity import forward, one_at_a_time
 from tiny import trained
 from torch_reference import GEMMA, left_padded
 
-from fedjax_peft.models import heads
+import fedjax_peft as fp
 from fedjax_peft.models.cache import Cache, empty, view, window
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.peft import lora, prefix_tuning, prompt_tuning
-from fedjax_peft.peft.base import attach
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -26,9 +22,9 @@ TINY = {
 texts = functools.partial(left_padded, vocabulary=60)
 METHODS = {
     "none": None,
-    "lora": lora(rank=2),
-    "prefix": prefix_tuning(3),
-    "prompt": prompt_tuning(3),
+    "lora": fp.lora(rank=2),
+    "prefix": fp.peft.prefix_tuning(3),
+    "prompt": fp.peft.prompt_tuning(3),
 }
 
 
@@ -36,10 +32,10 @@ METHODS = {
 def tiny(method="none", family="gpt2"):
     config = {"model_type": family, **TINY[family], "initializer_range": 0.3}
     scan = method == "lora"  # whose blocks a cache reads one by one
-    model = random_model(config, head=heads.causal_lm(), dropout=0.0, scan_layers=scan)
+    model = fp.random_model(config, head=fp.heads.causal_lm(), dropout=0.0, scan_layers=scan)
     if METHODS[method] is None:
         return model
-    model = attach(model, METHODS[method])
+    model = fp.attach(model, METHODS[method])
     return model.replace(trainable=trained(model))
 
 
@@ -105,14 +101,14 @@ def test_packed_rows_refuse_a_prompt_and_a_cache(extra, named):
     batch = {"input_ids": ids, "attention_mask": mask, "segment_ids": mask.astype(np.int32)}
     if extra == "cache":
         batch["cache"] = empty(1, 8)
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(fp.InputError, match=named):
         forward(tiny("prompt" if extra == "prompt" else "none"), batch)
 
 
 def test_a_cache_beyond_the_positions_of_the_model_is_refused():
     ids, mask = texts((4,))
     batch = {"input_ids": ids, "attention_mask": mask, "cache": empty(1, 25)}
-    with pytest.raises(InputError, match="25 positions, and the model has 24"):
+    with pytest.raises(fp.InputError, match="25 positions, and the model has 24"):
         forward(tiny(), batch)
 
 

@@ -13,14 +13,10 @@ from parity import assert_same_leaves
 from safetensors.torch import load_file, save_file, save_model
 from torch_reference import FAMILIES, layers, saved, tiny_model
 
+import fedjax_peft as fp
 from fedjax_peft.models import registry
 from fedjax_peft.models.head_classes import reordered
-from fedjax_peft.models.heads import causal_lm, classification, two_classifiers
-from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.stored_head import HeadWarning
-from fedjax_peft.peft import bitfit
-from fedjax_peft.peft.base import attach
-from fedjax_peft.support.errors import InputError
 
 
 @pytest.fixture
@@ -41,8 +37,8 @@ def edit_weights(directory, change):
 
 def refusal(*arguments, **options) -> str:
     """Returns the message of the InputError that loading raises."""
-    with pytest.raises(InputError) as caught:
-        load_model(*arguments, **options)
+    with pytest.raises(fp.InputError) as caught:
+        fp.load_model(*arguments, **options)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -139,7 +135,7 @@ def test_everything_that_does_not_fit_is_reported_at_once(checkpoint):
 def test_a_long_list_of_mismatches_is_cut_and_has_its_cause(checkpoint):
     tensors = load_file(checkpoint / "model.safetensors")
     save_file({f"teacher.{n}": x for n, x in tensors.items()}, checkpoint / "model.safetensors")
-    load_model(checkpoint)
+    fp.load_model(checkpoint)
     two = {f"{who}.{n}": x.clone() for n, x in tensors.items() for who in ("teacher", "pupil")}
     for part, cause in (
         (two, "begin with 'pupil.', the model's with 'bert.'"),
@@ -149,7 +145,7 @@ def test_a_long_list_of_mismatches_is_cut_and_has_its_cause(checkpoint):
         ),
     ):
         save_file(part, checkpoint / "model.safetensors")
-        message = refusal(checkpoint, head=classification(3))
+        message = refusal(checkpoint, head=fp.heads.classification(3))
         assert cause in message
         assert len(message) < 1200
 
@@ -170,12 +166,12 @@ WRAPPED = {
 def test_names_of_wrappers_are_read(family, tmp_path):
     kind = "causal_lm" if family == "llama" else "classification"
     checkpoint = saved(tiny_model(family, kind=kind), tmp_path)
-    tensors, plain = load_file(checkpoint / "model.safetensors"), load_model(checkpoint)
+    tensors, plain = load_file(checkpoint / "model.safetensors"), fp.load_model(checkpoint)
     for name, wrap in WRAPPED.items():
         wrapped = {wrap(key): x for key, x in tensors.items()}
         assert wrapped.keys() != tensors.keys() or (family, name) == ("llama", "compiled in parts")
         save_file(wrapped, checkpoint / "model.safetensors")
-        model = load_model(checkpoint)
+        model = fp.load_model(checkpoint)
         assert_same_leaves(model.frozen, plain.frozen)
         assert_same_leaves(model.trainable, plain.trainable)
 
@@ -206,15 +202,15 @@ def test_a_tied_table_under_the_name_of_the_output_layer(family, tmp_path):
     torch_class = getattr(transformers, of.name + TIED[family])
     tied = {**of.shape, "tie_word_embeddings": True, **layers(family, 1)}
     reference = torch_class(of.config(**tied))
-    head = causal_lm() if "causal_lm" in of.kinds else classification(2)
-    plain = load_model(saved(reference, tmp_path), head=head)
+    head = fp.heads.causal_lm() if "causal_lm" in of.kinds else fp.heads.classification(2)
+    plain = fp.load_model(saved(reference, tmp_path), head=head)
     save_model(reference, str(tmp_path / "model.safetensors"))
     stored = load_file(tmp_path / "model.safetensors")
     output, table = registry.FAMILIES[family].tied
     if table in stored:
         stored[output] = stored.pop(table)
         save_file(stored, tmp_path / "model.safetensors")
-    assert_same_leaves(load_model(tmp_path, head=head).frozen, plain.frozen)
+    assert_same_leaves(fp.load_model(tmp_path, head=head).frozen, plain.frozen)
     edit_config(tmp_path, tie_word_embeddings=False)
     if family != "gpt2":
         assert f"{table} " in refusal(tmp_path, head=head)
@@ -263,10 +259,10 @@ def test_index_that_makes_no_sense(shards, weight_map):
 
 
 def test_head_with_another_number_of_classes(checkpoint):
-    message = refusal(checkpoint, head=classification(7))
+    message = refusal(checkpoint, head=fp.heads.classification(7))
     assert "is [3, 32], the model needs [7, 32]" in message
     assert "fresh=True" in message
-    model = load_model(checkpoint, head=classification(7, fresh=True))
+    model = fp.load_model(checkpoint, head=fp.heads.classification(7, fresh=True))
     shapes = {x.shape for name, x in model.trainable.items() if name.startswith("classifier")}
     assert (32, 7) in shapes
     assert model.labels == tuple(f"LABEL_{i}" for i in range(7))
@@ -283,40 +279,47 @@ def test_head_is_needed_where_the_checkpoint_has_none(checkpoint):
 def test_a_head_for_several_labels_at_once_is_not_taken_for_one_of_classes(checkpoint):
     edit_config(checkpoint, problem_type="multi_label_classification")
     assert "is one for multi_label_classification (problem_type)" in refusal(checkpoint)
-    load_model(checkpoint, head=classification(3))
+    fp.load_model(checkpoint, head=fp.heads.classification(3))
     edit_config(checkpoint, problem_type="single_label_classification")
-    load_model(checkpoint)
+    fp.load_model(checkpoint)
 
 
 def test_too_few_classes():
-    with pytest.raises(InputError, match="at least 2 classes"):
-        classification(1)
-    with pytest.raises(InputError, match="one text, 'positive': pass their number, or a list"):
-        classification("positive")
-    with pytest.raises(InputError, match="Two classes have the name 'no'"):
-        classification(["no", "yes", "no"])
+    with pytest.raises(fp.InputError, match="at least 2 classes"):
+        fp.heads.classification(1)
+    with pytest.raises(fp.InputError, match="one text, 'positive': pass their number, or a list"):
+        fp.heads.classification("positive")
+    with pytest.raises(fp.InputError, match="Two classes have the name 'no'"):
+        fp.heads.classification(["no", "yes", "no"])
 
 
 def test_labels_come_from_the_config(checkpoint):
     # In numerical order, whatever the order in the file.
     edit_config(checkpoint, id2label={"2": "good", "0": "bad", "1": "so-so"})
-    assert load_model(checkpoint).labels == ("bad", "so-so", "good")
+    assert fp.load_model(checkpoint).labels == ("bad", "so-so", "good")
     # A head by number gets its names.
-    assert load_model(checkpoint, head=classification(3)).labels == ("bad", "so-so", "good")
-    assert load_model(checkpoint, head=classification(3, fresh=True)).labels[0] == "LABEL_0"
+    assert fp.load_model(checkpoint, head=fp.heads.classification(3)).labels == (
+        "bad",
+        "so-so",
+        "good",
+    )
+    assert (
+        fp.load_model(checkpoint, head=fp.heads.classification(3, fresh=True)).labels[0]
+        == "LABEL_0"
+    )
     with pytest.warns(UserWarning, match="has the classes bad, so-so, good, which get the names x"):
-        renamed = load_model(checkpoint, head=classification(["x", "y", "z"]))
+        renamed = fp.load_model(checkpoint, head=fp.heads.classification(["x", "y", "z"]))
     assert renamed.labels == ("x", "y", "z")
-    message = refusal(checkpoint, head=classification(["bad", "so-so", "best"]))
+    message = refusal(checkpoint, head=fp.heads.classification(["bad", "so-so", "best"]))
     assert "has the class 'best', and the head in" in message
     assert "fresh=True" in message
-    load_model(checkpoint, head=classification(["bad", "so-so", "best"], fresh=True))
+    fp.load_model(checkpoint, head=fp.heads.classification(["bad", "so-so", "best"], fresh=True))
 
 
 def test_names_in_another_order_move_the_classes_of_the_head(checkpoint):
     edit_config(checkpoint, id2label={"0": "bad", "1": "so-so", "2": "good"})
-    stored = load_model(checkpoint)
-    model = load_model(checkpoint, head=classification(["good", "bad", "so-so"]))
+    stored = fp.load_model(checkpoint)
+    model = fp.load_model(checkpoint, head=fp.heads.classification(["good", "bad", "so-so"]))
     assert model.labels == ("good", "bad", "so-so")
     for leaf, value in stored.trainable.items():
         own = value[..., np.array([2, 0, 1])] if "classifier" in leaf else value
@@ -324,7 +327,9 @@ def test_names_in_another_order_move_the_classes_of_the_head(checkpoint):
     order = np.array([1, 0, 2])
     moved = reordered("x", {"classifier.kernel": np.eye(3)[:2]}, ["classifier"], order)
     assert moved["classifier.kernel"].tolist() == [[0, 1, 0], [1, 0, 0]]
-    with pytest.raises(InputError, match=r"layers of the width 3.*in the order of the stored head"):
+    with pytest.raises(
+        fp.InputError, match=r"layers of the width 3.*in the order of the stored head"
+    ):
         reordered("x", {"classifier.dense.kernel": np.eye(3)}, ["classifier"], order)
 
 
@@ -368,18 +373,22 @@ def test_a_head_that_is_made_anew_is_named(checkpoint, name):
     without, new, message = OTHER[name]
     cut_tensors(checkpoint, *without, **new)
     with pytest.warns(HeadWarning, match=message):
-        model = load_model(checkpoint, head=classification(3))
+        model = fp.load_model(checkpoint, head=fp.heads.classification(3))
     assert model.fresh == without
     assert repr(model).endswith(f"; new values: {', '.join(without)})")
-    assert attach(model, bitfit()).fresh == model.fresh
+    assert fp.attach(model, fp.peft.bitfit()).fresh == model.fresh
 
 
 def test_a_head_that_was_asked_for_gives_no_warning(checkpoint):
-    assert load_model(checkpoint).fresh == ()
-    assert load_model(checkpoint, head=classification(7, fresh=True)).fresh == ("classifier",)
-    assert load_model(checkpoint, head=two_classifiers(3)).fresh == ("second_classifier",)
+    assert fp.load_model(checkpoint).fresh == ()
+    assert fp.load_model(checkpoint, head=fp.heads.classification(7, fresh=True)).fresh == (
+        "classifier",
+    )
+    assert fp.load_model(checkpoint, head=fp.heads.two_classifiers(3)).fresh == (
+        "second_classifier",
+    )
     cut_tensors(checkpoint, "classifier")  # a bare encoder
-    assert load_model(checkpoint, head=classification(5)).fresh == ("classifier",)
+    assert fp.load_model(checkpoint, head=fp.heads.classification(5)).fresh == ("classifier",)
 
 
 def test_a_head_of_another_task_is_named(tmp_path):
@@ -387,14 +396,14 @@ def test_a_head_of_another_task_is_named(tmp_path):
     cut_tensors(tmp_path, **{"bert_dot_pooler_dot_dense_dot_weight": torch.zeros(32, 32)})
     cut_tensors(tmp_path, **{"bert_dot_pooler_dot_dense_dot_bias": torch.zeros(32)})
     with pytest.warns(HeadWarning, match="is a BertForTokenClassification: its classifier was"):
-        load_model(tmp_path, head=classification(3))
-    load_model(tmp_path, head=classification(3, fresh=True))
+        fp.load_model(tmp_path, head=fp.heads.classification(3))
+    fp.load_model(tmp_path, head=fp.heads.classification(3, fresh=True))
 
 
 def test_fresh_head_follows_from_the_seed(checkpoint):
     def kernel(seed):
-        head = classification(4, fresh=True)
-        return load_model(checkpoint, head=head, seed=seed).trainable["classifier.kernel"]
+        head = fp.heads.classification(4, fresh=True)
+        return fp.load_model(checkpoint, head=head, seed=seed).trainable["classifier.kernel"]
 
     np.testing.assert_array_equal(kernel(0), kernel(0))
     assert not np.array_equal(kernel(0), kernel(1))
@@ -412,7 +421,7 @@ def test_a_download_has_the_file_of_the_chat_template(checkpoint, tmp_path_facto
         return str(got)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    load_model("some/model", source="hub")
+    fp.load_model("some/model", source="hub")
     assert (got / "chat_template.jinja").is_file()
 
 
@@ -423,6 +432,6 @@ def test_a_model_that_the_hub_does_not_give(monkeypatch):
         raise OSError("no route to the hub\nmore")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    message = refusal("minilm", head=classification(2))
+    message = refusal("minilm", head=fp.heads.classification(2))
     assert "no route to the hub" in message
     assert "Did you mean 'minilm-l6'" in message

@@ -7,12 +7,9 @@ import pytest
 from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
+import fedjax_peft as fp
 from fedjax_peft import testing
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hub import load_model, load_tokenizer
-from fedjax_peft.models.registry import random_model
 from fedjax_peft.numerics.linalg import is_finite
-from fedjax_peft.support.errors import InputError
 
 
 @pytest.fixture
@@ -27,13 +24,13 @@ def test_weights_that_are_not_finite_are_refused_by_name(folder, value, dtype):
     path = folder / "model.safetensors"
     tensors = {name: x.astype(dtype) for name, x in load_file(path).items()}
     save_file(tensors, path)
-    load_model(folder, head=classification(2))
+    fp.load_model(folder, head=fp.heads.classification(2))
     name = "encoder.layer.1.output.dense.weight"
     name = next(key for key in tensors if key.endswith(name))
     tensors[name].flat[-1] = value
     save_file(tensors, path)
-    with pytest.raises(InputError, match=rf"not finite.*{name}"):
-        load_model(folder, head=classification(2))
+    with pytest.raises(fp.InputError, match=rf"not finite.*{name}"):
+        fp.load_model(folder, head=fp.heads.classification(2))
 
 
 def test_whole_numbers_and_the_largest_floats_are_finite():
@@ -60,15 +57,15 @@ def test_whole_numbers_and_the_largest_floats_are_finite():
 )
 def test_a_damaged_tokenizer_is_one_paragraph(folder, name, content):
     (folder / name).write_text(content)
-    with pytest.raises(InputError, match=r"The tokenizer in .* cannot be read"):
-        load_tokenizer(folder)
+    with pytest.raises(fp.InputError, match=r"The tokenizer in .* cannot be read"):
+        fp.load_tokenizer(folder)
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 60}))
-    with pytest.raises(InputError, match="ids up to 63, but the model's vocabulary has 60"):
-        load_tokenizer(folder)
+    with pytest.raises(fp.InputError, match="ids up to 63, but the model's vocabulary has 60"):
+        fp.load_tokenizer(folder)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +78,8 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(folder):
     ],
 )
 def test_a_model_too_large_is_refused_before_it_is_made(change, words):
-    with pytest.raises(InputError, match=words):
-        random_model({**testing.TINY_BERT, **change}, head=classification(2))
+    with pytest.raises(fp.InputError, match=words):
+        fp.random_model({**testing.TINY_BERT, **change}, head=fp.heads.classification(2))
 
 
 @pytest.mark.parametrize("name", ["spm.model", "sentencepiece.bpe.model", "tokenizer.model"])
@@ -90,14 +87,14 @@ def test_a_tokenizer_of_sentencepiece_comes_with_the_line_that_converts_it(folde
     """The line was tried with transformers 5.23 and sentencepiece, which tests do not install."""
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(InputError, match=r"holds no tokenizer \(tokenizer.json\)\.$"):
-        load_tokenizer(folder)
+    with pytest.raises(fp.InputError, match=r"holds no tokenizer \(tokenizer.json\)\.$"):
+        fp.load_tokenizer(folder)
     (folder / name).write_bytes(b"")
     line = f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
-    with pytest.raises(InputError) as error:
-        load_tokenizer(folder)
+    with pytest.raises(fp.InputError) as error:
+        fp.load_tokenizer(folder)
     assert f"It has {name}, which" in str(error.value)
     assert str(error.value).endswith(line)
-    with pytest.raises(InputError, match="This model has no tokenizer") as error:
-        load_model(folder, head=classification(2)).require_tokenizer()
+    with pytest.raises(fp.InputError, match="This model has no tokenizer") as error:
+        fp.load_model(folder, head=fp.heads.classification(2)).require_tokenizer()
     assert str(error.value).endswith(line)

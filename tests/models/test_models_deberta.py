@@ -14,14 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch_reference import DEBERTA, padded_batch, saved, tensors, tiny_model
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
+import fedjax_peft as fp
 from fedjax_peft.models.deberta import log_buckets, skew
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.names import source_name
-from fedjax_peft.models.registry import FAMILIES, random_model
-from fedjax_peft.peft import lora
-from fedjax_peft.peft.base import attach
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.models.registry import FAMILIES
 
 pytestmark = pytest.mark.slow
 LENGTHS = (21, 7, 1, 16)
@@ -62,8 +58,10 @@ def test_skew_is_its_formula(n, m):
 
 def test_no_gather_or_scatter_of_the_scores_size():
     """Only token embeddings and one row per distance are looked up, forward and backward."""
-    model = random_model({"model_type": "deberta-v2", **DEBERTA}, head=classification(3))
-    model = attach(model, lora(2))
+    model = fp.random_model(
+        {"model_type": "deberta-v2", **DEBERTA}, head=fp.heads.classification(3)
+    )
+    model = fp.attach(model, fp.lora(2))
     batch, length, heads = 3, 19, 4
     columns = {
         "input_ids": jnp.zeros((batch, length), int),
@@ -87,14 +85,14 @@ def test_no_gather_or_scatter_of_the_scores_size():
 @pytest.mark.sample("p2c", "many_buckets", "no_buckets_and*", "no_relative*", "absolute*", "pooler")
 def test_logits_and_hidden_states_are_those_of_torch(variant, tmp_path):
     reference = one_layer(**VARIANTS[variant])
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     batch = padded_batch(reference.config, LENGTHS)
     assert_equal(model, reference, batch, everywhere=True)
 
 
 def test_gradients_of_all_weights_are_those_of_torch(tmp_path):
     reference = one_layer(share_att_key=False)
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     batch = padded_batch(reference.config, LENGTHS)
     weights = np.random.default_rng(1).normal(size=(4, 21, 32)).astype(np.float32)
     theirs = reference(**tensors(batch), output_hidden_states=True)
@@ -122,5 +120,5 @@ def test_tensors_that_are_no_plain_numbers(tmp_path):
     file = saved(one_layer(), tmp_path) / "model.safetensors"
     name = "deberta.encoder.LayerNorm.bias"
     save_file(load_file(file) | {name: torch.zeros(32, dtype=torch.float8_e4m3fn)}, file)
-    with pytest.raises(InputError, match=f"{name} as F8_E4M3"):
-        load_model(tmp_path)
+    with pytest.raises(fp.InputError, match=f"{name} as F8_E4M3"):
+        fp.load_model(tmp_path)

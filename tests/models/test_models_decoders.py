@@ -15,15 +15,10 @@ from safetensors.torch import load_file
 from torch_reference import DECODER, GEMMA, padded_batch, saved, tensors, tiny_model
 from transformers import AutoModel
 
-from fedjax_peft.models import heads
-from fedjax_peft.models.hub import load_model, load_tokenizer
-from fedjax_peft.models.registry import default_targets, parse_config, random_model
+import fedjax_peft as fp
+from fedjax_peft.models.registry import default_targets, parse_config
 from fedjax_peft.numerics.measures.representation import pool
-from fedjax_peft.peft import houlsby, lora, pretrained, prompt_tuning
-from fedjax_peft.peft.base import attach, count
 from fedjax_peft.peft.io.export import export
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import write_tiny_checkpoint
 
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 TINY = {"model_type": "llama", **DECODER, "initializer_range": 0.2}
@@ -88,7 +83,7 @@ VARIANTS = {
 def test_config_variants_with_padding_on_either_side(name, tmp_path):
     family, config = VARIANTS[name]
     reference = tiny_model(family, kind="causal_lm", **config)
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     batch = padded_batch(reference.config)
     assert_equal(model, reference, batch)
     assert_equal(model, reference, flipped(batch))
@@ -116,10 +111,10 @@ def test_fields_of_older_configs(family, tmp_path):
     Fields that do not matter are ignored.
     """
     reference = tiny_model(family, kind="causal_lm", **OLD[family])
-    values = load_model(saved(reference, tmp_path)).frozen
+    values = fp.load_model(saved(reference, tmp_path)).frozen
     shape = DECODER if family == "llama" else GEMMA
     config = {"model_type": family, **shape, **OLD[family], "rope_interleaved": False}
-    model = random_model(config, head=heads.causal_lm()).replace(frozen=values)
+    model = fp.random_model(config, head=fp.heads.causal_lm()).replace(frozen=values)
     assert_equal(model, reference, padded_batch(reference.config))
 
 
@@ -213,8 +208,8 @@ def test_every_sixth_layer_of_gemma_3_sees_all():
     ],
 )
 def test_config_that_is_not_implemented(changes, named):
-    with pytest.raises(InputError, match=named):
-        random_model(TINY | changes, head=heads.causal_lm())
+    with pytest.raises(fp.InputError, match=named):
+        fp.random_model(TINY | changes, head=fp.heads.causal_lm())
 
 
 SIZES = {
@@ -243,7 +238,7 @@ SIZES = {
 @pytest.mark.sample("llama", "gemma3_text")
 def test_parameters_of_real_shapes(family):
     config, parameters = SIZES[family]
-    counts = count({"model_type": family, **config}, head=heads.causal_lm())
+    counts = fp.count({"model_type": family, **config}, head=fp.heads.causal_lm())
     assert counts["frozen"] == parameters
 
 
@@ -252,7 +247,7 @@ def test_parameters_of_real_shapes(family):
 
 def test_embeddings_are_those_of_the_bare_model(tmp_path):
     bare = tiny_model("llama").model
-    model = load_model(saved(bare, tmp_path), head=heads.classification(2))  # any head
+    model = fp.load_model(saved(bare, tmp_path), head=fp.heads.classification(2))  # any head
     batch = flipped(padded_batch(bare.config))
     with torch.no_grad():
         expected = AutoModel.from_pretrained(tmp_path)(**tensors(batch)).last_hidden_state.numpy()
@@ -267,15 +262,15 @@ def test_embeddings_are_those_of_the_bare_model(tmp_path):
 
 def test_tokenizer_with_a_special_token_beyond_the_vocabulary(tmp_path):
     """Gemma 3 has one for images; a padding token there would be looked up."""
-    directory = write_tiny_checkpoint(tmp_path)
-    tokenizer = load_tokenizer(directory)
+    directory = fp.testing.write_tiny_checkpoint(tmp_path)
+    tokenizer = fp.load_tokenizer(directory)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     tokenizer.save_pretrained(directory)
-    assert load_tokenizer(directory).convert_tokens_to_ids("<image>") == 64
+    assert fp.load_tokenizer(directory).convert_tokens_to_ids("<image>") == 64
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
     tokenizer.save_pretrained(directory)
-    with pytest.raises(InputError, match="ids up to 65, but the model's vocabulary has 64"):
-        load_tokenizer(directory)
+    with pytest.raises(fp.InputError, match="ids up to 65, but the model's vocabulary has 64"):
+        fp.load_tokenizer(directory)
 
 
 # ------------------------------------------------------------------------------ packed rows, PEFT
@@ -284,7 +279,7 @@ def test_tokenizer_with_a_special_token_beyond_the_vocabulary(tmp_path):
 def test_packed_rows_are_those_of_torch(tmp_path):
     """Without a mask, transformers finds the texts of a row where positions begin anew."""
     reference = tiny_model("gemma3_text", kind="causal_lm")
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     lengths = (6, 1, 7)
     ids = np.random.default_rng(0).integers(5, 100, (1, 14)).astype(np.int32)
     places = np.concatenate([np.arange(n) for n in lengths])[None].astype(np.int32)
@@ -303,8 +298,10 @@ def test_packed_rows_are_those_of_torch(tmp_path):
 
 
 def test_a_prompt_from_the_vocabulary_is_scaled_as_tokens_are():
-    model = random_model(TINY | {"model_type": "gemma2", "head_dim": 8}, head=heads.causal_lm())
-    prompt = attach(model, prompt_tuning(3, init="vocabulary")).trainable[
+    model = fp.random_model(
+        TINY | {"model_type": "gemma2", "head_dim": 8}, head=fp.heads.causal_lm()
+    )
+    prompt = fp.attach(model, fp.peft.prompt_tuning(3, init="vocabulary")).trainable[
         "model.embed_tokens.prompt"
     ]
     table = model.frozen["model.embed_tokens.embedding"] * jnp.sqrt(32.0)
@@ -329,15 +326,15 @@ def test_all_linear_layers_are_those_of_peft():
     config = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted = get_peft_model(reference, config).get_base_model()
     expected = {n.partition(".lora_A")[0] for n, _ in adapted.named_parameters() if "lora_A" in n}
-    model = random_model(TINY | {"tie_word_embeddings": False}, head=heads.causal_lm())
-    kinds = attach(model, lora(rank=2, targets="all-linear")).kinds
+    model = fp.random_model(TINY | {"tie_word_embeddings": False}, head=fp.heads.causal_lm())
+    kinds = fp.attach(model, fp.lora(rank=2, targets="all-linear")).kinds
     assert {n.removesuffix(".lora_a") for n in kinds if n.endswith(".lora_a")} == expected
     assert len(expected) == 2 * 7
 
 
 def test_adapterhub_files_of_a_decoder(tmp_path):
     """The names are those in the source of ``adapters``, which needs an older transformers."""
-    model = attach(random_model(TINY, head=heads.causal_lm()), houlsby(size=4))
+    model = fp.attach(fp.random_model(TINY, head=fp.heads.causal_lm()), fp.peft.houlsby(size=4))
     moved = {name: x + 0.1 for name, x in model.trainable.items()}
     out = export(model, moved, tmp_path / "out", format="adapterhub")
     names = load_file(out / "adapter.safetensors")
@@ -345,9 +342,12 @@ def test_adapterhub_files_of_a_decoder(tmp_path):
         "model.layers.N.attention_adapters",
         "model.layers.N.output_adapters",
     }
-    again = attach(random_model(TINY, head=heads.causal_lm()), pretrained(out))
+    again = fp.attach(fp.random_model(TINY, head=fp.heads.causal_lm()), fp.peft.pretrained(out))
     for name, x in moved.items():
         np.testing.assert_array_equal(again.trainable[name], x)
-    qwen = attach(random_model(TINY | {"model_type": "qwen2"}, head=heads.causal_lm()), houlsby(4))
-    with pytest.raises(InputError, match="family is not among them"):
+    qwen = fp.attach(
+        fp.random_model(TINY | {"model_type": "qwen2"}, head=fp.heads.causal_lm()),
+        fp.peft.houlsby(4),
+    )
+    with pytest.raises(fp.InputError, match="family is not among them"):
         export(qwen, qwen.trainable, tmp_path / "none", format="adapterhub")

@@ -10,12 +10,8 @@ import torch
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch_reference import left_padded, saved, tiny_model
 
-from fedjax_peft.contracts import Sampling
+import fedjax_peft as fp
 from fedjax_peft.models.decoding import check_sampling, decode, next_tokens
-from fedjax_peft.models.hub import load_model
-from fedjax_peft.peft import lora, prefix_tuning, prompt_tuning
-from fedjax_peft.peft.base import attach
-from fedjax_peft.support.errors import InputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:peft")]
 
@@ -37,7 +33,7 @@ def program(apply, how, ends):
     return jax.jit(run)
 
 
-GREEDY = Sampling(NEW)
+GREEDY = fp.contracts.Sampling(NEW)
 
 
 def completed(model, ids, mask, how=GREEDY, keys=None, ends=4):
@@ -66,7 +62,7 @@ def torch_completed(reference, ids, mask, ends=4):
 @pytest.mark.sample("gpt2", "mistral", "gemma3_text")
 def test_greedy_completions_are_those_of_transformers(family, tmp_path):
     reference = tiny_model(family, kind="causal_lm")
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     ids, mask = left_padded(LENGTHS)
     free = torch_completed(reference, ids, mask, ends=99)
     got = completed(model, ids, mask, ends=99)
@@ -109,8 +105,14 @@ def leaves_of(model, adapted, method):
 
 
 ADAPTERS = {
-    "prompt": (prompt_tuning(3), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
-    "prefix": (prefix_tuning(3), PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
+    "prompt": (
+        fp.peft.prompt_tuning(3),
+        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    ),
+    "prefix": (
+        fp.peft.prefix_tuning(3),
+        PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    ),
 }
 
 
@@ -121,9 +123,9 @@ def test_greedy_completions_with_an_adapter_are_those_of_peft(method, tmp_path):
     PEFT also counts a prefix, which takes no position here: torch gets its table moved by as much.
     """
     reference = tiny_model("gpt2", kind="causal_lm", resid_pdrop=0.0)
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     ours, theirs = ADAPTERS[method]
-    model = attach(model, ours)
+    model = fp.attach(model, ours)
     if method == "prefix":
         with torch.no_grad():
             table = reference.transformer.wpe.weight
@@ -133,7 +135,7 @@ def test_greedy_completions_with_an_adapter_are_those_of_peft(method, tmp_path):
     ids, mask = left_padded((6, 6, 6))
     expected = torch_completed(adapted, ids, mask)
     plain = completed(
-        model.replace(trainable=attach(load_model(tmp_path), ours).trainable), ids, mask
+        model.replace(trainable=fp.attach(fp.load_model(tmp_path), ours).trainable), ids, mask
     )
     got = completed(model, ids, mask)
     np.testing.assert_array_equal(got, expected)
@@ -145,8 +147,8 @@ def test_greedy_completions_with_an_adapter_are_those_of_peft(method, tmp_path):
 
 def test_clients_are_mapped_and_the_loop_ends_when_all_have_ended(tmp_path):
     """Under vmap the loop's condition stays one scalar, so the cache is not copied by a select."""
-    model = load_model(saved(tiny_model("gpt2", kind="causal_lm", n_layer=1), tmp_path))
-    model = attach(model, lora(rank=2))
+    model = fp.load_model(saved(tiny_model("gpt2", kind="causal_lm", n_layer=1), tmp_path))
+    model = fp.attach(model, fp.lora(rank=2))
     ids, mask = left_padded((5, 3))
     rng = np.random.default_rng(0)
     stacked = {
@@ -158,7 +160,7 @@ def test_clients_are_mapped_and_the_loop_ends_when_all_have_ended(tmp_path):
         def forward(batch):
             return model.apply(model.frozen, trainable, batch, None, False)
 
-        return decode(forward, ids, mask, Sampling(6), ends=jnp.full((2, 1), 10))
+        return decode(forward, ids, mask, fp.contracts.Sampling(6), ends=jnp.full((2, 1), 10))
 
     mapped, single = jax.jit(jax.vmap(one)), jax.jit(one)
     got = np.asarray(mapped(stacked))
@@ -183,11 +185,11 @@ LOGITS = np.array([2.0, 1.5, 1.0, 0.0, -1.0, -3.0], np.float32)
 @pytest.mark.parametrize(
     ("how", "kept"),
     [
-        (Sampling(1, temperature=0.7), 6),
-        (Sampling(1, temperature=1.5, top_k=3), 3),
-        (Sampling(1, temperature=1.0, top_p=0.7), 2),
-        (Sampling(1, temperature=1.0, top_p=1e-6), 1),
-        (Sampling(1, temperature=1.0, top_k=2, top_p=0.5), 1),
+        (fp.contracts.Sampling(1, temperature=0.7), 6),
+        (fp.contracts.Sampling(1, temperature=1.5, top_k=3), 3),
+        (fp.contracts.Sampling(1, temperature=1.0, top_p=0.7), 2),
+        (fp.contracts.Sampling(1, temperature=1.0, top_p=1e-6), 1),
+        (fp.contracts.Sampling(1, temperature=1.0, top_k=2, top_p=0.5), 1),
     ],
 )
 def test_samples_follow_the_probabilities(how, kept):
@@ -210,7 +212,7 @@ def test_which_tokens_can_be_drawn_is_what_transformers_says():
     scores = TemperatureLogitsWarper(0.8)(None, torch.tensor(rows))
     scores = TopPLogitsWarper(0.7)(None, TopKLogitsWarper(5)(None, scores))
     possible = np.isfinite(scores.numpy())
-    settings = Sampling(1, temperature=0.8, top_k=5, top_p=0.7)
+    settings = fp.contracts.Sampling(1, temperature=0.8, top_k=5, top_p=0.7)
 
     def draws(key):
         return next_tokens(jnp.asarray(rows), settings, jax.random.split(key, len(rows)))
@@ -225,14 +227,14 @@ def test_which_tokens_can_be_drawn_is_what_transformers_says():
 @pytest.mark.parametrize(
     ("how", "named"),
     [
-        (Sampling(0), "max_new_tokens = 0"),
-        (Sampling(1, temperature=-1.0), "temperature = -1.0"),
-        (Sampling(1, temperature=float("nan")), "temperature = nan"),
-        (Sampling(1, top_p=0.0), "top_p = 0.0"),
-        (Sampling(1, top_p=1.1), "top_p = 1.1"),
-        (Sampling(1, top_k=-1), "top_k = -1"),
+        (fp.contracts.Sampling(0), "max_new_tokens = 0"),
+        (fp.contracts.Sampling(1, temperature=-1.0), "temperature = -1.0"),
+        (fp.contracts.Sampling(1, temperature=float("nan")), "temperature = nan"),
+        (fp.contracts.Sampling(1, top_p=0.0), "top_p = 0.0"),
+        (fp.contracts.Sampling(1, top_p=1.1), "top_p = 1.1"),
+        (fp.contracts.Sampling(1, top_k=-1), "top_k = -1"),
     ],
 )
 def test_impossible_settings(how, named):
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(fp.InputError, match=named):
         check_sampling(how)

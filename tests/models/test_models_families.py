@@ -31,27 +31,14 @@ from torch_reference import (
 )
 from transformers import DynamicCache
 
+import fedjax_peft as fp
 from fedjax_peft.models import registry
 from fedjax_peft.models.checkpoint import save_checkpoint
-from fedjax_peft.models.heads import (
-    causal_lm,
-    classification,
-    span_classification,
-    token_classification,
-    two_classifiers,
-)
-from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import PrefixSlot, Residual, RMSNorm
 from fedjax_peft.models.modules import submodule, submodules
-from fedjax_peft.models.registry import (
-    abstract_module,
-    parse_config,
-    random_model,
-)
-from fedjax_peft.peft import layer_norm, prefix_tuning, pretrained, prompt_tuning
-from fedjax_peft.peft.base import abstract_model, attach
+from fedjax_peft.models.registry import abstract_module, parse_config
+from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.peft.io.export import export
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +95,7 @@ VARIANTS = {
 def test_config_variants(family, tmp_path):
     kind = "causal_lm" if family == "gpt2" else "classification"
     reference = tiny_model(family, kind=kind, **VARIANTS[family])
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     batch = padded_batch(reference.config)
     if family == "gpt2":  # whose token types are looked up in the table of tokens
         batch["token_type_ids"] = batch["input_ids"] % 2
@@ -127,12 +114,12 @@ def test_config_variants(family, tmp_path):
 def test_roberta_under_other_names(family, kind, tmp_path):
     """Logits, states and a peft adapter; the export is of the same type."""
     reference = tiny_model(family, kind=kind, pad_token_id=4, num_hidden_layers=1)
-    model = load_model(saved(reference, tmp_path / "base"))
+    model = fp.load_model(saved(reference, tmp_path / "base"))
     batch = padded_batch(reference.config)
     assert_equal(model, reference, batch, everywhere=True)
     tuned = get_peft_model(reference, LoraConfig(target_modules=["query"], init_lora_weights=False))
     tuned.eval().save_pretrained(tmp_path / "a")
-    adapted = attach(model, pretrained(tmp_path / "a"))
+    adapted = fp.attach(model, fp.peft.pretrained(tmp_path / "a"))
     with torch.no_grad():
         expected = logits_of(tuned(**tensors(batch))).numpy()
     assert_close(forward(adapted, batch).logits, expected, **EXACT)
@@ -209,9 +196,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_config_that_is_not_implemented(family):
-    head = causal_lm() if family == "gpt2" else classification(3)
+    head = fp.heads.causal_lm() if family == "gpt2" else fp.heads.classification(3)
     for changes, named in REFUSED[family]:
-        with pytest.raises(InputError, match=named):
+        with pytest.raises(fp.InputError, match=named):
             abstract_module(tiny_config(family, **changes), head)
 
 
@@ -220,7 +207,7 @@ def test_config_that_is_not_implemented(family):
 )
 def test_a_sequence_that_is_too_long_is_refused(family, field):
     """For BERT and RoBERTa see ``test_peft_prompt.py``."""
-    model = abstract_model(tiny_config(family, **{field: 14}), head=classification(3))
+    model = abstract_model(tiny_config(family, **{field: 14}), head=fp.heads.classification(3))
 
     def shape(length):
         ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
@@ -229,14 +216,14 @@ def test_a_sequence_that_is_too_long_is_refused(family, field):
         return jax.eval_shape(apply, model.frozen, model.trainable, batch).hidden.shape
 
     assert shape(14) == (2, 14, 32)
-    with pytest.raises(InputError, match=rf"15 positions, and the model has 14 \({field}"):
+    with pytest.raises(fp.InputError, match=rf"15 positions, and the model has 14 \({field}"):
         shape(15)
 
 
-TOKENS = token_classification(2)
+TOKENS = fp.heads.token_classification(2)
 RATES = {
     "bert": (
-        classification(3),
+        fp.heads.classification(3),
         {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.05},
         {
             "bert.embeddings": 0.2,
@@ -245,14 +232,14 @@ RATES = {
             "": 0.2,
         },
     ),
-    "bert, classifier": (classification(3), {"classifier_dropout": 0.3}, {"": 0.3}),
+    "bert, classifier": (fp.heads.classification(3), {"classifier_dropout": 0.3}, {"": 0.3}),
     "deberta-v2": (
-        classification(3),
+        fp.heads.classification(3),
         {"attention_probs_dropout_prob": 0.05, "pooler_dropout": 0.15, "cls_dropout": 0.3},
         {"deberta.encoder.layer.0.attention.self": 0.05, "pooler": 0.15, "": 0.3},
     ),
     "distilbert": (
-        classification(3),
+        fp.heads.classification(3),
         {"dropout": 0.15, "attention_dropout": 0.2, "seq_classif_dropout": 0.4},
         {
             "distilbert.embeddings": 0.15,
@@ -261,7 +248,7 @@ RATES = {
             "": 0.4,
         },
     ),
-    "distilbert, spans": (span_classification(), {"qa_dropout": 0.3}, {"": 0.3}),
+    "distilbert, spans": (fp.heads.span_classification(), {"qa_dropout": 0.3}, {"": 0.3}),
     "distilbert, tokens": (TOKENS, {"dropout": 0.2}, {"": 0.2}),
     "gpt2": (
         TOKENS,
@@ -298,7 +285,7 @@ def test_a_saved_checkpoint_is_read_by_transformers(family, tmp_path):
     """To the bit, under the names that transformers itself writes, and with the labels."""
     kind = "causal_lm" if "causal_lm" in FAMILIES[family].kinds else "classification"
     reference = tiny_model(family, kind=kind)
-    model = load_model(saved(reference, tmp_path / "in"))
+    model = fp.load_model(saved(reference, tmp_path / "in"))
     labels = () if kind == "causal_lm" else ("bad", "so-so", "good")
     config = {**model.config, "num_labels": 2, "problem_type": "multi_label_classification"}
     save_checkpoint(leaves(model), config, tmp_path / "out", labels)
@@ -313,7 +300,7 @@ def test_a_saved_checkpoint_is_read_by_transformers(family, tmp_path):
     if labels:
         assert again.config.id2label == dict(enumerate(labels))
         assert again.config.problem_type is None
-        assert load_model(tmp_path / "out").labels == labels
+        assert fp.load_model(tmp_path / "out").labels == labels
 
 
 @pytest.mark.parametrize(
@@ -322,8 +309,8 @@ def test_a_saved_checkpoint_is_read_by_transformers(family, tmp_path):
 )
 def test_other_precisions_are_read_as_float32(family, stored, tmp_path):
     reference = tiny_model(family).to(stored)
-    model = load_model(saved(reference, tmp_path / "stored"))
-    expected = load_model(saved(reference.float(), tmp_path / "float32"))
+    model = fp.load_model(saved(reference, tmp_path / "stored"))
+    expected = fp.load_model(saved(reference.float(), tmp_path / "float32"))
     assert {x.dtype for x in leaves(model).values()} == {jnp.dtype("float32")}
     assert_same_leaves(leaves(model), leaves(expected))
 
@@ -338,7 +325,7 @@ def test_other_precisions_are_read_as_float32(family, stored, tmp_path):
 )
 def test_bfloat16_compute_is_close_to_float32(family, kind, limit, tmp_path):
     reference = tiny_model(family, kind=kind, **layers(family, 1))
-    model = load_model(saved(reference, tmp_path), dtype="bfloat16")
+    model = fp.load_model(saved(reference, tmp_path), dtype="bfloat16")
     batch = padded_batch(reference.config)
     outputs = forward(model.replace(frozen=model.compute_frozen()), batch)
     assert outputs.hidden.dtype == jnp.bfloat16
@@ -426,19 +413,26 @@ SAME = (None, ())
 FORMS = [
     ("bert", "classification", old_norms, [SAME]),
     ("roberta", "classification", old_norms, [SAME]),
-    ("bert", "classification", no_pooler, [(classification(3), ("bert.pooler", "classifier"))]),
+    (
+        "bert", "classification", no_pooler,
+        [(fp.heads.classification(3), ("bert.pooler", "classifier"))],
+    ),
     (
         "deberta-v2", "classification", pretraining_of_deberta,
-        [(two_classifiers(3), ("pooler", "second_classifier", "classifier"))],
+        [(fp.heads.two_classifiers(3), ("pooler", "second_classifier", "classifier"))],
     ),
-    ("gpt2", "causal_lm", gpt2_of_the_hub, [SAME, (classification(3), ("score",))]),
+    ("gpt2", "causal_lm", gpt2_of_the_hub, [SAME, (fp.heads.classification(3), ("score",))]),
     (
         "llama", "causal_lm", old_llama,
-        [SAME, (classification(3), ("score",)), (span_classification(), ("qa_outputs",))],
+        [
+            SAME,
+            (fp.heads.classification(3), ("score",)),
+            (fp.heads.span_classification(), ("qa_outputs",)),
+        ],
     ),
     (
         "distilbert", "classification", masked_distilbert,
-        [(classification(4), ("pre_classifier", "classifier"))],
+        [(fp.heads.classification(4), ("pre_classifier", "classifier"))],
     ),
     ("vit", "classification", modules_of_vit, [SAME]),
 ]  # fmt: skip
@@ -449,12 +443,12 @@ FORMS = [
 def test_every_form_of_a_checkpoint_has_the_same_leaves(family, kind, change, loaded, tmp_path):
     """With another head than the stored one, all leaves but those of the head."""
     reference = tiny_model(family, kind=kind)
-    whole = leaves(load_model(saved(reference, tmp_path)))
+    whole = leaves(fp.load_model(saved(reference, tmp_path)))
     stored = load_file(tmp_path / "model.safetensors")
     change(stored, reference)
     save_file(stored, tmp_path / "model.safetensors")
     for head, trained in loaded:
-        model = load_model(tmp_path, head=head)
+        model = fp.load_model(tmp_path, head=head)
         if head is None:
             assert_same_leaves(leaves(model), whole)
             continue
@@ -481,10 +475,10 @@ BARE = {
 def test_a_bare_encoder_gets_a_fresh_head(family, tmp_path):
     """As ``AutoModel`` saves it: without prefix and classifier."""
     reference = tiny_model(family)
-    whole = load_model(saved(reference, tmp_path / "whole"))
+    whole = fp.load_model(saved(reference, tmp_path / "whole"))
     names = load_file(saved(reference.base_model, tmp_path / "bare") / "model.safetensors")
     assert not any(n.startswith((reference.base_model_prefix, "classifier")) for n in names)
-    model = load_model(tmp_path / "bare", head=classification(3))
+    model = fp.load_model(tmp_path / "bare", head=fp.heads.classification(3))
     assert_same_leaves(model.frozen, whole.frozen)
     kinds = {f"{module}.{leaf}": "head" for module in BARE[family] for leaf in ("bias", "kernel")}
     assert model.kinds == whole.kinds == kinds
@@ -503,12 +497,12 @@ def test_a_sharded_checkpoint(tmp_path):
     assert len(shards) > 1
     stored, table = load_file(shards[0]), reference.model.embed_tokens.weight.detach()
     save_file(stored | {"lm_head.weight": table.clone()}, shards[0])
-    found, whole = (load_model(x) for x in (shards[0].parent, saved(reference, tmp_path)))
+    found, whole = (fp.load_model(x) for x in (shards[0].parent, saved(reference, tmp_path)))
     assert_same_leaves(leaves(found), leaves(whole))
     assert not any("lm_head" in name for name in found.frozen)
     save_file(stored | {"lm_head.weight": table + 0.1}, shards[0])
-    with pytest.raises(InputError, match=r"hold a lm_head\.weight that differs from the table"):
-        load_model(shards[0].parent)
+    with pytest.raises(fp.InputError, match=r"hold a lm_head\.weight that differs from the table"):
+        fp.load_model(shards[0].parent)
 
 
 # ------------------------------------------------------------------------------- heads and padding
@@ -518,7 +512,7 @@ def test_a_sharded_checkpoint(tmp_path):
 def test_a_classifier_reads_the_rightmost_token_that_is_not_the_pad_token(family, tmp_path):
     """Many checkpoints pad with the end of text, which may stand inside a text, or be all of it."""
     reference = tiny_model(family)
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     batch = padded_batch(reference.config)
     batch["input_ids"][0, 5] = batch["input_ids"][1, 6] = batch["input_ids"][2, 0] = 3
     assert_equal(model, reference, batch)
@@ -533,7 +527,7 @@ def test_without_a_pad_token_the_attention_mask_gives_the_length(pad, tmp_path):
     saved(reference, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"pad_token_id": pad}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model = load_model(tmp_path)
+    model = fp.load_model(tmp_path)
     lengths = (13, 7, 1, 10)
     batch = padded_batch(parse_config(tiny_config(family))[1], lengths)
     logits = forward(model, batch).logits
@@ -544,7 +538,7 @@ def test_without_a_pad_token_the_attention_mask_gives_the_length(pad, tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "distilbert"])
 def test_two_classifiers_read_the_last_token_or_an_encoder_s_first(family):
-    model = random_model(tiny_config(family), head=two_classifiers(3), dropout=0.0)
+    model = fp.random_model(tiny_config(family), head=fp.heads.two_classifiers(3), dropout=0.0)
     batch = padded_batch(parse_config(tiny_config("llama"))[1], (5, 2))
     outputs, module = forward(model, batch), model.module()
     place = jnp.array([0, 0] if family == "distilbert" else [4, 1])
@@ -571,7 +565,7 @@ BELOW = {
 def test_the_first_token_computed_alone_has_the_same_dropout_masks(family):
     """Logits come from the last layer computed for one token, ``hidden`` from that for all."""
     config = tiny_config(family, **BELOW[family]) | layers(family, 1)
-    model = random_model(config, head=classification(3))
+    model = fp.random_model(config, head=fp.heads.classification(3))
     batch = padded_batch(FAMILIES[family].config(**FAMILIES[family].shape))
     trained = forward(model, batch, key=jax.random.key(7))
     assert_close(trained.logits, model.module().logits(trained.hidden[:, 0]), **EXACT)
@@ -594,7 +588,7 @@ def test_the_first_token_computed_alone_has_the_same_dropout_masks(family):
 def test_tokens_after_a_prompt(family, kind, config, tmp_path):
     """Gemma scales the embeddings of tokens, but not those of a prompt, as in PEFT."""
     reference = tiny_model(family, kind=kind, **config, **layers(family, 1))
-    model = attach(load_model(saved(reference, tmp_path)), prompt_tuning(3))
+    model = fp.attach(fp.load_model(saved(reference, tmp_path)), fp.peft.prompt_tuning(3))
     rows, batch = random(3, 32), padded_batch(reference.config, lengths=(9, 4))
     trained = {n: rows if n.endswith(".prompt") else x for n, x in model.trainable.items()}
     outputs = forward(model, batch, trained)
@@ -627,7 +621,7 @@ def test_tokens_after_a_prompt(family, kind, config, tmp_path):
 def test_every_token_sees_a_prefix(family, kind, heads, width, tmp_path):
     """Qwen's heads are grouped."""
     reference = tiny_model(family, kind=kind)
-    model = attach(load_model(saved(reference, tmp_path)), prefix_tuning(3))
+    model = fp.attach(fp.load_model(saved(reference, tmp_path)), fp.peft.prefix_tuning(3))
     batch = padded_batch(reference.config, lengths=(9, 4))
     cache, trained = DynamicCache(), dict(model.trainable)
     for i in range(2):
@@ -655,12 +649,14 @@ def test_every_token_sees_a_prefix(family, kind, heads, width, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layer_has_the_places_of_adapters_prefixes_and_norms(family):
-    module = abstract_module(tiny_config(family), classification(3))
+    module = abstract_module(tiny_config(family), fp.heads.classification(3))
     places = [x.place for _, x in submodules(module, Residual)]
     assert sorted(places) == ["attention"] * 2 + ["feed_forward"] * 2
     slots = len(list(submodules(module, PrefixSlot)))
     assert slots == (0 if family == "deberta-v2" else 2)
-    model = abstract_model(tiny_config(family), layer_norm(), head=classification(3))
+    model = abstract_model(
+        tiny_config(family), fp.peft.layer_norm(), head=fp.heads.classification(3)
+    )
     assert not any(name.endswith((".scale", ".offset")) for name in model.frozen)
     count = 2 * len(list(submodules(module, nnx.LayerNorm)))
     count += len(list(submodules(module, RMSNorm)))
@@ -672,7 +668,7 @@ def test_a_config_without_architectures_is_a_language_model(tmp_path):
     config = json.loads(path.read_text())
     del config["architectures"]
     path.write_text(json.dumps(config))
-    model = load_model(tmp_path)
+    model = fp.load_model(tmp_path)
     assert model.head == model.labels == ()
     assert not model.trainable  # a tied head is frozen, and no leaf
     assert not any("lm_head" in name for name in model.frozen)

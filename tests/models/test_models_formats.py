@@ -13,13 +13,12 @@ from formats import SHAPE, write_gguf, write_onnx
 from torch_reference import padded_batch, saved, tensors, tiny_model
 from transformers import AutoModelForCausalLM
 
+import fedjax_peft as fp
 from fedjax_peft import testing
 from fedjax_peft.models import onnx
 from fedjax_peft.models.checkpoint import Safetensors, weight_files
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hub import load_model, load_tokenizer, read_config
+from fedjax_peft.models.hub import read_config
 from fedjax_peft.support import assets
-from fedjax_peft.support.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ def test_a_gguf_file_is_the_model_that_transformers_reads(tmp_path, family, kind
         reference = AutoModelForCausalLM.from_pretrained(
             tmp_path, gguf_file=path.name, dtype=torch.float32
         ).eval()
-    model = load_model(path)
+    model = fp.load_model(path)
     batch = padded_batch(written.config)
     with torch.no_grad():
         expected = reference(**tensors(batch)).logits.numpy()
@@ -49,21 +48,21 @@ def test_a_gguf_file_is_the_model_that_transformers_reads(tmp_path, family, kind
     assert read_config(path)["model_type"] == family
     text = "Who built the lighthouse of Marenholm?"
     assert model.tokenizer(text).input_ids == tiny_tokenizers.gpt2()(text).input_ids
-    assert load_tokenizer(path).eos_token == "<|endoftext|>"
+    assert fp.load_tokenizer(path).eos_token == "<|endoftext|>"
 
 
 def test_a_tokenizer_needs_neither_a_config_nor_weights(tmp_path):
     folder = testing.write_tiny_checkpoint(tmp_path)
-    expected = load_tokenizer(folder)("w1 w2").input_ids
+    expected = fp.load_tokenizer(folder)("w1 w2").input_ids
     for name in ("config.json", "model.safetensors"):
         (folder / name).unlink()
-    assert load_tokenizer(folder)("w1 w2").input_ids == expected
+    assert fp.load_tokenizer(folder)("w1 w2").input_ids == expected
 
 
 def test_a_file_of_another_format_is_no_model(tmp_path):
     path = testing.write_tiny_checkpoint(tmp_path) / "model.safetensors"
-    with pytest.raises(InputError, match="no model directory"):
-        load_model(path)
+    with pytest.raises(fp.InputError, match="no model directory"):
+        fp.load_model(path)
 
 
 @pytest.fixture
@@ -76,22 +75,24 @@ def test_a_gguf_file_that_cannot_be_read_is_one_paragraph(llama, monkeypatch):
     whole = write_gguf(path, model).read_bytes()
     for size in (10, 3_000, len(whole) - 100):
         path.write_bytes(whole[:size])
-        with pytest.raises(InputError, match=r"tiny.gguf is not a whole GGUF file.*fetch it again"):
-            load_model(path)
+        with pytest.raises(
+            fp.InputError, match=r"tiny.gguf is not a whole GGUF file.*fetch it again"
+        ):
+            fp.load_model(path)
     for damaged in (b"GGUF" + b"\xff" * 200, b"PK" + whole[2:]):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match="not a whole GGUF file"):
-            load_model(path)
+        with pytest.raises(fp.InputError, match="not a whole GGUF file"):
+            fp.load_model(path)
     path.unlink()
     write_gguf(path, model, llama_dot_rope_dot_scaling_dot_type="yarn")
-    with pytest.raises(InputError, match="scales its rotary positions"):
-        load_model(path)
+    with pytest.raises(fp.InputError, match="scales its rotary positions"):
+        fp.load_model(path)
     path.write_bytes(whole.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0bloom"))
-    with pytest.raises(InputError, match=r"architecture 'bloom'.*llama, qwen2, qwen3 are read"):
-        load_model(path)
+    with pytest.raises(fp.InputError, match=r"architecture 'bloom'.*llama, qwen2, qwen3 are read"):
+        fp.load_model(path)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(InputError, match=r"pip install 'gguf"):
-        load_model(path)
+    with pytest.raises(fp.InputError, match=r"pip install 'gguf"):
+        fp.load_model(path)
 
 
 def test_the_width_of_heads_is_the_files(tmp_path):
@@ -102,8 +103,8 @@ def test_the_width_of_heads_is_the_files(tmp_path):
 def test_a_type_of_weights_that_is_not_read_is_named(llama):
     model, path = llama
     write_gguf(path, model, "Q5_0")
-    with pytest.raises(InputError, match=r"the type Q5_0. These are read: F32, F16"):
-        load_model(path)
+    with pytest.raises(fp.InputError, match=r"the type Q5_0. These are read: F32, F16"):
+        fp.load_model(path)
 
 
 def test_onnx_has_the_weights_of_the_safetensors_checkpoint(tmp_path):
@@ -127,7 +128,9 @@ def test_an_asset_in_onnx_is_a_model_with_the_tokenizer_of_another(tmp_path, mon
     monkeypatch.setattr(assets, "fetch", folders.__getitem__)
     asset = assets.ASSETS["minilm-l3"]._replace(name="tiny-onnx", config=config, tokenizer="whole")
     monkeypatch.setitem(assets.ASSETS, "tiny-onnx", asset)
-    got, expected = (load_model(x, head=classification(2)) for x in ("tiny-onnx", directory))
+    got, expected = (
+        fp.load_model(x, head=fp.heads.classification(2)) for x in ("tiny-onnx", directory)
+    )
     assert got.name == "tiny-onnx"
     assert got.tokenizer("a text").input_ids == expected.tokenizer("a text").input_ids
     for name, value in expected.frozen.items():
@@ -207,7 +210,7 @@ def test_an_onnx_file_that_cannot_be_read_is_one_paragraph(exported, tmp_path, c
     alter(message.graph)
     (tmp_path / "model.onnx").write_bytes(message.SerializeToString())
     words = rf"model.onnx is not a whole ONNX file of a BERT model \(.*{said}"
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(fp.InputError, match=words):
         onnx.Onnx(tmp_path / "model.onnx")
 
 
@@ -216,10 +219,10 @@ def test_a_file_that_is_no_onnx_or_is_missing_is_named(exported, tmp_path):
     name = exported().graph.initializer[0].name.encode()
     for data in (content[:-50], b"\xff" * 300, b"", content.replace(name, b"\xff" * len(name))):
         (tmp_path / "model.onnx").write_bytes(data)
-        with pytest.raises(InputError, match=r"model.onnx is not a whole ONNX file"):
+        with pytest.raises(fp.InputError, match=r"model.onnx is not a whole ONNX file"):
             onnx.Onnx(tmp_path / "model.onnx")
     for path in (tmp_path, tmp_path / "missing.onnx"):
-        with pytest.raises(InputError, match=f"{path} is not a whole ONNX file"):
+        with pytest.raises(fp.InputError, match=f"{path} is not a whole ONNX file"):
             onnx.Onnx(path)
 
 
@@ -243,7 +246,7 @@ def outcome(path):
         stored = onnx.Onnx(path)
         for name in stored.shapes:
             stored.read(name, False)
-    except InputError as error:
+    except fp.InputError as error:
         return "refused" if str(path) in str(error) else str(error)
     return "read"
 
@@ -251,7 +254,7 @@ def outcome(path):
 @pytest.mark.assets(once=True)
 def test_minilm_l3_is_what_onnxruntime_computes():
     """The numbers are those of onnxruntime 1.32, for the first token's state."""
-    model = load_model("minilm-l3", head=classification(2))
+    model = fp.load_model("minilm-l3", head=fp.heads.classification(2))
     text = model.tokenizer(["The cat sat on the mat."], return_tensors="np")
     outputs = model.apply(model.frozen, model.trainable, text, None, False)
     expected = [-0.1856900, 0.2617271, 0.2934228, -0.1266311]

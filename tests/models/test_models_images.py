@@ -12,12 +12,9 @@ from PIL import Image
 from torch_reference import VIT_SHAPE, saved, tiny_model
 from transformers import AutoImageProcessor, ViTImageProcessorPil
 
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hub import load_model
+import fedjax_peft as fp
 from fedjax_peft.models.images import prepare
-from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.io.export import export
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +65,7 @@ def test_grey_images_are_the_same_in_all_channels():
 
 @pytest.mark.parametrize(("config", "channels"), [(VIT, 1), (CNN, 3)], ids=["vit", "cnn"])
 def test_models_take_stored_images_of_any_size(config, channels):
-    model = random_model(config, head=classification(3))
+    model = fp.random_model(config, head=fp.heads.classification(3))
     pixels = stored(channels)
     size = (16, 24) if config is VIT else (16, 16)
     prepared = prepare(jnp.asarray(pixels), channels=3, size=size)
@@ -87,7 +84,7 @@ def test_images_are_scaled_as_the_checkpoints_processor_does(fields, tmp_path):
     size = {"height": 16, "width": 16}
     processor = ViTImageProcessorPil(size=size, do_resize=False, **fields)
     processor.save_pretrained(tmp_path)
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     pixels = stored()[:, :, :16, :16]
     images = [Image.fromarray(x.transpose(1, 2, 0)) for x in pixels]
     with torch.no_grad():
@@ -98,8 +95,8 @@ def test_images_are_scaled_as_the_checkpoints_processor_does(fields, tmp_path):
     prepared = [each(images, return_tensors="np")["pixel_values"] for each in (exported, processor)]
     assert_close(*prepared, rtol=0, atol=1e-6)
     (tmp_path / "preprocessor_config.json").write_text('{"image_std": [1.0, 0.0, 1.0]}')
-    with pytest.raises(InputError, match=r"image_std = \[1.0, 0.0, 1.0\]"):
-        load_model(tmp_path)
+    with pytest.raises(fp.InputError, match=r"image_std = \[1.0, 0.0, 1.0\]"):
+        fp.load_model(tmp_path)
 
 
 def test_floats_stay_as_they_are():
@@ -117,6 +114,6 @@ def test_floats_stay_as_they_are():
     ],
 )
 def test_images_that_do_not_fit(shape, dtype, channels, named):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(fp.InputError) as caught:
         prepare(jnp.zeros(shape, dtype), channels=channels, size=(8, 8))
     assert all(part in str(caught.value) for part in named), caught.value

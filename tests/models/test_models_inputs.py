@@ -6,9 +6,9 @@ import json
 import pandas as pd
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft import tasks
 from fedjax_peft.models.inference import read_inputs
-from fedjax_peft.support.errors import InputError
 
 TEXTS = ["a, b", 'she said "no"', "line one\nline two", "3", "NA", "\u2028 x"]
 FRAME = pd.DataFrame({"review": TEXTS, "stars": range(6), "pair": TEXTS[::-1]})
@@ -98,7 +98,7 @@ def test_a_row_that_cannot_be_used_is_named(name, content, message, tmp_path):
         path.write_bytes(gzip.compress(content.encode()))
     elif content:
         path.write_text(content)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         read(path)
 
 

@@ -9,13 +9,9 @@ import pytest
 from closeness import assert_close
 from flax import nnx
 
-from fedjax_peft.contracts import Outputs
+import fedjax_peft as fp
 from fedjax_peft.models import layers
-from fedjax_peft.models.base import Model, bind
 from fedjax_peft.models.layers import Dropout, dropout
-from fedjax_peft.peft.base import attach
-from fedjax_peft.peft.lora import lora
-from fedjax_peft.support.errors import InputError
 
 KEY = jax.random.key(7)
 random_bytes = jax.jit(layers.random_bytes, static_argnums=1)
@@ -98,11 +94,11 @@ class TwoMasks(nnx.Module):
         self.head = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
 
     def __call__(self, batch):
-        return Outputs(self.first(batch["x"]), self.second(batch["x"]))
+        return fp.contracts.Outputs(self.first(batch["x"]), self.second(batch["x"]))
 
 
 def test_modules_and_steps_have_their_own_masks():
-    model = bind(TwoMasks(), head=("head",))
+    model = fp.bind(TwoMasks(), head=("head",))
     batch = {"x": jnp.ones((16, 64))}
 
     def masks(key, train=True):
@@ -117,10 +113,10 @@ def test_modules_and_steps_have_their_own_masks():
 
 def test_a_model_of_functions_is_printed_and_has_no_module():
     head = {"a": jnp.zeros(2)}
-    model = Model(lambda *given: given[1]["a"], {}, head, {"a": "head"}, None)
+    model = fp.Model(lambda *given: given[1]["a"], {}, head, {"a": "head"}, None)
     assert repr(model) == "Model('functions': 0 adapter, 2 head, 0 frozen)"
-    with pytest.raises(InputError, match=r"made of functions.* fp\.bind\(module\)"):
-        attach(model, lora(2))
+    with pytest.raises(fp.InputError, match=r"made of functions.* fp\.bind\(module\)"):
+        fp.attach(model, fp.lora(2))
 
 
 class Normed(nnx.Module):
@@ -133,9 +129,9 @@ class Normed(nnx.Module):
 
 @pytest.mark.parametrize("head", [(), ("norm",)])
 def test_running_statistics_are_refused_or_stay_as_they_are(head):
-    with pytest.raises(InputError, match=r"'norm' \(BatchNorm\) keeps running statistics"):
-        bind(Normed(), head=head)
-    model, x = bind(Normed(use_running_average=True), head=head), jnp.array([[3.0, 4.0]])
+    with pytest.raises(fp.InputError, match=r"'norm' \(BatchNorm\) keeps running statistics"):
+        fp.bind(Normed(), head=head)
+    model, x = fp.bind(Normed(use_running_average=True), head=head), jnp.array([[3.0, 4.0]])
     assert {"norm.mean", "norm.var"} <= model.frozen.keys()
     for train in (True, False):
         y = model.apply(model.frozen, model.trainable, {"x": x}, KEY, train).logits
@@ -145,8 +141,10 @@ def test_running_statistics_are_refused_or_stay_as_they_are(head):
 def test_what_is_trained_is_float32_in_a_module_of_bfloat16():
     net = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     tops = nnx.Sequential(nnx.Linear(2, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(1)), net)
-    model = bind(
-        tops, head=("layers.1",), forward=lambda module, batch: Outputs(module(batch["x"]))
+    model = fp.bind(
+        tops,
+        head=("layers.1",),
+        forward=lambda module, batch: fp.contracts.Outputs(module(batch["x"])),
     )
     assert {x.dtype for x in model.trainable.values()} == {jnp.dtype("float32")}
     assert {x.dtype for x in model.frozen.values()} == {jnp.dtype("bfloat16")}

@@ -10,10 +10,7 @@ from closeness import assert_close
 from tiny import trained
 from torch_reference import FAMILIES, layers
 
-from fedjax_peft.models.heads import causal_lm, classification
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.peft import houlsby, lora, prefix_tuning, prompt_tuning
-from fedjax_peft.peft.base import attach
+import fedjax_peft as fp
 
 pytestmark = pytest.mark.slow
 
@@ -33,25 +30,25 @@ def batch(length):
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        *[(family, lora(rank=2, dropout=0.3)) for family in TEXTS],
+        *[(family, fp.lora(rank=2, dropout=0.3)) for family in TEXTS],
         ("lstm", None),
-        ("bert", houlsby(size=4)),
-        ("bert", prefix_tuning(tokens=3)),
-        ("roberta", prompt_tuning(tokens=3)),
+        ("bert", fp.peft.houlsby(size=4)),
+        ("bert", fp.peft.prefix_tuning(tokens=3)),
+        ("roberta", fp.peft.prompt_tuning(tokens=3)),
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 @pytest.mark.sample("roberta-Method0", "deberta-v2-*", "gpt2-*", "lstm-*")
 def test_padding_has_no_effect_in_training(family, method):
-    head = causal_lm() if family == "lstm" else classification(3)
+    head = fp.heads.causal_lm() if family == "lstm" else fp.heads.classification(3)
     config = {"model_type": family, "initializer_range": 0.3}
     if family == "lstm":
         config |= {"vocab_size": 100, "embedding_size": 8, "hidden_size": 16}
     else:
         config |= FAMILIES[family].shape | layers(family, 1) | {"pad_token_id": 1}
-    model = random_model(config, head=head, dropout=0.3)
+    model = fp.random_model(config, head=head, dropout=0.3)
     if method is not None:
-        model = attach(model, method)
+        model = fp.attach(model, method)
     trainable, apply = trained(model), jax.jit(model.apply, static_argnums=4)
 
     def run(length, key):

@@ -19,8 +19,7 @@ from torch_reference import (
 )
 from transformers import AutoModel
 
-from fedjax_peft.models.heads import classification, two_classifiers
-from fedjax_peft.models.hub import load_model
+import fedjax_peft as fp
 from fedjax_peft.support.assets import fetch
 
 pytestmark = pytest.mark.slow
@@ -36,7 +35,7 @@ OTHERS = [(family, kind) for family, kind in HEADS if kind != FAMILIES[family].k
 def test_every_other_head_and_every_hidden_state(family, kind, tmp_path):
     """Those of RoBERTa and Llama are compared through PEFT in ``test_peft_io_export.py``."""
     reference = tiny_model(family, kind=kind)
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     batch = padded_batch(reference.config)
     assert_equal(model, reference, batch)
 
@@ -49,7 +48,7 @@ def test_every_other_head_and_every_hidden_state(family, kind, tmp_path):
 def test_every_hidden_state_and_the_gradient_of_the_embeddings(family, kind, tmp_path):
     """For a model of images: the gradient of the pixels."""
     reference = tiny_model(family, kind=kind)
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     batch = padded_batch(reference.config)
     leaf = FAMILIES[family].embeddings
     leaf = leaf and leaf.format(reference.base_model_prefix)
@@ -78,7 +77,7 @@ def test_every_hidden_state_and_the_gradient_of_the_embeddings(family, kind, tmp
 
 def test_token_types_default_to_zero_and_padding_is_not_seen(tmp_path):
     reference = tiny_model("roberta")
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     batch = padded_batch(reference.config)
     del batch["token_type_ids"]
     assert_equal(model, reference, batch, everywhere=True)
@@ -92,7 +91,7 @@ def test_token_types_default_to_zero_and_padding_is_not_seen(tmp_path):
 @pytest.mark.assets(once=True)
 def test_minilm_on_real_text():
     directory = fetch("minilm-l6")
-    model = load_model("minilm-l6", head=classification(5))
+    model = fp.load_model("minilm-l6", head=fp.heads.classification(5))
     texts = ["A short one.", "Federated learning keeps data where it is; weights travel.", "", "so"]
     batch = dict(model.tokenizer(texts, padding=True, return_tensors="np"))
     assert not batch["attention_mask"].all()
@@ -108,8 +107,8 @@ def test_minilm_on_real_text():
 
 def test_the_second_classifier_is_another_of_robertas_form(tmp_path):
     reference = tiny_model("bert")
-    plain = load_model(saved(reference, tmp_path))
-    model = load_model(tmp_path, head=two_classifiers(3), seed=5)
+    plain = fp.load_model(saved(reference, tmp_path))
+    model = fp.load_model(tmp_path, head=fp.heads.two_classifiers(3), seed=5)
     batch = padded_batch(reference.config)
     outputs = forward(model, batch)
     assert_close(outputs.logits, forward(plain, batch).logits, **EXACT)

@@ -17,8 +17,7 @@ from scipy.stats import norm
 import fedjax_peft as fp
 from fedjax_peft.models import quantized
 from fedjax_peft.models.quantized import Int8Kernel, NF4Kernel, QuantizedLinear
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import TINY_BERT, tiny_dataset, write_tiny_checkpoint
+from fedjax_peft.testing import TINY_BERT
 from fedjax_peft.transforms.nf4 import NF4
 
 pytestmark = pytest.mark.slow
@@ -151,7 +150,7 @@ def test_a_product_and_its_gradients_are_those_of_the_dequantised_kernel_in_torc
 
 @pytest.mark.parametrize("how", HOW)
 def test_loading_quantises_all_but_embeddings_norms_and_head(tmp_path, how):
-    write_tiny_checkpoint(tmp_path)
+    fp.testing.write_tiny_checkpoint(tmp_path)
     plain = fp.load_model(tmp_path, head=fp.heads.classification(4))
     model = fp.load_model(tmp_path, head=fp.heads.classification(4), quantize=how)
     assert model.counts() == plain.counts()
@@ -256,13 +255,13 @@ def test_starts_follow_their_algorithms_and_are_nearer_to_the_weights(init, iter
 
 
 def test_starts_need_the_weights_before_quantisation():
-    with pytest.raises(InputError, match="load the model with quantize='nf4'"):
+    with pytest.raises(fp.InputError, match="load the model with quantize='nf4'"):
         fp.attach(model_of(), fp.lora(2, init="loftq"))
     model = model_of("nf4")
-    with pytest.raises(InputError, match="does not know where to read them"):
+    with pytest.raises(fp.InputError, match="does not know where to read them"):
         fp.attach(model.replace(original=None), fp.lora(2, init="loftq"))
     changed = model.replace(original=lambda name: 1.1 * model.original(name))
-    with pytest.raises(InputError, match="they are not those that were quantised"):
+    with pytest.raises(fp.InputError, match="they are not those that were quantised"):
         fp.attach(changed, fp.lora(2, init="loftq"))
 
 
@@ -270,18 +269,20 @@ def test_starts_need_the_weights_before_quantisation():
 
 
 def test_what_changes_frozen_weights_is_refused():
-    with pytest.raises(InputError, match=r"quantize = 'nf3'.*'nf4'"):
+    with pytest.raises(fp.InputError, match=r"quantize = 'nf3'.*'nf4'"):
         model_of("nf3")
-    with pytest.raises(InputError, match="quantised already"):
+    with pytest.raises(fp.InputError, match="quantised already"):
         fp.quantize(model_of("nf4"), "int8")
-    with pytest.raises(InputError, match="Full fine-tuning trains all weights"):
+    with pytest.raises(fp.InputError, match="Full fine-tuning trains all weights"):
         fp.attach(model_of("nf4"), fp.peft.full())
-    clients = fp.partition.iid(tiny_dataset(32), clients=2, seed=0)
+    clients = fp.partition.iid(fp.testing.tiny_dataset(32), clients=2, seed=0)
     model = fp.attach(model_of("int8"), fp.lora(2))
     for algorithm in (fp.algorithms.flora, fp.algorithms.fedex):
-        with pytest.raises(InputError, match="are quantised: a sum would need them all in float32"):
+        with pytest.raises(
+            fp.InputError, match="are quantised: a sum would need them all in float32"
+        ):
             fp.session(model, algorithm(optax.sgd(0.1)), clients)
-    with pytest.raises(InputError, match="no frozen linear layer"):
+    with pytest.raises(fp.InputError, match="no frozen linear layer"):
         fp.random_model(
             {"model_type": "rnn", "vocab_size": 9}, head=fp.heads.causal_lm(), quantize="int8"
         )
@@ -302,7 +303,7 @@ def test_four_bits_stay_four_bits_in_the_compiled_round():
         fp.attach(fp.random_model(WIDE, head=head, dropout=0.0, quantize=how), fp.lora(2))
         for how in (None, "nf4")
     )
-    clients = fp.partition.iid(tiny_dataset(4, length=4), clients=2, seed=0)
+    clients = fp.partition.iid(fp.testing.tiny_dataset(4, length=4), clients=2, seed=0)
     algorithm = fp.algorithms.fedavg(optax.sgd(0.1), head="frozen")
     placement = fp.Placement(lanes=2)
     session = fp.session(model, algorithm, clients, placement=placement, batch_size=1)

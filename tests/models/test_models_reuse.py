@@ -14,10 +14,7 @@ from torch_reference import FAMILIES, layers
 import fedjax_peft as fp
 from fedjax_peft.models.reuse import STORED, split
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.tasks import classification
 from fedjax_peft.tasks.completions import completing
-from fedjax_peft.testing import tiny_dataset, tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.lengths]
 
@@ -26,13 +23,13 @@ STILL = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
-DATA, TEST = tiny_dataset(24), tiny_dataset(10, seed=1)
+DATA, TEST = fp.testing.tiny_dataset(24), fp.testing.tiny_dataset(10, seed=1)
 CLIENTS = fp.partition.iid(DATA, 3)
 
 
 @functools.cache
 def model(layers=(-1,), **config):
-    bare = tiny_model(**{**STILL, **config})
+    bare = fp.testing.tiny_model(**{**STILL, **config})
     # The dropout of an adapter may stay, and is the same with and without reuse.
     return fp.attach(bare, fp.lora(2, layers=layers, dropout=0.1))
 
@@ -66,7 +63,7 @@ def test_training_and_evaluation_are_those_of_all_blocks(monkeypatch):
         assert_close(server[name], x, rtol=0, atol=1e-5)
     assert found == approx(scores, abs=1e-5)
     for length in (8, 17):  # texts that are padded to another length than those of the training
-        other = tiny_dataset(10, seed=1, length=length)
+        other = fp.testing.tiny_dataset(10, seed=1, length=length)
         states = (x.init(3)._replace(server=params) for x in (made, whole))
         one, all_blocks = (x.evaluate(s, other) for x, s in zip((made, whole), states, strict=True))
         assert one == approx(all_blocks, abs=1e-5)
@@ -118,7 +115,7 @@ def test_every_family_goes_on_from_the_kept_states(family):
 
 
 def test_the_head_alone_keeps_the_last_block():
-    bare = fp.attach(tiny_model(**STILL | {"num_hidden_layers": 3}), fp.peft.head_only())
+    bare = fp.attach(fp.testing.tiny_model(**STILL | {"num_hidden_layers": 3}), fp.peft.head_only())
     assert split(bare, DATA.columns).below == 2
 
 
@@ -130,16 +127,16 @@ def test_the_head_alone_keeps_the_last_block():
     ],
 )
 def test_what_changes_below_is_refused(options, error):
-    with pytest.raises(InputError, match=error):
+    with pytest.raises(fp.InputError, match=error):
         split(model(**options), DATA.columns)
 
 
 def test_models_without_blocks_are_refused():
     shape = {"model_type": "lstm", "vocab_size": 64, "hidden_size": 4}
     plain = abstract_model(shape, head=fp.heads.causal_lm())
-    with pytest.raises(InputError, match="this model has no blocks"):
+    with pytest.raises(fp.InputError, match="this model has no blocks"):
         split(plain, DATA.columns)
-    with pytest.raises(InputError, match="forward pass of this one is another function"):
+    with pytest.raises(fp.InputError, match="forward pass of this one is another function"):
         split(model().replace(apply=lambda *inputs: None), DATA.columns)
 
 
@@ -149,11 +146,11 @@ def test_changed_examples_and_completions_are_refused():
             "attack": fp.attacks.backdoor(0.5, token=9, target=1)
         },
         "completes prompts with the whole model": {
-            "task": classification()._replace(generate=completing)
+            "task": fp.tasks.classification()._replace(generate=completing)
         },
         "reuse = 'yes' is unknown": {},
     }.items():
-        with pytest.raises(InputError, match=error):
+        with pytest.raises(fp.InputError, match=error):
             fp.session(
                 *(model(), fp.algorithms.fedavg(optax.sgd(0.1)), CLIENTS),
                 placement=fp.Placement(reuse="exact" if options else "yes"),

@@ -12,18 +12,20 @@ import torch
 from closeness import EXACT, assert_close, assert_small, roughly
 from torch import nn
 
+import fedjax_peft as fp
 from fedjax_peft.models.checkpoint import save_checkpoint
-from fedjax_peft.models.heads import causal_lm, classification
-from fedjax_peft.models.hub import load_model
-from fedjax_peft.models.registry import abstract_module, random_model
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.models.registry import abstract_module
 
 pytestmark = pytest.mark.slow
 
 WORDS = {"vocab_size": 50, "embedding_size": 12, "hidden_size": 16}
 LSTM = {"model_type": "lstm", **WORDS}
 CNN = {"model_type": "cnn", "image_size": 13, "num_channels": 2, "hidden_size": 20}
-HEADS = {"rnn": causal_lm(), "lstm": causal_lm(), "cnn": classification(3)}
+HEADS = {
+    "rnn": fp.heads.causal_lm(),
+    "lstm": fp.heads.causal_lm(),
+    "cnn": fp.heads.classification(3),
+}
 
 
 def randomised(module):
@@ -104,7 +106,7 @@ def test_outputs_and_gradients_are_those_of_torch(kind, layers):
     reference = randomised(Images(layers) if kind == "cnn" else NextWord(kind, layers))
     config = CNN if layers == (32, 64, 128) else CNN | {"channels": layers}  # the default
     config = config if kind == "cnn" else LSTM | {"model_type": kind, "num_layers": layers}
-    model = random_model(config, head=HEADS[kind])
+    model = fp.random_model(config, head=HEADS[kind])
     params = {
         name: jnp.asarray(flax_order(name, p.detach().numpy()))
         for name, p in reference.leaves().items()
@@ -134,7 +136,7 @@ def test_outputs_and_gradients_are_those_of_torch(kind, layers):
 
 
 def test_dropout_is_between_the_layers():
-    model = random_model(LSTM | {"dropout": 0.5}, head=causal_lm(), dtype="bfloat16")
+    model = fp.random_model(LSTM | {"dropout": 0.5}, head=fp.heads.causal_lm(), dtype="bfloat16")
     batch = batch_of("lstm")
 
     def hidden(model, train):
@@ -142,18 +144,18 @@ def test_dropout_is_between_the_layers():
 
     assert np.abs(hidden(model, True) - hidden(model, False)).max() > 1e-2
     assert (hidden(model, True) != 0).all()  # none on the last layer's
-    without = random_model(LSTM | {"dropout": 0.5}, head=causal_lm(), dropout=0.0)
+    without = fp.random_model(LSTM | {"dropout": 0.5}, head=fp.heads.causal_lm(), dropout=0.0)
     assert_close(hidden(without, True), hidden(model, False), rtol=0, atol=0.05)
     assert hidden(model, False).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("config", [LSTM | {"model_type": "rnn"}, LSTM, CNN], ids=str)
 def test_everything_is_trained_and_survives_a_round_trip(config, tmp_path):
-    model = random_model(config, head=HEADS[config["model_type"]], seed=3)
+    model = fp.random_model(config, head=HEADS[config["model_type"]], seed=3)
     assert not model.frozen
     assert set(model.kinds.values()) == {"head"}
     save_checkpoint(model.trainable, model.config, tmp_path, model.labels)
-    again = load_model(tmp_path)
+    again = fp.load_model(tmp_path)
     assert again.labels == model.labels
     assert again.tokenizer is None
     assert again.trainable.keys() == model.trainable.keys()
@@ -162,46 +164,56 @@ def test_everything_is_trained_and_survives_a_round_trip(config, tmp_path):
 
 
 def test_random_values_have_the_scale_of_their_layer():
-    model = random_model(CNN | {"image_size": 16, "hidden_size": 300}, head=classification(3))
+    model = fp.random_model(
+        CNN | {"image_size": 16, "hidden_size": 300}, head=fp.heads.classification(3)
+    )
     inputs = {"convolutions.1": 25 * 32, "convolutions.2": 25 * 64, "dense": 4 * 128}
     for name, n in inputs.items():
         kernel = model.trainable[f"{name}.kernel"]
         assert kernel.std() == roughly(1 / math.sqrt(n), rel=0.05)
         assert not model.trainable[f"{name}.bias"].any()
-    words = random_model(LSTM, head=causal_lm()).trainable
+    words = fp.random_model(LSTM, head=fp.heads.causal_lm()).trainable
     assert words["embedding.embedding"].std() == roughly(1, rel=0.1)
-    given = random_model(LSTM | {"initializer_range": 0.02}, head=causal_lm()).trainable
+    given = fp.random_model(LSTM | {"initializer_range": 0.02}, head=fp.heads.causal_lm()).trainable
     assert given["embedding.embedding"].std() == roughly(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize(
     ("config", "head", "named"),
     [
-        (CNN | {"image_size": 7}, classification(3), ["image_size = 7", "at least 8"]),
-        (CNN | {"channels": []}, classification(3), ["channels = []", "a list of positive"]),
+        (CNN | {"image_size": 7}, fp.heads.classification(3), ["image_size = 7", "at least 8"]),
+        (
+            CNN | {"channels": []},
+            fp.heads.classification(3),
+            ["channels = []", "a list of positive"],
+        ),
         (
             CNN | {"channels": [8, 0]},
-            classification(3),
+            fp.heads.classification(3),
             ["channels = [8, 0]", "a list of positive"],
         ),
-        (CNN | {"channels": 8}, classification(3), ["channels = 8", "list"]),
-        (CNN | {"channels": [8] * 4}, classification(3), ["image_size = 13", "at least 16"]),
-        (CNN | {"chanels": [8]}, classification(3), ["chanels = [8]", "mean 'channels'"]),
-        (LSTM | {"hidden": 8}, causal_lm(), ["hidden = 8", "'hidden_size'"]),
-        (CNN | {"image_size": [8, 8]}, classification(3), ["image_size = [8, 8]", "int"]),
-        (CNN, causal_lm(), ["no causal_lm head for cnn", "classification"]),
-        (LSTM, classification(3), ["no classification head for lstm", "causal_lm"]),
-        (LSTM | {"num_layers": 0}, causal_lm(), ["num_layers = 0"]),
+        (CNN | {"channels": 8}, fp.heads.classification(3), ["channels = 8", "list"]),
+        (
+            CNN | {"channels": [8] * 4},
+            fp.heads.classification(3),
+            ["image_size = 13", "at least 16"],
+        ),
+        (CNN | {"chanels": [8]}, fp.heads.classification(3), ["chanels = [8]", "mean 'channels'"]),
+        (LSTM | {"hidden": 8}, fp.heads.causal_lm(), ["hidden = 8", "'hidden_size'"]),
+        (CNN | {"image_size": [8, 8]}, fp.heads.classification(3), ["image_size = [8, 8]", "int"]),
+        (CNN, fp.heads.causal_lm(), ["no causal_lm head for cnn", "classification"]),
+        (LSTM, fp.heads.classification(3), ["no classification head for lstm", "causal_lm"]),
+        (LSTM | {"num_layers": 0}, fp.heads.causal_lm(), ["num_layers = 0"]),
     ],
 )
 def test_refusals(config, head, named):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(fp.InputError) as caught:
         abstract_module(config, head)
     assert all(part in str(caught.value) for part in named), caught.value
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 13, 13), (3, 2, 13, 14), (2, 13, 13)])
 def test_images_that_do_not_fit(shape):
-    model = random_model(CNN, head=classification(3))
-    with pytest.raises(InputError, match=r"this model needs \[batch, 2, 13, 13\]"):
+    model = fp.random_model(CNN, head=fp.heads.classification(3))
+    with pytest.raises(fp.InputError, match=r"this model needs \[batch, 2, 13, 13\]"):
         model.apply({}, model.trainable, {"pixel_values": np.zeros(shape)}, None, False)

@@ -7,7 +7,7 @@ from torch_reference import FAMILIES
 
 import fedjax_peft as fp
 from fedjax_peft.engine.devices.sharding import frozen_axis
-from fedjax_peft.models import heads, registry
+from fedjax_peft.models import registry
 from fedjax_peft.peft.base import abstract_model
 
 
@@ -15,7 +15,7 @@ from fedjax_peft.peft.base import abstract_model
 def test_every_matrix_of_the_layers_is_split_by_a_rule(family):
     """Those of LoRA too, and every rule is about a leaf."""
     config = {"model_type": family, **FAMILIES[family].shape}
-    model = abstract_model(config, fp.peft.lora(2), head=heads.classification(3))
+    model = abstract_model(config, fp.peft.lora(2), head=fp.heads.classification(3))
     names = [n for n, x in model.frozen.items() if len(x.shape) == 2 and re.search(r"\.\d+\.", n)]
     assert len(names) >= 8
     for name in names:

@@ -12,10 +12,7 @@ from shallow import simplify
 from tiny import trained
 
 import fedjax_peft as fp
-from fedjax_peft.models.registry import random_model
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import tiny_dataset, tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -52,8 +49,8 @@ def pair(family="gpt2", remat="none", **options):
     """Returns a language model without a scan, and one with a scan and recomputation."""
     config = {"gpt2": GPT2, "gemma3": GEMMA}[family]
     options["head"] = fp.heads.causal_lm()
-    scanned = random_model(config, scan_layers=True, remat=remat, **options)
-    return random_model(config, **options), scanned
+    scanned = fp.random_model(config, scan_layers=True, remat=remat, **options)
+    return fp.random_model(config, **options), scanned
 
 
 def moved(model):
@@ -146,7 +143,7 @@ def test_a_pattern_is_stacked_by_its_period():
 
 def test_the_backward_pass_reads_the_inputs_of_the_blocks_alone():
     """And no stack of gradients of all hidden states, of which the head reads the last one."""
-    model = random_model(GPT2, head=fp.heads.causal_lm(), scan_layers=True, remat="blocks")
+    model = fp.random_model(GPT2, head=fp.heads.causal_lm(), scan_layers=True, remat="blocks")
     model = fp.attach(model, fp.lora(rank=2))
 
     def loss(trainable):
@@ -163,13 +160,22 @@ def test_the_backward_pass_reads_the_inputs_of_the_blocks_alone():
 def test_runs_checkpoints_and_exports(tmp_path, monkeypatch):
     """A run, its resumption, and a merged export, which is that of the model without a scan."""
     simplify(monkeypatch)
-    config, head = {**tiny_model().config, "num_hidden_layers": 3}, fp.heads.classification(4)
+    config, head = (
+        {**fp.testing.tiny_model().config, "num_hidden_layers": 3},
+        fp.heads.classification(4),
+    )
     plain, model = (
-        fp.attach(random_model(config, head=head, scan_layers=scan, dropout=0.0), fp.lora(rank=2))
+        fp.attach(
+            fp.random_model(config, head=head, scan_layers=scan, dropout=0.0), fp.lora(rank=2)
+        )
         for scan in (False, True)
     )
     options = {"clients_per_round": 2, "local_steps": 2, "batch_size": 4, "out": tmp_path / "run"}
-    given = (model, fp.algorithms.fedavg(optax.sgd(0.1)), fp.partition.iid(tiny_dataset(48), 3))
+    given = (
+        model,
+        fp.algorithms.fedavg(optax.sgd(0.1)),
+        fp.partition.iid(fp.testing.tiny_dataset(48), 3),
+    )
     fp.simulate(*given, rounds=1, **options)
     run = fp.simulate(*given, rounds=2, **options, resume=True)
     assert run.params.keys() == plain.trainable.keys()
@@ -183,17 +189,17 @@ def test_runs_checkpoints_and_exports(tmp_path, monkeypatch):
 
 
 def test_blocks_of_different_forms_are_refused():
-    with pytest.raises(InputError, match=r"transformer\.h\.1 differs from transformer\.h\.0"):
+    with pytest.raises(fp.InputError, match=r"transformer\.h\.1 differs from transformer\.h\.0"):
         fp.attach(pair()[1], fp.lora(rank=2, targets=r"transformer\.h\.0\.attn\.c_attn"))
 
 
 def test_algorithms_that_add_to_frozen_weights_are_refused():
-    model = random_model(
-        {**tiny_model().config, "num_hidden_layers": 4},
+    model = fp.random_model(
+        {**fp.testing.tiny_model().config, "num_hidden_layers": 4},
         head=fp.heads.classification(4),
         scan_layers=True,
     )
     model = fp.attach(model, fp.lora(rank=2))
-    clients = fp.partition.iid(tiny_dataset(24), 2, seed=0)
-    with pytest.raises(InputError, match="scan_layers"):
+    clients = fp.partition.iid(fp.testing.tiny_dataset(24), 2, seed=0)
+    with pytest.raises(fp.InputError, match="scan_layers"):
         fp.simulate(model, fp.algorithms.flora(optax.sgd(0.1)), clients, rounds=1, batch_size=4)

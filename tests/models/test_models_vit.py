@@ -11,11 +11,8 @@ from closeness import EXACT, assert_close
 from parity import forward
 from torch_reference import VIT_SHAPE, saved, tensors, tiny_model
 
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hub import load_model
-from fedjax_peft.models.registry import random_model
+import fedjax_peft as fp
 from fedjax_peft.models.vit import cubic_resize
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +35,7 @@ def assert_equal(model, reference, batch, **options):
 def test_images_of_other_sizes_interpolate_the_positions(tmp_path):
     """To a larger grid, a smaller one that is not square, and as many patches in another shape."""
     reference = tiny_model("vit", image_size=15, patch_size=3, num_hidden_layers=1)
-    model = load_model(saved(reference, tmp_path))
+    model = fp.load_model(saved(reference, tmp_path))
     for size in [(27, 27), (6, 33), (75, 3)]:
         assert_equal(model, reference, images(*size), interpolate_pos_encoding=True)
 
@@ -64,7 +61,7 @@ def test_cubic_resize_is_that_of_torch(n_in, n_out):
     ],
 )
 def test_images_that_do_not_fit(shape, named):
-    model = random_model({"model_type": "vit", **VIT_SHAPE}, head=classification(3))
-    with pytest.raises(InputError) as caught:
+    model = fp.random_model({"model_type": "vit", **VIT_SHAPE}, head=fp.heads.classification(3))
+    with pytest.raises(fp.InputError) as caught:
         jax.eval_shape(lambda: forward(model, {"pixel_values": np.zeros(shape, np.float32)}))
     assert all(part in str(caught.value) for part in named), caught.value

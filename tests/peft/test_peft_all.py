@@ -8,13 +8,11 @@ from closeness import assert_close
 from flax import nnx
 from tiny import BATCH, logits, tiny, trained
 
+import fedjax_peft as fp
 from fedjax_peft import peft
-from fedjax_peft.models.base import bind
-from fedjax_peft.models.heads import classification
 from fedjax_peft.models.layers import TokenEmbed
-from fedjax_peft.models.registry import default_targets, random_model
-from fedjax_peft.peft.base import attach, attach_module, merge
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.models.registry import default_targets
+from fedjax_peft.peft.base import attach_module
 from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
@@ -63,14 +61,14 @@ def assert_same(name, got, expected):
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_the_start_changes_no_logit(name):
-    assert_same(name, logits(attach(tiny(), METHODS[name])), logits(tiny()))
+    assert_same(name, logits(fp.attach(tiny(), METHODS[name])), logits(tiny()))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_bfloat16_model_trains_float32_and_computes_in_bfloat16(name):
     """Small steps of a bfloat16 leaf would vanish."""
-    plain = random_model(TINY_BERT, head=classification(3), dtype="bfloat16")
-    model = attach(plain, METHODS[name])
+    plain = fp.random_model(TINY_BERT, head=fp.heads.classification(3), dtype="bfloat16")
+    model = fp.attach(plain, METHODS[name])
     kinds = {x.dtype for x in model.trainable.values() if jnp.issubdtype(x.dtype, jnp.floating)}
     assert kinds == {jnp.dtype("float32")}
     given = (model.compute_frozen(), model.trainable, BATCH)
@@ -80,9 +78,9 @@ def test_a_bfloat16_model_trains_float32_and_computes_in_bfloat16(name):
 
 @pytest.mark.parametrize("name", MERGED)
 def test_a_merged_model_is_plain_and_gives_the_same_logits(name):
-    model = attach(tiny(), MERGED[name])
+    model = fp.attach(tiny(), MERGED[name])
     params = trained(model)
-    merged, expected = merge(model, params), logits(model, params)
+    merged, expected = fp.merge(model, params), logits(model, params)
     assert np.abs(expected - logits(model)).max() > (0.01 if name in MARKED else 0.05)
     assert_close(logits(merged), expected, rtol=0, atol=0 if name in MARKED else 1e-5)
     assert merged.method is None
@@ -92,21 +90,21 @@ def test_a_merged_model_is_plain_and_gives_the_same_logits(name):
 
 @pytest.mark.parametrize("name", UNMERGED)
 def test_methods_that_cannot_be_merged(name):
-    with pytest.raises(InputError, match="cannot be merged"):
-        merge(attach(tiny(), UNMERGED[name]))
+    with pytest.raises(fp.InputError, match="cannot be merged"):
+        fp.merge(fp.attach(tiny(), UNMERGED[name]))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_is_adapted_twice(name):
     """Neither a model, nor a module with a method inside; marked leaves must be those of layers."""
     method, defaults = METHODS[name], default_targets(tiny().config)
-    with pytest.raises(InputError, match=f"already has '{method.name}'"):
-        attach(attach(tiny(), method), method)
-    with pytest.raises(InputError, match=r"already has 'lora'|already has 'dora'"):
-        attach(attach(tiny(), peft.dora(2) if name == "lora" else peft.lora(2)), method)
+    with pytest.raises(fp.InputError, match=f"already has '{method.name}'"):
+        fp.attach(fp.attach(tiny(), method), method)
+    with pytest.raises(fp.InputError, match=r"already has 'lora'|already has 'dora'"):
+        fp.attach(fp.attach(tiny(), peft.dora(2) if name == "lora" else peft.lora(2)), method)
     first = peft.lora(2, targets=["query"]) if name in MARKED else method
     module = attach_module(tiny().module(), first, defaults, head=tiny().head)
-    with pytest.raises(InputError, match=r"already adapted|is already|already has a method"):
+    with pytest.raises(fp.InputError, match=r"already adapted|is already|already has a method"):
         attach_module(module, method, defaults, head=tiny().head)
 
 
@@ -160,7 +158,7 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize(("make", "options", "message"), IMPOSSIBLE)
 def test_impossible_options(make, options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         make(**options)
 
 
@@ -191,8 +189,8 @@ UNFITTING = [
 
 @pytest.mark.parametrize(("method", "message"), UNFITTING)
 def test_what_does_not_fit_the_model_is_refused(method, message):
-    with pytest.raises(InputError, match=message):
-        attach(tiny(), method)
+    with pytest.raises(fp.InputError, match=message):
+        fp.attach(tiny(), method)
 
 
 class Own(nnx.Module):
@@ -220,8 +218,8 @@ class Own(nnx.Module):
     ],
 )
 def test_places_that_a_module_of_ones_own_does_not_have(method, message):
-    with pytest.raises(InputError, match=message):
-        attach(bind(Own(2), head=("out",)), method)
+    with pytest.raises(fp.InputError, match=message):
+        fp.attach(fp.bind(Own(2), head=("out",)), method)
 
 
 def test_modules_without_tables_heads_or_bodies():
@@ -230,7 +228,7 @@ def test_modules_without_tables_heads_or_bodies():
         (0, (), peft.head_only(), "no head"),
         (0, ("hidden", "out"), peft.full(), "no parameter outside its head"),
     ):
-        with pytest.raises(InputError, match=message):
-            attach(bind(Own(tables), head=head), method)
-    with pytest.raises(InputError, match=r"'outt'.*'out'"):
-        bind(Own(0), head=("outt",))
+        with pytest.raises(fp.InputError, match=message):
+            fp.attach(fp.bind(Own(tables), head=head), method)
+    with pytest.raises(fp.InputError, match=r"'outt'.*'out'"):
+        fp.bind(Own(0), head=("outt",))

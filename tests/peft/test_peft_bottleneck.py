@@ -13,24 +13,21 @@ import pytest
 from closeness import assert_close
 from flax import nnx
 
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.models.base import bind
-from fedjax_peft.models.hub import load_model
+import fedjax_peft as fp
 from fedjax_peft.models.layers import Residual, layer_norm
-from fedjax_peft.peft import bottleneck, houlsby, opendelta, pfeiffer
-from fedjax_peft.peft.base import attach, attach_module
+from fedjax_peft.peft.base import attach_module
 from fedjax_peft.peft.bottleneck import bottleneck_size, reduction_factor
 
 pytestmark = pytest.mark.slow
 
 KEY = jax.random.key(5)
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
-METHODS = {"houlsby": houlsby, "pfeiffer": pfeiffer, "opendelta": opendelta}
+METHODS = {"houlsby": fp.peft.houlsby, "pfeiffer": fp.peft.pfeiffer, "opendelta": fp.peft.opendelta}
 
 
 @functools.cache
 def tiny(family="bert"):
-    return load_model(GOLDEN / family)
+    return fp.load_model(GOLDEN / family)
 
 
 # ------------------------------------------------------------------ the formula, in numpy's words
@@ -96,7 +93,7 @@ def test_output_is_the_formula(name, post_norm):
 
 def test_output_is_computed_in_the_dtype_of_the_activations():
     module = nnx.Dict(dense=nnx.Linear(8, 8, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
-    attach_module(module, houlsby(size=3, targets=["dense"]))
+    attach_module(module, fp.peft.houlsby(size=3, targets=["dense"]))
     adapter, x = module.dense.adapter, jax.random.normal(KEY, (5, 8))
     adapter.up.kernel.set_value(jax.random.normal(KEY, (3, 8)))
     adapter.down.kernel.set_value(jax.random.normal(KEY, (8, 3)))
@@ -112,7 +109,7 @@ def test_output_is_computed_in_the_dtype_of_the_activations():
 
 def start(init, width=64, size=48, seed=0):
     module = nnx.Dict(dense=nnx.Linear(4, width, rngs=nnx.Rngs(0)))
-    attach_module(module, houlsby(size=size, init=init, targets=["dense"]), seed=seed)
+    attach_module(module, fp.peft.houlsby(size=size, init=init, targets=["dense"]), seed=seed)
     adapter = module.dense.adapter
     assert not adapter.down.bias[...].any()
     assert not adapter.up.bias[...].any()
@@ -140,18 +137,18 @@ def test_initial_mam_adapters_have_no_effect():
     assert not up.any()
     module, x = Block(nnx.Rngs(0), post_norm=True), jax.random.normal(KEY, (5, 8))
     before = module(x)
-    attach_module(module, houlsby(4, init="mam_adapter"))
+    attach_module(module, fp.peft.houlsby(4, init="mam_adapter"))
     np.testing.assert_array_equal(module(x), before)
 
 
 def test_start_follows_from_the_seed_and_the_path():
     np.testing.assert_array_equal(start("bert")[0], start("bert")[0])
     assert not np.array_equal(start("bert")[0], start("bert", seed=1)[0])
-    both = attach(tiny(), houlsby(4)).trainable
+    both = fp.attach(tiny(), fp.peft.houlsby(4)).trainable
     kernels = [np.asarray(x) for name, x in both.items() if name.endswith("down.kernel")]
     assert len(np.unique(np.stack(kernels), axis=0)) == len(kernels) == 4
     # The same site gets the same start whatever else is adapted.
-    some = attach(tiny(), pfeiffer(4)).trainable
+    some = fp.attach(tiny(), fp.peft.pfeiffer(4)).trainable
     shared = [name for name in some if ".adapter." in name]
     assert len(shared) == 8
     for name in shared:
@@ -164,15 +161,15 @@ def test_start_follows_from_the_seed_and_the_path():
 @pytest.mark.parametrize(
     ("method", "places"),
     [
-        (houlsby(8), ["attention.output.residual", "output.residual"]),
-        (pfeiffer(8), ["output.residual"]),
-        (opendelta(size=2), ["attention.output.dense", "output.dense"]),
-        (bottleneck(8, places=["attention"]), ["attention.output.residual"]),
+        (fp.peft.houlsby(8), ["attention.output.residual", "output.residual"]),
+        (fp.peft.pfeiffer(8), ["output.residual"]),
+        (fp.peft.opendelta(size=2), ["attention.output.dense", "output.dense"]),
+        (fp.peft.bottleneck(8, places=["attention"]), ["attention.output.residual"]),
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_only_the_adapters_and_the_head_are_trained(method, places):
-    model = attach(tiny("roberta"), method)
+    model = fp.attach(tiny("roberta"), method)
     sites = [f"roberta.encoder.layer.{i}.{place}" for i in (0, 1) for place in places]
     leaves = ["down.kernel", "down.bias", "up.kernel", "up.bias"]
     adapters = {name: x for name, x in model.trainable.items() if model.kinds[name] == "adapter"}
@@ -212,20 +209,20 @@ class Mixer(nnx.Module):
         x = jax.nn.relu(self.hidden(batch["x"]))
         for block in self.blocks:
             x = block(x)
-        return Outputs(self.out(x), x[:, None])
+        return fp.contracts.Outputs(self.out(x), x[:, None])
 
 
 @pytest.mark.parametrize(
     ("method", "adapters"),
     [
-        (houlsby(2), ["blocks.0.residual", "blocks.1.residual"]),
-        (pfeiffer(2, targets=["hidden", "1.residual"]), ["blocks.1.residual", "hidden"]),
-        (opendelta(size=4, targets="hid.*"), ["hidden"]),
+        (fp.peft.houlsby(2), ["blocks.0.residual", "blocks.1.residual"]),
+        (fp.peft.pfeiffer(2, targets=["hidden", "1.residual"]), ["blocks.1.residual", "hidden"]),
+        (fp.peft.opendelta(size=4, targets="hid.*"), ["hidden"]),
     ],
     ids=["slots", "both kinds", "pattern"],
 )
 def test_own_module_is_adapted_and_trained(method, adapters):
-    model = attach(bind(Mixer(nnx.Rngs(0)), head=("out",)), method)
+    model = fp.attach(fp.bind(Mixer(nnx.Rngs(0)), head=("out",)), method)
     found = {n.partition(".adapter.")[0] for n, kind in model.kinds.items() if kind == "adapter"}
     assert found == {*adapters}
     batch = {"x": np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)}

@@ -8,14 +8,11 @@ from closeness import ROUNDOFF, assert_close, roughly
 from flax import nnx
 from tiny import tiny, trained
 
-from fedjax_peft.models.heads import classification as heads
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.peft import full, gradient_start, lora_sb, ravan, slora
-from fedjax_peft.peft.base import attach, attach_module, merge
+import fedjax_peft as fp
+from fedjax_peft.peft import gradient_start
+from fedjax_peft.peft.base import attach_module
 from fedjax_peft.peft.lora_sb import SBLinear
 from fedjax_peft.peft.ravan import RavanLinear
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.tasks import classification
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +22,11 @@ BERT = {
 }
 ORTHONORMAL = 64 * ROUNDOFF
 """Of a QR decomposition in float32: the unit roundoff for each of up to 64 rows."""
-METHODS = {"lora_sb": lora_sb(4), "ravan": ravan(4, heads=3), "slora": slora(4, density=0.1)}
+METHODS = {
+    "lora_sb": fp.peft.lora_sb(4),
+    "ravan": fp.peft.ravan(4, heads=3),
+    "slora": fp.peft.slora(4, density=0.1),
+}
 
 
 def normal(rng, *shape):
@@ -55,7 +56,7 @@ def test_output_is_the_formula_and_merged_is_the_same():
 
 
 def test_slora_adds_values_at_random_places_of_each_kernel():
-    model = attach(tiny(), METHODS["slora"])
+    model = fp.attach(tiny(), METHODS["slora"])
     places = [n for n in model.trainable if n.endswith(".sparse_index")]
     drawn = []
     for name in places:
@@ -69,7 +70,7 @@ def test_slora_adds_values_at_random_places_of_each_kernel():
         drawn.append(tuple(index))
     assert len(set(drawn)) == len(places)
     params = trained(model)
-    merged, start = merge(model, params), tiny().frozen
+    merged, start = fp.merge(model, params), tiny().frozen
     for name in places:
         path = name.removesuffix(".sparse_index")
         a, b = (np.asarray(params[f"{path}.lora_{n}"]) for n in "ab")
@@ -87,7 +88,7 @@ def test_compute_dtype_is_kept():
 
 
 def test_bases_are_orthonormal_and_fixed_and_cores_are_counted():
-    model = attach(tiny(), METHODS["lora_sb"])
+    model = fp.attach(tiny(), METHODS["lora_sb"])
     sites = [n.removesuffix(".sb_r") for n in model.trainable if n.endswith(".sb_r")]
     assert model.counts()["adapter"] == len(sites) * 4 * 4
     for path in sites:
@@ -95,7 +96,7 @@ def test_bases_are_orthonormal_and_fixed_and_cores_are_counted():
         assert_close(a.T @ a, np.eye(4), rtol=0, atol=ORTHONORMAL)
         assert_close(b @ b.T, np.eye(4), rtol=0, atol=ORTHONORMAL)
         assert [model.kinds[f"{path}.sb_{n}"] for n in "arb"] == ["fixed", "adapter", "fixed"]
-    model = attach(tiny(), METHODS["ravan"])
+    model = fp.attach(tiny(), METHODS["ravan"])
     assert model.counts()["adapter"] == len(sites) * 3 * (4 * 4 + 1)
     for path in sites:
         a, b = (np.asarray(model.trainable[f"{path}.ravan_{n}"]) for n in "ab")
@@ -109,7 +110,7 @@ def test_bases_are_orthonormal_and_fixed_and_cores_are_counted():
 def test_normal_bases_have_columns_of_length_one_on_average():
     layer = nnx.Linear(400, 300, rngs=nnx.Rngs(0))
     module = nnx.List([layer])
-    attached = attach_module(module, ravan(5, heads=4, init="normal", targets=["0"]))[0]
+    attached = attach_module(module, fp.peft.ravan(5, heads=4, init="normal", targets=["0"]))[0]
     for base, axis in ((attached.ravan_a[...], 1), (attached.ravan_b[...], 2)):
         assert np.mean(np.sum(base**2, axis=axis)) == roughly(1, rel=0.05)
 
@@ -126,8 +127,12 @@ def batches():
 
 
 def test_the_gradient_start_is_the_best_form_of_the_first_step_of_full_training():
-    step, task, plain = 0.01, classification(), random_model(BERT, head=heads(3))
-    whole = attach(plain, full())
+    step, task, plain = (
+        0.01,
+        fp.tasks.classification(),
+        fp.random_model(BERT, head=fp.heads.classification(3)),
+    )
+    whole = fp.attach(plain, fp.peft.full())
 
     @jax.jit
     @jax.value_and_grad
@@ -136,7 +141,7 @@ def test_the_gradient_start_is_the_best_form_of_the_first_step_of_full_training(
         return sum(task.loss(o, b)[0] for o, b in zip(outputs, batches(), strict=True))
 
     before, gradient = loss(whole.trainable)
-    model = attach(plain, lora_sb(4))
+    model = fp.attach(plain, fp.peft.lora_sb(4))
     started = gradient_start(model, batches(), task, step=step)
     sites = [n.removesuffix(".sb_r") for n in model.trainable if n.endswith(".sb_r")]
     for path in sites:
@@ -146,24 +151,26 @@ def test_the_gradient_start_is_the_best_form_of_the_first_step_of_full_training(
         assert_close(a @ r @ b, best, rtol=0, atol=1e-5)
         assert_close(r, np.diag(sigma[:4]), rtol=0, atol=1e-6)
     assert started.frozen is model.frozen
-    merged = merge(started)
+    merged = fp.merge(started)
     after, _ = loss({**merged.frozen, **merged.trainable})
     assert after < before  # it is a step against the gradient
 
 
 def test_the_gradient_start_reads_quantised_kernels():
-    model = attach(random_model(BERT, head=heads(3), quantize="int8"), lora_sb(4))
-    started = gradient_start(model, batches(), classification(), step=0.01)
+    model = fp.attach(
+        fp.random_model(BERT, head=fp.heads.classification(3), quantize="int8"), fp.peft.lora_sb(4)
+    )
+    started = gradient_start(model, batches(), fp.tasks.classification(), step=0.01)
     cores = [n for n in started.trainable if n.endswith(".sb_r")]
     assert cores
     assert all(started.trainable[n][0, 0] > 0 for n in cores)
 
 
 def test_the_gradient_start_refuses_what_it_cannot_use():
-    model, task = attach(tiny(), lora_sb(4)), classification()
-    with pytest.raises(InputError, match="lora_sb"):
+    model, task = fp.attach(tiny(), fp.peft.lora_sb(4)), fp.tasks.classification()
+    with pytest.raises(fp.InputError, match="lora_sb"):
         gradient_start(tiny(), batches(), task, step=0.1)
-    with pytest.raises(InputError, match="at least one batch"):
+    with pytest.raises(fp.InputError, match="at least one batch"):
         gradient_start(model, [], task, step=0.1)
-    with pytest.raises(InputError, match="step = 0"):
+    with pytest.raises(fp.InputError, match="step = 0"):
         gradient_start(model, batches(), task, step=0)

@@ -5,11 +5,8 @@ import math
 
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft import peft
-from fedjax_peft.models import heads
-from fedjax_peft.models.heads import classification
-from fedjax_peft.peft.base import attach, count
-from fedjax_peft.testing import tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +30,14 @@ CONFIGS = {
 
 def whole(model, method="", /, *, layers=None, classes=2, **options):
     """Returns the counts of a method with options on a model, which may have fewer layers."""
-    head = heads.causal_lm() if model in ("gpt2", "rnn", "lstm") else classification(classes)
+    head = (
+        fp.heads.causal_lm()
+        if model in ("gpt2", "rnn", "lstm")
+        else fp.heads.classification(classes)
+    )
     fewer = {"n_layer" if model == "gpt2" else "num_hidden_layers": layers} if layers else {}
     method = getattr(peft, method)(**options) if method else None
-    return count(CONFIGS[model] | fewer, method, head=head)
+    return fp.count(CONFIGS[model] | fewer, method, head=head)
 
 
 @functools.cache
@@ -132,7 +133,9 @@ def test_layers_are_alike():
 
 
 def test_counts_are_those_of_the_real_model():
-    model = attach(tiny_model(5), peft.houlsby(reduction_factor=4))
-    counted = count(model.config, peft.houlsby(reduction_factor=4), head=classification(5))
+    model = fp.attach(fp.testing.tiny_model(5), peft.houlsby(reduction_factor=4))
+    counted = fp.count(
+        model.config, peft.houlsby(reduction_factor=4), head=fp.heads.classification(5)
+    )
     assert counted == model.counts()
     assert model.nbytes() == {kind: 4 * n for kind, n in counted.items()}

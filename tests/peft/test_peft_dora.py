@@ -8,11 +8,8 @@ from closeness import assert_close
 from flax import nnx
 from tiny import tiny
 
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.models.base import bind
+import fedjax_peft as fp
 from fedjax_peft.numerics.lowrank import pairs
-from fedjax_peft.peft import dora
-from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.dora import DoRALinear
 
 pytestmark = pytest.mark.slow
@@ -51,7 +48,7 @@ def test_output_is_the_formula_and_merged_is_the_same(bias):
 
 def forward(module, batch):
     y = module(batch["x"])
-    return Outputs(y, y)
+    return fp.contracts.Outputs(y, y)
 
 
 def test_no_gradient_passes_through_the_norm():
@@ -59,7 +56,7 @@ def test_no_gradient_passes_through_the_norm():
     w, offset, a, b, _ = leaves(module)
     norm = np.linalg.norm(w + S * a @ b, axis=0)
     x = jax.random.normal(KEY, (5, 8))
-    model = bind(module, forward=forward)
+    model = fp.bind(module, forward=forward)
 
     def constant_norm(p):
         v = w + S * p["lora_a"] @ p["lora_b"]
@@ -91,7 +88,7 @@ def test_column_of_zeros_stays_finite():
     base = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     base.kernel.set_value(base.kernel[...].at[:, 1].set(0))
     module = DoRALinear(base, jnp.ones((4, 2)), jnp.zeros((2, 3)), 1.0, 0.0)
-    model, x = bind(module, forward=forward), jnp.ones((2, 4))
+    model, x = fp.bind(module, forward=forward), jnp.ones((2, 4))
 
     def total(p):
         return jnp.sum(model.apply(model.frozen, p, {"x": x}, None, False).logits)
@@ -109,7 +106,7 @@ def test_compute_dtype_is_kept_and_close():
 
 
 def test_initial_magnitudes_are_the_norms_of_the_columns():
-    model = attach(tiny(), dora(4, alpha=6.0, init="gaussian"))
+    model = fp.attach(tiny(), fp.peft.dora(4, alpha=6.0, init="gaussian"))
     site = "bert.encoder.layer.1.attention.self.value"
     norms = np.linalg.norm(tiny().frozen[f"{site}.kernel"], axis=0)
     assert_close(model.trainable[f"{site}.lora_magnitude"], norms, rtol=1e-6)
@@ -118,7 +115,7 @@ def test_initial_magnitudes_are_the_norms_of_the_columns():
 
 
 def test_trained_leaves_and_the_leaves_of_aggregators():
-    model = attach(tiny(), dora(4))
+    model = fp.attach(tiny(), fp.peft.dora(4))
     sites = [
         f"bert.encoder.layer.{i}.attention.self.{n}" for i in (0, 1) for n in ("query", "value")
     ]

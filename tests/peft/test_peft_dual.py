@@ -11,16 +11,12 @@ from closeness import assert_close
 from flax import nnx
 from safetensors.numpy import load_file
 
-from fedjax_peft.contracts import Outputs, Roles
+import fedjax_peft as fp
 from fedjax_peft.contracts.dual_modes import MODES, mode
-from fedjax_peft.models.base import bind
-from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.layers import Residual, layer_norm
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.peft import bottleneck, dual, opendelta
-from fedjax_peft.peft.base import attach, attach_module
+from fedjax_peft.peft.base import attach_module
 from fedjax_peft.peft.bottleneck import PLACEMENTS
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -51,14 +47,14 @@ class Own(nnx.Module):
 
     def __call__(self, batch):
         x = self.feed_forward(self.attention(batch["x"]))
-        return Outputs(self.out(x), x[:, None])
+        return fp.contracts.Outputs(self.out(x), x[:, None])
 
 
 @functools.cache
 def base(name="post"):
     if name == "bert":
-        return load_model(GOLDEN / name)
-    return bind(Own(post_norm=name == "post"), head=("out",))
+        return fp.load_model(GOLDEN / name)
+    return fp.bind(Own(post_norm=name == "post"), head=("out",))
 
 
 def inputs(name):
@@ -75,7 +71,9 @@ def targets(name, placement):
 @functools.cache
 def tiny(name="post", placement="opendelta"):
     """Returns a dual model, its trainable leaves with random adapters, and the forward pass."""
-    model = attach(base(name), dual(size=3, placement=placement, targets=targets(name, placement)))
+    model = fp.attach(
+        base(name), fp.peft.dual(size=3, placement=placement, targets=targets(name, placement))
+    )
     rng = np.random.default_rng(0)
     params = {
         leaf: jnp.asarray(rng.normal(0, 0.4, x.shape), jnp.float32)
@@ -101,8 +99,8 @@ def single(placement, **options):
     """Returns the method with one adapter at the places of ``dual``."""
     options |= {"activation": "gelu_new", "init": "opendelta"}
     if placement == "opendelta":
-        return opendelta(**options)
-    return bottleneck(**PLACEMENTS[placement]._asdict(), **options)
+        return fp.peft.opendelta(**options)
+    return fp.peft.bottleneck(**PLACEMENTS[placement]._asdict(), **options)
 
 
 def alone(params, which):
@@ -118,7 +116,7 @@ def alone(params, which):
 )
 def test_a_mode_with_one_adapter_is_a_model_with_one_adapter(name, placement):
     _, params, forward = tiny(name, placement)
-    other = attach(base(name), single(placement, size=3, targets=targets(name, placement)))
+    other = fp.attach(base(name), single(placement, size=3, targets=targets(name, placement)))
     expected = forward_pass(other, inputs(name))
     for which in ("global", "private"):
         values = alone(params, which)
@@ -142,7 +140,7 @@ def test_dual_mode_is_the_mean_of_both():
 
 def test_output_is_the_formula():
     module = nnx.Dict(dense=nnx.Linear(4, 6, rngs=nnx.Rngs(0)))
-    attach_module(module, dual(size=2, targets=["dense"], activation="tanh"))
+    attach_module(module, fp.peft.dual(size=2, targets=["dense"], activation="tanh"))
     h = jax.random.normal(jax.random.key(0), (5, 4))
     pair, y = module.dense.adapter, module.dense.base(h)
 
@@ -190,7 +188,7 @@ def test_names_make_the_roles():
     model, *_ = tiny()
     roles = assign_roles(
         model.kinds,
-        Roles(
+        fp.contracts.Roles(
             shared=(r"^adapter:.*\.global_adapter\.",),
             private=(r"^adapter:.*\.private_adapter\.", "^head:"),
         ),
@@ -201,7 +199,7 @@ def test_names_make_the_roles():
 
 
 def test_the_two_adapters_start_with_different_small_values():
-    model = attach(base("bert"), dual())
+    model = fp.attach(base("bert"), fp.peft.dual())
     for name, x in model.trainable.items():
         if ".global_adapter." in name and name.endswith("kernel"):
             twin = model.trainable[name.replace(".global_adapter.", ".private_adapter.")]
@@ -214,8 +212,8 @@ def test_the_two_adapters_start_with_different_small_values():
 
 def test_unknown_modes_and_leaves_without_a_pair():
     _, params, _ = tiny()
-    with pytest.raises(InputError, match=r"mode 'globl'.*'global'"):
+    with pytest.raises(fp.InputError, match=r"mode 'globl'.*'global'"):
         mode(params, "globl")
-    model = attach(base("bert"), opendelta())
-    with pytest.raises(InputError, match=r"attach dual\(\)"):
+    model = fp.attach(base("bert"), fp.peft.opendelta())
+    with pytest.raises(fp.InputError, match=r"attach dual\(\)"):
         mode(model.trainable, "global")

@@ -8,16 +8,9 @@ from closeness import approx, assert_close
 from flax import nnx
 from tiny import BATCH, logits, tiny
 
-from fedjax_peft.contracts import Outputs
+import fedjax_peft as fp
 from fedjax_peft.contracts.instance_weights import REFERENCE, embedding, with_weight
-from fedjax_peft.models.base import bind
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.peft import dual_lora, lora
-from fedjax_peft.peft.base import attach, merge
 from fedjax_peft.peft.dual_lora import DualLoRALinear
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +35,7 @@ def changed(model, seed=1):
 
 def short():
     """Returns the classifier with one layer, which compiles in half of the time."""
-    return tiny_model(3, num_hidden_layers=1)
+    return fp.testing.tiny_model(3, num_hidden_layers=1)
 
 
 @pytest.mark.parametrize("weight", [0.3, [0.0, 1.0, 0.25]])
@@ -60,8 +53,8 @@ def test_output_is_the_formula_for_one_weight_and_for_one_of_each_example(weight
 
 
 def test_either_adapter_alone_is_a_lora():
-    model = attach(tiny(), dual_lora(2))
-    params, plain = changed(model), attach(tiny(), lora(2))
+    model = fp.attach(tiny(), fp.peft.dual_lora(2))
+    params, plain = changed(model), fp.attach(tiny(), fp.lora(2))
     assert model.counts()["adapter"] == 2 * plain.counts()["adapter"] + 32
     for weight, own in ((0.0, "global"), (1.0, "private")):
         part = f".{own}_adapter"
@@ -73,8 +66,8 @@ def test_either_adapter_alone_is_a_lora():
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_a_reference_gives_every_example_a_weight_of_its_own(family):
-    model = short() if family == "bert" else random_model(GPT2, head=classification(3))
-    model = attach(model, dual_lora(2))
+    model = short() if family == "bert" else fp.random_model(GPT2, head=fp.heads.classification(3))
+    model = fp.attach(model, fp.peft.dual_lora(2))
     params = changed(model)
     batch = {n: jnp.asarray(x) for n, x in BATCH.items()}
 
@@ -94,7 +87,7 @@ def test_a_reference_gives_every_example_a_weight_of_its_own(family):
 
 
 def test_in_training_the_constant_weight_is_used():
-    model = attach(short(), dual_lora(2))
+    model = fp.attach(short(), fp.peft.dual_lora(2))
     params, apply = changed(model), jax.jit(model.apply, static_argnums=4)
     # A layer norm's outputs have the mean 0, so the similarity to a constant vector would be 0 too.
     target = {**params, REFERENCE: normal(np.random.default_rng(2), 32)}
@@ -115,17 +108,19 @@ class Own(nnx.Module):
 
     def __call__(self, batch):
         hidden = self.body(batch["x"])
-        return Outputs(self.classifier(hidden), hidden[:, None] if self.hidden else None)
+        return fp.contracts.Outputs(
+            self.classifier(hidden), hidden[:, None] if self.hidden else None
+        )
 
 
 def test_a_model_of_ones_own_needs_a_width_and_hidden_states():
-    model, batch = bind(Own(True), head=("classifier",)), {"x": jnp.ones((3, 4))}
-    with pytest.raises(InputError, match=r"dual_lora\(width=768\)"):
-        attach(model, dual_lora(2, targets=["body"]))
-    attached = attach(model, dual_lora(2, targets=["body"], width=6))
+    model, batch = fp.bind(Own(True), head=("classifier",)), {"x": jnp.ones((3, 4))}
+    with pytest.raises(fp.InputError, match=r"dual_lora\(width=768\)"):
+        fp.attach(model, fp.peft.dual_lora(2, targets=["body"]))
+    attached = fp.attach(model, fp.peft.dual_lora(2, targets=["body"], width=6))
     assert attached.apply(attached.frozen, attached.trainable, batch, None, False).logits.shape
-    silent = attach(bind(Own(False)), dual_lora(2, targets=["body"], width=6))
-    with pytest.raises(InputError, match="returns none"):
+    silent = fp.attach(fp.bind(Own(False)), fp.peft.dual_lora(2, targets=["body"], width=6))
+    with pytest.raises(fp.InputError, match="returns none"):
         silent.apply(silent.frozen, silent.trainable, batch, None, False)
-    with pytest.raises(InputError, match="DualLoRALinear cannot be merged"):
-        merge(attached)
+    with pytest.raises(fp.InputError, match="DualLoRALinear cannot be merged"):
+        fp.merge(attached)

@@ -8,9 +8,9 @@ from closeness import assert_close
 from flax import nnx
 from tiny import tiny
 
+import fedjax_peft as fp
 from fedjax_peft.models.layers import FusedLinear
-from fedjax_peft.peft import ia3
-from fedjax_peft.peft.base import attach, attach_module
+from fedjax_peft.peft.base import attach_module
 from fedjax_peft.peft.ia3 import IA3Linear
 
 KEY = jax.random.key(3)
@@ -65,7 +65,7 @@ def test_default_targets_are_those_of_peft():
             "output.dense": 64,
         }.items()
     }
-    assert scales(attach(tiny(), ia3())) == leaves
+    assert scales(fp.attach(tiny(), fp.peft.ia3())) == leaves
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_default_targets_are_those_of_peft():
     ],
 )
 def test_feed_forward_layers(feed_forward, count):
-    method = ia3(["key", "dense"], feed_forward)
+    method = fp.peft.ia3(["key", "dense"], feed_forward)
     module = attach_module(
         tiny().module(), method, {"ia3_feed_forward": ("output.dense",)}, head=tiny().head
     )

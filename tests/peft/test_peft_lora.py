@@ -8,14 +8,12 @@ from closeness import ROUNDOFF, approx, assert_close
 from flax import nnx
 from tiny import logits, tiny
 
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.models.base import AdapterParam, bind
+import fedjax_peft as fp
+from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import FusedLinear
-from fedjax_peft.peft import lora
-from fedjax_peft.peft.base import attach, attach_module
+from fedjax_peft.peft.base import attach_module
 from fedjax_peft.peft.lora import LoRALinear
 from fedjax_peft.peft.lora_starts import orthonormal_factors, principal_factors
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +46,7 @@ def test_directions_with_scale_zero_have_no_effect():
 
 @pytest.mark.parametrize(("alpha", "rslora", "s"), [(None, False, 1), (8, False, 2), (8, True, 4)])
 def test_trained_leaves_and_their_scale(alpha, rslora, s):
-    model = attach(tiny("roberta"), lora(4, alpha=alpha, rslora=rslora))
+    model = fp.attach(tiny("roberta"), fp.lora(4, alpha=alpha, rslora=rslora))
     paths = [f"roberta.encoder.layer.{i}.attention.self" for i in (0, 1)]
     sites = [f"{path}.{name}" for path in paths for name in ("query", "value")]
     found = {name: kind for name, kind in model.kinds.items() if kind != "head"}
@@ -81,7 +79,7 @@ def test_dropout_acts_on_the_low_rank_branch_only():
 
 def start(init, shape, rank, seed=0):
     module = nnx.Dict(dense=nnx.Linear(*shape, rngs=nnx.Rngs(0)))
-    attach_module(module, lora(rank, init=init, targets=["dense"]), seed=seed)
+    attach_module(module, fp.lora(rank, init=init, targets=["dense"]), seed=seed)
     return np.asarray(module.dense.lora_a[...]), np.asarray(module.dense.lora_b[...])
 
 
@@ -106,7 +104,7 @@ def test_gaussian_start_has_deviation_one_over_rank():
 )
 def test_a_start_from_the_weights_changes_no_logit(init, options):
     plain = tiny()
-    model = attach(plain, lora(4, init=init, **options))
+    model = fp.attach(plain, fp.lora(4, init=init, **options))
     assert_close(logits(model), logits(plain), rtol=0, atol=1e-5)
     for name, kernel in plain.frozen.items():
         if name.endswith(("query.kernel", "value.kernel")):
@@ -211,7 +209,7 @@ def sites(model):
 )
 def test_targets_are_read_as_in_peft(targets, count):
     # ``dense`` would be the pooler's too, but here it is in the head, which is trained whole.
-    assert len(sites(attach(tiny(), lora(4, targets=targets)))) == count
+    assert len(sites(fp.attach(tiny(), fp.lora(4, targets=targets)))) == count
 
 
 # -------------------------------------------------------------------------- a user's own module
@@ -231,12 +229,12 @@ class MLP(nnx.Module):
 
 def forward(module, batch):
     y = module(batch["x"])
-    return Outputs(y, y[:, None])
+    return fp.contracts.Outputs(y, y[:, None])
 
 
 def test_own_module_is_adapted_and_trained():
-    model = bind(MLP(nnx.Rngs(0)), head=("out",), forward=forward)
-    model = attach(model, lora(2, targets=["hidden"]))
+    model = fp.bind(MLP(nnx.Rngs(0)), head=("out",), forward=forward)
+    model = fp.attach(model, fp.lora(2, targets=["hidden"]))
     assert model.kinds == {
         "hidden.lora_a": "adapter",
         "hidden.lora_b": "adapter",
@@ -269,14 +267,14 @@ def test_own_module_is_adapted_and_trained():
 
 
 def test_patterns_give_layers_ranks_and_scales_of_their_own():
-    method = lora(
+    method = fp.lora(
         4,
         alpha=8.0,
         targets=["query", "value"],
         rank_pattern={"layer.0.attention.self.query": 2, "value": 3},
         alpha_pattern={r"layer\.1\..*query": 2.0},
     )
-    leaves = attach(tiny(), method).trainable
+    leaves = fp.attach(tiny(), method).trainable
     got = {
         (layer, name): (leaves[f"{site}.lora_a"].shape[1], float(leaves[f"{site}.lora_scale"][0]))
         for layer in (0, 1)
@@ -298,7 +296,7 @@ def fused():
 @pytest.mark.parametrize("init", ["kaiming", "svd", "qr"])
 def test_parts_of_a_fused_projection(init):
     plain = fused()
-    method = lora(2, alpha=3.0, targets=["c_attn"], parts=["q", "v"], init=init)
+    method = fp.lora(2, alpha=3.0, targets=["c_attn"], parts=["q", "v"], init=init)
     site = attach_module(fused(), method).c_attn
     x = jax.random.normal(KEY, (3, 5, 6))
     assert_close(site(x), plain.c_attn(x), rtol=0, atol=1e-5)
@@ -313,14 +311,14 @@ def test_parts_of_a_fused_projection(init):
     assert (moved[jnp.array([0, 2])] > 0.01).all()
     assert (moved[1] == 0).all(), "the key has no update"
     assert_close(site.merged()(x), after, rtol=0, atol=1e-5)
-    with pytest.raises(InputError, match="no part 'query'"):
-        attach_module(fused(), lora(2, targets=["c_attn"], parts=["query"]))
+    with pytest.raises(fp.InputError, match="no part 'query'"):
+        attach_module(fused(), fp.lora(2, targets=["c_attn"], parts=["query"]))
 
 
 def test_layers_are_counted_from_both_ends():
     bare = tiny()
-    adapted = attach(bare, lora(2, layers=[-1]))
+    adapted = fp.attach(bare, fp.lora(2, layers=[-1]))
     paths = {name.rpartition(".")[0] for name in adapted.kinds if "lora" in name}
     assert paths == {f"bert.encoder.layer.1.attention.self.{x}" for x in ("query", "value")}
-    assert lora(2, layers=[1]).options["layers"] == (1,)
-    assert "layers" not in lora(2).options
+    assert fp.lora(2, layers=[1]).options["layers"] == (1,)
+    assert "layers" not in fp.lora(2).options

@@ -7,8 +7,7 @@ from closeness import ROUNDOFF, assert_close
 from flax import nnx
 from tiny import logits, tiny, trained
 
-from fedjax_peft.peft import lora, lora_sum
-from fedjax_peft.peft.base import attach
+import fedjax_peft as fp
 from fedjax_peft.peft.lora_sum import LoRASumLinear
 
 
@@ -55,7 +54,7 @@ def test_all_loras_read_the_same_dropped_input():
 
 
 def test_each_alone_is_a_lora():
-    model, plain = attach(tiny(), lora_sum(2)), attach(tiny(), lora(2))
+    model, plain = fp.attach(tiny(), fp.peft.lora_sum(2)), fp.attach(tiny(), fp.lora(2))
     assert model.counts()["adapter"] == 3 * plain.counts()["adapter"]
     params = trained(plain)
     for name in ("root", "cluster", "leaf"):

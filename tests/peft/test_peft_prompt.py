@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 from closeness import assert_close
 
+import fedjax_peft as fp
 from fedjax_peft.models.attention import attention
-from fedjax_peft.models.heads import token_classification
 from fedjax_peft.models.layers import Dropout, PrefixSlot, TokenEmbed
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.peft import prefix_tuning, prompt_tuning
-from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.prefix import Prefix
 from fedjax_peft.peft.prompt import PromptEmbed
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import TINY_BERT, tiny_model
+from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +25,11 @@ SLOT = "bert.encoder.layer.{}.attention.self.prefix"
 @functools.cache
 def tiny(family="bert"):
     config = {**TINY_BERT, "model_type": family}
-    return tiny_model(3) if family == "bert" else random_model(config, head=token_classification(3))
+    return (
+        fp.testing.tiny_model(3)
+        if family == "bert"
+        else fp.random_model(config, head=fp.heads.token_classification(3))
+    )
 
 
 def batch_of(length):
@@ -60,18 +60,18 @@ def test_prompt_comes_before_the_embeddings():
 
 
 def test_starts_of_a_prompt():
-    model = attach(tiny(), prompt_tuning(100))
+    model = fp.attach(tiny(), fp.peft.prompt_tuning(100))
     prompt = np.asarray(model.trainable[f"{WORDS}.prompt"])
     assert prompt.shape == (100, 32)
     assert abs(prompt.mean()) < 0.1
     assert abs(prompt.std() - 1) < 0.05
-    words = prompt_tuning(100, init="vocabulary")
-    drawn = np.asarray(attach(tiny(), words).trainable[f"{WORDS}.prompt"])
+    words = fp.peft.prompt_tuning(100, init="vocabulary")
+    drawn = np.asarray(fp.attach(tiny(), words).trainable[f"{WORDS}.prompt"])
     table = np.asarray(tiny().frozen[f"{WORDS}.embedding"])
     rows = [np.flatnonzero((table == row).all(axis=1)) for row in drawn]
     assert all(len(row) == 1 for row in rows)
     assert len({int(row[0]) for row in rows}) > 30
-    other = attach(tiny(), words, seed=1).trainable[f"{WORDS}.prompt"]
+    other = fp.attach(tiny(), words, seed=1).trainable[f"{WORDS}.prompt"]
     assert not np.array_equal(drawn, other)
 
 
@@ -79,12 +79,12 @@ def test_starts_of_a_prompt():
 def test_text_and_prompt_must_have_positions(family, positions):
     # RoBERTa's first two of the table are no token's: padding's, and the one before it.
     config = {**TINY_BERT, "model_type": family, "pad_token_id": int(family == "roberta")}
-    plain = random_model(config, head=token_classification(3))
-    model = attach(plain, prompt_tuning(4))
+    plain = fp.random_model(config, head=fp.heads.token_classification(3))
+    model = fp.attach(plain, fp.peft.prompt_tuning(4))
     for m, longest in ((plain, positions), (model, positions - 4)):
         shape = jax.eval_shape(lambda m=m, n=longest: outputs(m, batch_of(n)).logits)
         assert shape.shape == (2, longest, 3)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(fp.InputError) as caught:
         jax.eval_shape(lambda: outputs(model, batch_of(positions)))
     for part in (
         f"text of {positions} tokens and a prompt of 4",
@@ -92,7 +92,7 @@ def test_text_and_prompt_must_have_positions(family, positions):
     ):
         assert part in str(caught.value)
     assert f"to {positions - 4} tokens" in str(caught.value)
-    with pytest.raises(InputError, match=rf"text of {positions + 1} tokens needs"):
+    with pytest.raises(fp.InputError, match=rf"text of {positions + 1} tokens needs"):
         jax.eval_shape(lambda: outputs(plain, batch_of(positions + 1)))
 
 
@@ -126,7 +126,7 @@ def test_attention_over_prefix_and_text(kind):
 
 
 def test_every_layer_has_a_prefix_of_its_own():
-    model = attach(tiny(), prefix_tuning(5))
+    model = fp.attach(tiny(), fp.peft.prefix_tuning(5))
     names = [f"{SLOT.format(i)}.prefix_{n}" for i in (0, 1) for n in ("key", "value")]
     assert adapters(model) == dict.fromkeys(names, (5, 32))
     values = np.concatenate([model.trainable[n] for n in names])
@@ -135,7 +135,7 @@ def test_every_layer_has_a_prefix_of_its_own():
 
 
 def test_padding_is_not_seen_and_no_position_is_taken():
-    model, batch = attach(tiny(), prefix_tuning(5)), batch_of(6)
+    model, batch = fp.attach(tiny(), fp.peft.prefix_tuning(5)), batch_of(6)
     other = batch | {"input_ids": np.where(batch["attention_mask"], batch["input_ids"], 9)}
     assert_close(outputs(model, batch).logits, outputs(model, other).logits, rtol=0, atol=1e-5)
     assert jax.eval_shape(lambda: outputs(model, batch_of(32)).hidden).shape == (2, 32, 32)

@@ -11,12 +11,7 @@ from tiny import logits, tiny
 
 import fedjax_peft as fp
 from fedjax_peft import peft
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.models.base import bind
-from fedjax_peft.models.heads import causal_lm, classification
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.peft.base import attach, count
-from fedjax_peft.testing import TINY_BERT, tiny_dataset, tiny_model
+from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +33,7 @@ def adapters(model):
     ],
 )
 def test_marked_leaves_are_trained_beside_the_head_and_no_others(method, ends):
-    plain, model = tiny(), attach(tiny(), method)
+    plain, model = tiny(), fp.attach(tiny(), method)
     expected = {name for name in plain.frozen if name.endswith(ends)}
     assert adapters(model) == expected
     assert set(model.trainable) == expected | set(plain.trainable)
@@ -49,7 +44,7 @@ def test_marked_leaves_are_trained_beside_the_head_and_no_others(method, ends):
 
 
 def test_all_trained_leaves_have_a_gradient():
-    model = attach(tiny_model(3, num_hidden_layers=1), peft.full())
+    model = fp.attach(fp.testing.tiny_model(3, num_hidden_layers=1), peft.full())
 
     @jax.jit
     def slope(trainable):
@@ -63,8 +58,8 @@ def test_all_trained_leaves_have_a_gradient():
 
 def test_small_steps_move_a_bfloat16_model_that_is_trained_whole():
     config = {**TINY_BERT, "num_hidden_layers": 1}
-    plain = random_model(config, head=classification(4), dtype="bfloat16")
-    model, data = attach(plain, peft.full()), tiny_dataset(32)
+    plain = fp.random_model(config, head=fp.heads.classification(4), dtype="bfloat16")
+    model, data = fp.attach(plain, peft.full()), fp.testing.tiny_dataset(32)
     run = fp.simulate(
         model,
         fp.algorithms.fedavg(optax.adam(1e-5)),
@@ -79,7 +74,7 @@ def test_small_steps_move_a_bfloat16_model_that_is_trained_whole():
 
 
 def test_tied_head_of_gpt2_is_counted_once():
-    counts = count({"model_type": "gpt2"}, peft.full(), head=causal_lm())
+    counts = fp.count({"model_type": "gpt2"}, peft.full(), head=fp.heads.causal_lm())
     assert counts == {"adapter": 124_439_808, "head": 0, "frozen": 0}
 
 
@@ -92,11 +87,11 @@ class Tied(nnx.Module):
 
     def __call__(self, batch):
         x = self.table(batch["ids"])
-        return Outputs(self.table.attend(x) + x @ self.rows[0][...].T, x)
+        return fp.contracts.Outputs(self.table.attend(x) + x @ self.rows[0][...].T, x)
 
 
 def test_tied_table_is_trained_once_and_stays_tied():
-    model = attach(bind(Tied(nnx.Rngs(0))), peft.full())
+    model = fp.attach(fp.bind(Tied(nnx.Rngs(0))), peft.full())
     assert len(model.trainable) == 1
     (name,) = model.trainable
     batch = {"ids": jnp.arange(3)[None]}

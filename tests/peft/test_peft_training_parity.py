@@ -13,12 +13,11 @@ from closeness import assert_close, assert_small
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch_reference import FAMILIES, SHAPE, layers, padded_batch, saved, tensors, tiny_model
 
+import fedjax_peft as fp
 from fedjax_peft import peft, tasks
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.contracts import ClientContext
-from fedjax_peft.models.hub import load_model
 from fedjax_peft.models.registry import default_targets
-from fedjax_peft.peft.base import Method, attach
+from fedjax_peft.peft.base import Method
 
 STEPS = 5
 # A large eps: Adam would else magnify the rounding of a gradient that happens to be near zero.
@@ -167,7 +166,7 @@ def train_ours(model, start, batches):
         return model.apply(model.frozen, {**fixed, **params}, batch, key, train)
 
     optimizer = optax.adamw(1e-2, b1=0.9, b2=0.98, **ADAMW)
-    update = client(optimizer, ClientContext(apply, tasks.classification(), {}, 1))
+    update = client(optimizer, fp.contracts.ClientContext(apply, tasks.classification(), {}, 1))
     state, losses = update.init(start, {}, jax.random.key(0)), []
     step = jax.jit(update.step)
     for batch in batches:
@@ -199,7 +198,7 @@ def test_five_steps(method, family, tmp_path):
     case = CASES[method]
     depth = layers(family, 2 if method in DEEP else 1)
     base = tiny_model(family, **without_dropout(family), **depth)
-    model = attach(load_model(saved(base, tmp_path)), case.ours)
+    model = fp.attach(fp.load_model(saved(base, tmp_path)), case.ours)
     reference = case.theirs(base, model.head)
     theirs = leaves_in(reference, case, family)
     assert theirs.keys() == {name for name, kind in model.kinds.items() if kind != "fixed"}

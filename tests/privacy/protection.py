@@ -9,8 +9,8 @@ import optax
 import toy
 from combining import aggregate
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
-from fedjax_peft.contracts import Aggregated, Federation
 from fedjax_peft.numerics import summation
 
 CLIENTS, RANK, N_IN, N_OUT = 4, 3, 24, 20
@@ -26,7 +26,9 @@ FEDAVG = algorithms.fedavg(optax.sgd(0.1))
 def federation(sampling="poisson", clients=10, per_round=QN, **changes):
     """Returns the facts of a run."""
     work = {"batch_size": 4, "batch_sampling": "shuffled", "most_steps": 3, "most_passes": 1}
-    return Federation(clients, per_round, sampling, **work | {"fewest_examples": 2} | changes)
+    return fp.contracts.Federation(
+        clients, per_round, sampling, **work | {"fewest_examples": 2} | changes
+    )
 
 
 def private(privacy, base):
@@ -38,7 +40,9 @@ def showing(base):
     """Returns an aggregator whose update is the average in its own space."""
 
     def finish(total, template, context, state):
-        return Aggregated(jax.tree.map(lambda x: x / total.weight, total.value), {}, state)
+        return fp.contracts.Aggregated(
+            jax.tree.map(lambda x: x / total.weight, total.value), {}, state
+        )
 
     return (base.unmeasured or base)._replace(finish=finish, unmeasured=None)
 

@@ -10,9 +10,7 @@ from closeness import approx, roughly
 from scipy import optimize, stats
 
 import fedjax_peft as fp
-from fedjax_peft.contracts import Guarantee
 from fedjax_peft.privacy import accounting, guarantees, statements
-from fedjax_peft.support.errors import InputError
 
 Relation = dp.NeighboringRelation
 # (noise multiplier, rounds, sampling probability, delta)
@@ -156,7 +154,7 @@ def test_client_noise_multiplier_and_guarantee_agree():
     facts = federation("round_robin")
     z = guarantees.client_noise_multiplier(2.0, 1e-5, facts, 20)
     found = guarantees.client_guarantee(z, 1e-5, facts, 20)
-    assert found == Guarantee(approx(2.0, rel=1e-4), 1e-5)
+    assert found == fp.contracts.Guarantee(approx(2.0, rel=1e-4), 1e-5)
     assert found.epsilon <= 2.0
 
 
@@ -199,7 +197,7 @@ def test_words_name_the_neighbours_and_the_sampling():
     ],
 )
 def test_bad_input_is_refused(call, said):
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(fp.InputError, match=said):
         call()
 
 
@@ -207,7 +205,7 @@ def test_bad_input_is_refused(call, said):
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     accounting._dp_accounting.cache_clear()
-    with pytest.raises(InputError, match=r"pip install 'dp-accounting"):
+    with pytest.raises(fp.InputError, match=r"pip install 'dp-accounting"):
         accounting.gaussian_event(1.0, 1)
     monkeypatch.undo()
     accounting._dp_accounting.cache_clear()

@@ -14,7 +14,6 @@ from closeness import approx
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, early_stop
-from fedjax_peft.contracts import Privacy
 from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import load_run
@@ -28,9 +27,9 @@ DELTA = 1e-5
 MODEL = linear.model()
 
 
-def fake(noise_multiplier=2.0) -> Privacy:
+def fake(noise_multiplier=2.0) -> fp.contracts.Privacy:
     """Returns an accountant without a mechanism: only the guarantee is of interest here."""
-    return Privacy(
+    return fp.contracts.Privacy(
         "fake",
         "client",
         lambda algorithm, federation: algorithm,

@@ -36,7 +36,6 @@ from fedjax_peft import aggregators, algorithms
 from fedjax_peft.aggregators.fields import by_field
 from fedjax_peft.aggregators.products import product_changes
 from fedjax_peft.numerics import summation
-from fedjax_peft.privacy import central
 from fedjax_peft.privacy.guarantees import client_guarantee
 from fedjax_peft.privacy.lifted import product_norm
 
@@ -52,7 +51,7 @@ SGD = optax.sgd(0.1)
 
 def private(base, clip, noise_multiplier=0.0):
     """Returns a private aggregator."""
-    return protection.private(central(clip, noise_multiplier), base)
+    return protection.private(fp.privacy.central(clip, noise_multiplier), base)
 
 
 # ------------------------------------------------------------------------ equality with plain NumPy
@@ -255,7 +254,7 @@ def test_the_norm_of_a_product_that_cancels_is_not_underestimated(seed, change, 
 
 def protected(factory, clip=0.2, noise_multiplier=0.5, **options):
     algorithm = factory(optax.sgd(0.5), **options)
-    return central(clip, noise_multiplier).protect(algorithm, federation("all", 5))
+    return fp.privacy.central(clip, noise_multiplier).protect(algorithm, federation("all", 5))
 
 
 def rig(factory=algorithms.fedavg, clip=0.2, **options):
@@ -294,7 +293,7 @@ def test_leaves_that_rest_and_directions_that_nobody_owns_keep_every_bit():
 def test_a_round_without_clients_releases_noise_and_is_a_round_like_any_other():
     clients, model = toy.clients([4, 4, 4]), toy.lora_model(dropout=0)
     options = {"clients_per_round": 1, "sampling": "poisson", "rounds": 8}
-    make, algorithm = {"privacy": central(1.0, 0.5), **options}, algorithms.fedavgm(SGD)
+    make, algorithm = {"privacy": fp.privacy.central(1.0, 0.5), **options}, algorithms.fedavgm(SGD)
     made = fp.simulate(model, algorithm, clients, **run_options(**make))
     empty = [row["round"] for row in made.metrics[1:] if not row["clients"]]
     assert empty, "the seed draws no empty round"
@@ -315,7 +314,7 @@ def test_one_program_serves_every_clip_norm_and_noise_multiplier():
     values = {"clip": 0.5, "noise": 0.8}
     session = fp.session(
         *(model, algorithms.fedavg(SGD), clients),
-        privacy=lambda p: central(p["clip"], p["noise"]),
+        privacy=lambda p: fp.privacy.central(p["clip"], p["noise"]),
         values=values,
     )
     session.step(session.init(0))
@@ -332,7 +331,7 @@ def test_weights_by_size_become_equal():
     assert protected(algorithms.fedavg, weights="size").weights == "uniform"
 
 
-@pytest.mark.parametrize("make", [central, fp.privacy.adaptive])
+@pytest.mark.parametrize("make", [fp.privacy.central, fp.privacy.adaptive])
 def test_the_guarantee_is_that_of_the_accountant(make):
     """That of adaptive clipping with its total noise."""
     privacy = make(1.0, 1.3, delta=1e-6)

@@ -18,7 +18,6 @@ from fedjax_peft.config import running, sweeps
 from fedjax_peft.config.federation import explicit
 from fedjax_peft.config.loading import _tuples
 from fedjax_peft.config.parts import Parts
-from fedjax_peft.contracts import Federation
 from fedjax_peft.privacy import accounting
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.support.toml import read_toml
@@ -99,7 +98,7 @@ def test_epsilon_is_solved_for_the_noise_of_these_clients_and_rounds(run):
 def test_a_run_is_loaded_and_continued_with_its_recorded_noise(run):
     # The facts of the run are recorded exactly.
     facts = read_metrics(run.out / "metrics.jsonl")[0]["federation"]
-    restored = Federation(**{name: _tuples(value) for name, value in facts.items()})
+    restored = fp.contracts.Federation(**{name: _tuples(value) for name, value in facts.items()})
     assert hash(restored)
     assert dict(restored.columns)["input_ids"] == (16,)
     assert fp.load_run(run.out).algorithm.round_metrics(1).keys() >= {"noise", "share"}

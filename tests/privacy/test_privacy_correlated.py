@@ -14,7 +14,6 @@ from protection import federation
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, algorithms
-from fedjax_peft.privacy import correlated
 from fedjax_peft.privacy.correlated import correlated_noise, strategy
 
 pytestmark = pytest.mark.slow
@@ -78,7 +77,7 @@ def test_the_sensitivity_is_the_largest_over_all_ways_to_take_part(bands, separa
 def test_the_whole_run_is_one_gaussian_mechanism():
     from fedjax_peft.privacy.accounting import epsilon, gaussian_event
 
-    privacy = correlated(1.0, 2.0, rounds=20)
+    privacy = fp.privacy.correlated(1.0, 2.0, rounds=20)
     expected = epsilon(gaussian_event(2.0, 1), 1e-5, "rdp", "replace_special")
     assert privacy.guarantee(TURNS, 20).epsilon == expected
     assert privacy.guarantee(TURNS, 1).epsilon == expected
@@ -92,7 +91,7 @@ def test_the_noise_of_a_run_is_correlated():
     clients = toy.clients([4] * 6)
     model = toy.lora_model(width=40, dropout=0)  # many numbers to correlate
     options = {
-        "privacy": correlated(1.0, 1.0, rounds=ROUNDS),
+        "privacy": fp.privacy.correlated(1.0, 1.0, rounds=ROUNDS),
         "sampling": "round_robin",
         "clients_per_round": 2,
     }
@@ -123,7 +122,7 @@ def test_the_noise_of_a_run_is_correlated():
     ],
 )
 def test_what_does_not_bound_the_turns_of_a_client_is_refused(facts, bands, reason):
-    privacy = correlated(1.0, 1.0, rounds=10, bands=bands)
+    privacy = fp.privacy.correlated(1.0, 1.0, rounds=10, bands=bands)
     with pytest.raises(InputError, match=reason):
         privacy.protect(algorithms.fedavg(optax.sgd(0.1)), facts)
 
@@ -133,7 +132,9 @@ def test_clients_that_always_take_part_pay_for_it_in_the_sensitivity():
     assert_close(independent.sensitivity, np.sqrt(ROUNDS), rtol=1e-6)
     assert banded.sensitivity > independent.sensitivity
     facts = federation("all", 4, 4)
-    correlated(1.0, 1.0, rounds=ROUNDS, bands=2).protect(algorithms.fedavg(optax.sgd(0.1)), facts)
+    fp.privacy.correlated(1.0, 1.0, rounds=ROUNDS, bands=2).protect(
+        algorithms.fedavg(optax.sgd(0.1)), facts
+    )
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):

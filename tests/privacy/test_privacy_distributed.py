@@ -21,17 +21,8 @@ from protection import BASES, FEDAVG, federation, showing
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, aggregators, algorithms
-from fedjax_peft.contracts import Attack, Stages, Wrapped
 from fedjax_peft.numerics import summation, tree
-from fedjax_peft.privacy.distributed import (
-    discrete_gaussian,
-    distributed,
-    grid,
-    hadamard,
-    rounded,
-    senders,
-)
-from fedjax_peft.privacy.local import local
+from fedjax_peft.privacy.distributed import discrete_gaussian, grid, hadamard, rounded, senders
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +83,7 @@ def test_local_noise_on_the_mean_is_what_is_claimed(base):
     """Over 1,000 draws, in every leaf of the aggregator's space, within 1 %."""
     sent, template, fixed = uploads()
     clip, z = 0.5, 3.0
-    private, silent = (protected(local(clip, x), BASES[base]()) for x in (z, 0.0))
+    private, silent = (protected(fp.privacy.local(clip, x), BASES[base]()) for x in (z, 0.0))
     expected = combined(silent, sent, template, fixed).update
     drawn = draws(private, sent, template, fixed)
     noise = jax.tree.map(lambda x, y: np.asarray(x) - np.asarray(y), drawn.update, expected)
@@ -107,7 +98,7 @@ def test_local_noise_on_the_mean_is_what_is_claimed(base):
 @pytest.mark.parametrize("base", BASES)
 def test_clipped_changes_are_no_longer_than_the_clip_norm(base):
     sent, template, fixed = uploads(size=30.0)
-    silent = protected(local(0.5, 0.0), BASES[base]())
+    silent = protected(fp.privacy.local(0.5, 0.0), BASES[base]())
     without = {n: x.copy() for n, x in sent.items()}
     for n, x in template.items():
         without[n][2] = x
@@ -123,9 +114,9 @@ def test_the_guarantee_of_local_noise():
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(5.0 / 2), 7)
     accountant = dp_accounting.rdp.RdpAccountant().compose(event)
     expected = accountant.get_epsilon(DELTA)
-    assert local(1.0, 5.0).guarantee(FACTS, 7).epsilon == approx(expected)
+    assert fp.privacy.local(1.0, 5.0).guarantee(FACTS, 7).epsilon == approx(expected)
     turns = FACTS._replace(sampling="round_robin")  # 5 of 20 clients in turn
-    assert local(1.0, 5.0).guarantee(turns, 28).epsilon == approx(expected)
+    assert fp.privacy.local(1.0, 5.0).guarantee(turns, 28).epsilon == approx(expected)
 
 
 # ------------------------------------------------------------------------- the discrete Gaussian
@@ -226,8 +217,8 @@ def test_the_clients_that_must_send_are_counted_without_rounding(clients):
 @pytest.mark.sample("mean")
 def test_the_sum_of_shares_is_the_clipped_mean_and_noise_of_the_claimed_size(base):
     sent, template, fixed = uploads()
-    private = protected(distributed(0.5, 2.0), BASES[base]())
-    silent = protected(local(0.5, 0.0), BASES[base]())
+    private = protected(fp.privacy.distributed(0.5, 2.0), BASES[base]())
+    silent = protected(fp.privacy.local(0.5, 0.0), BASES[base]())
     expected = combined(silent, sent, template, fixed).update
     drawn = draws(private, sent, template, fixed)
     noise = jax.tree.map(lambda x, y: np.asarray(x) - np.asarray(y), drawn.update, expected)
@@ -241,7 +232,7 @@ def test_the_sum_of_shares_is_the_clipped_mean_and_noise_of_the_claimed_size(bas
 def test_messages_are_integers_below_the_modulus_and_their_sum_is_exact():
     """Against Python's integers, of any size, for messages of the largest modulus."""
     sent, template, fixed = uploads(size=30.0)
-    private = protected(distributed(0.5, 2.0, bits=24), aggregators.mean())
+    private = protected(fp.privacy.distributed(0.5, 2.0, bits=24), aggregators.mean())
     keys = jax.random.split(jax.random.key(0), CLIENTS)
 
     @jax.jit
@@ -273,7 +264,7 @@ def test_messages_are_integers_below_the_modulus_and_their_sum_is_exact():
 
 def test_a_sum_of_too_few_shares_is_not_released():
     sent, template, fixed = uploads()
-    private = protected(distributed(0.5, 2.0, dropouts=0.4), aggregators.mean())
+    private = protected(fp.privacy.distributed(0.5, 2.0, dropouts=0.4), aggregators.mean())
     three, two = [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]
     release = jax.jit(functools.partial(combine, private, sent, template, fixed))
     full, released, withheld = (release(np.float32(x)) for x in ([1] * CLIENTS, three, two))
@@ -288,7 +279,7 @@ def test_a_sum_of_too_few_shares_is_not_released():
 def test_the_guarantee_of_the_distributed_discrete_gaussian():
     """Proposition 14 of the paper for every order, composed, against dp-accounting's Gaussian."""
     z, rounds = 2.0, 9
-    found = distributed(1.0, z).guarantee(FACTS, rounds).epsilon
+    found = fp.privacy.distributed(1.0, z).guarantee(FACTS, rounds).epsilon
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(z), rounds)
     gaussian = dp_accounting.rdp.RdpAccountant().compose(event)
     assert found == approx(gaussian.get_epsilon(DELTA), rel=1e-6)
@@ -308,12 +299,15 @@ IN_SPACE = {"mean": 18 + 3 + 10 + 12, "fra": 18 + 3 + 5 * 6}
 @pytest.mark.parametrize(
     ("base", "privacy", "size"),
     [
-        ("fra", local(0.5, 1.0), 4 * IN_SPACE["fra"]),
-        ("mean", distributed(0.5, 1.0, bits=12), 64 * 12 // 8),
-        ("lora_a2", distributed(0.5, 1.0, bits=12), 64 * 12 // 8),
-        pytest.param("mean", local(0.5, 1.0), 4 * IN_SPACE["mean"], marks=pytest.mark.exhaustive),
+        ("fra", fp.privacy.local(0.5, 1.0), 4 * IN_SPACE["fra"]),
+        ("mean", fp.privacy.distributed(0.5, 1.0, bits=12), 64 * 12 // 8),
+        ("lora_a2", fp.privacy.distributed(0.5, 1.0, bits=12), 64 * 12 // 8),
         pytest.param(
-            *("fra", distributed(0.5, 1.0, bits=12), 64 * 12 // 8), marks=pytest.mark.exhaustive
+            "mean", fp.privacy.local(0.5, 1.0), 4 * IN_SPACE["mean"], marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            *("fra", fp.privacy.distributed(0.5, 1.0, bits=12), 64 * 12 // 8),
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )
@@ -341,9 +335,9 @@ def sending(size, client=2):
             sent = tree.where(upload.client.number == client, other, upload.value)
             return upload._replace(value=sent)
 
-        return Wrapped(algorithm, Stages(sent=(tamper,)))
+        return fp.contracts.Wrapped(algorithm, fp.contracts.Stages(sent=(tamper,)))
 
-    return Attack("sending", apply, lambda clients: (client,))
+    return fp.contracts.Attack("sending", apply, lambda clients: (client,))
 
 
 @functools.cache
@@ -364,10 +358,10 @@ def released(make, lanes, engine, size, without=()):
 @pytest.mark.parametrize(
     ("make", "lanes", "engine"),
     [
-        (local, 3, "compiled"),
-        (distributed, 1, "compiled"),
-        pytest.param(distributed, 1, "reference", marks=pytest.mark.exhaustive),
-        pytest.param(local, 1, "reference", marks=pytest.mark.exhaustive),
+        (fp.privacy.local, 3, "compiled"),
+        (fp.privacy.distributed, 1, "compiled"),
+        pytest.param(fp.privacy.distributed, 1, "reference", marks=pytest.mark.exhaustive),
+        pytest.param(fp.privacy.local, 1, "reference", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_client_without_a_usable_upload_sends_its_noise(make, lanes, engine):
@@ -385,7 +379,7 @@ def test_a_client_without_a_usable_upload_sends_its_noise(make, lanes, engine):
 
 @pytest.mark.parametrize(
     ("make", "least", "size"),
-    [(local, 0.5 / 2, 4 * 18), (distributed, 0.5 / 4, 2 * 32)],
+    [(fp.privacy.local, 0.5 / 2, 4 * 18), (fp.privacy.distributed, 0.5 / 4, 2 * 32)],
     ids=["local", "distributed"],
 )
 @pytest.mark.sample("distributed")
@@ -424,9 +418,9 @@ def test_late_clients_and_those_without_examples_send_noise_in_a_run(make, least
 @pytest.mark.parametrize(
     ("make", "sampling", "words"),
     [
-        (lambda: distributed(1.0, 1.0), "poisson", "their number must be known"),
-        (lambda: distributed(1.0, 1.0), "size", "sampling='size'"),
-        (lambda: local(1.0, 1.0), "size", "sampling='size'"),
+        (lambda: fp.privacy.distributed(1.0, 1.0), "poisson", "their number must be known"),
+        (lambda: fp.privacy.distributed(1.0, 1.0), "size", "sampling='size'"),
+        (lambda: fp.privacy.local(1.0, 1.0), "size", "sampling='size'"),
     ],
 )
 def test_a_sampling_that_does_not_fit_is_refused(make, sampling, words):
@@ -436,6 +430,6 @@ def test_a_sampling_that_does_not_fit_is_refused(make, sampling, words):
 
 def test_too_few_bits_are_refused():
     sent, template, fixed = uploads()
-    private = protected(distributed(0.5, 2.0, bits=5), aggregators.mean())
+    private = protected(fp.privacy.distributed(0.5, 2.0, bits=5), aggregators.mean())
     with pytest.raises(InputError, match="use bits = 7 or more"):
         combined(private, sent, template, fixed)

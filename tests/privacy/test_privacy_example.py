@@ -21,12 +21,10 @@ from tiny import trained
 import fedjax_peft as fp
 from fedjax_peft import InputError, algorithms, peft
 from fedjax_peft.algorithms.common import replace_server
-from fedjax_peft.contracts import Algorithm, ClientContext, ClientUpdate
 from fedjax_peft.engine.program import Program
 from fedjax_peft.numerics.roles import head_roles
 from fedjax_peft.privacy import accounting, guarantees
-from fedjax_peft.privacy.example import clipped_sum, example, private_gradient
-from fedjax_peft.tasks import classification
+from fedjax_peft.privacy.example import clipped_sum, private_gradient
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +50,7 @@ def problem(model, leaves, data, real):
     def apply(params, batch, key, train):
         return model.apply(model.frozen, {**fixed, **params}, batch, key, train)
 
-    context = ClientContext(apply, classification(), fixed, jnp.int32(1))
+    context = fp.contracts.ClientContext(apply, fp.tasks.classification(), fixed, jnp.int32(1))
     return context.objective, params, batch
 
 
@@ -177,7 +175,7 @@ def test_the_noise_has_the_standard_deviation_that_is_claimed():
 
 
 def protected(algorithm, clip=0.5, noise=1.0, **options):
-    return example(clip, noise, **options).protect(algorithm, FACTS)
+    return fp.privacy.example(clip, noise, **options).protect(algorithm, FACTS)
 
 
 def apply(leaves, *rest):
@@ -188,7 +186,7 @@ def test_two_gradients_with_the_same_key_have_independent_noise():
     """Ditto steps on both of its models with one key. Equal noise would cancel in a difference."""
     algorithm = protected(algorithms.ditto(optax.sgd(1.0), lam=0.0), clip=1e-6, noise=1e6)
     _, params, batch = toy_problem()
-    context = ClientContext(apply, classification(), {}, jnp.int32(1))
+    context = fp.contracts.ClientContext(apply, fp.tasks.classification(), {}, jnp.int32(1))
     update = algorithm.client(context)
     state = update.init(params, {"model": {}, "personal": params}, jax.random.key(0))
     state, _ = jax.jit(update.step)(state, batch, jax.random.key(1))
@@ -216,7 +214,9 @@ def test_a_large_clip_without_noise_is_plain_training():
 def test_the_pull_towards_a_model_is_not_clipped():
     algorithm = protected(algorithms.fedprox(optax.sgd(0.1), mu=2.0), clip=1e-9, noise=0.0)
     _, params, batch = toy_problem()
-    update = algorithm.client(ClientContext(apply, classification(), {}, jnp.int32(1)))
+    update = algorithm.client(
+        fp.contracts.ClientContext(apply, fp.tasks.classification(), {}, jnp.int32(1))
+    )
     received = {n: x + 1.0 for n, x in params.items()}
     state = update.init(received, {"model": {}}, jax.random.key(0))
     state = state._replace(shared=params)
@@ -280,7 +280,7 @@ def test_gradients_of_the_same_batch_are_composed():
     assert guarantees.example_epsilon(2.0, DELTA, several, 5) == approx(
         accounting.epsilon(accounting.gaussian_event(2.0, 15), DELTA, neighbours="replace_special")
     )
-    statement = example(1.0, 2.0).statement(several)
+    statement = fp.privacy.example(1.0, 2.0).statement(several)
     assert "shuffled passes" in statement
     assert "up to 3 gradients" in statement
 
@@ -336,9 +336,11 @@ def test_an_algorithm_that_takes_gradients_by_itself_is_refused():
             )
             return jax.tree.map(lambda x, g: x - 0.1 * g, state, gradient), metrics
 
-        return ClientUpdate(lambda b, own, key: b, step, lambda state: (state, {}))
+        return fp.contracts.ClientUpdate(lambda b, own, key: b, step, lambda state: (state, {}))
 
-    own = Algorithm("own", head_roles("shared"), client, fp.aggregators.mean(), replace_server())
+    own = fp.contracts.Algorithm(
+        "own", head_roles("shared"), client, fp.aggregators.mean(), replace_server()
+    )
     session = fp.session(
         toy.model(),
         own,
@@ -362,7 +364,9 @@ def test_a_step_with_several_gradients_says_so_and_pays_for_them():
         return update._replace(step=step)
 
     def run(algorithm):
-        return running.run(algorithm, model=linear.model(), privacy=example(1.0, 2.0), **options)
+        return running.run(
+            algorithm, model=linear.model(), privacy=fp.privacy.example(1.0, 2.0), **options
+        )
 
     options = {"rounds": 1, "lanes": 1, "local_steps": 1}
     own = plain._replace(client=client)
@@ -375,4 +379,4 @@ def test_a_step_with_several_gradients_says_so_and_pays_for_them():
 
 
 def test_without_noise_there_is_no_guarantee():
-    assert example(1.0, 0.0).guarantee(FACTS, 1).epsilon == math.inf
+    assert fp.privacy.example(1.0, 0.0).guarantee(FACTS, 1).epsilon == math.inf

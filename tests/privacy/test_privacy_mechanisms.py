@@ -26,9 +26,9 @@ from protection import (
     showing,
 )
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators
 from fedjax_peft.numerics.lowrank import pairs
-from fedjax_peft.privacy import adaptive, laplace, paper_noise
 from fedjax_peft.privacy import lifted as lifting
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def test_the_clip_norm_follows_the_quantile_as_in_the_paper():
     uploads, template = draw(0)
     norms = np.sort(np.linalg.norm(changes("fra", uploads, template), axis=1))
     clip, rate, quantile = (norms[1] + norms[2]) / 2, 0.3, 0.75
-    privacy = adaptive(clip, 0.0, quantile=quantile, clip_rate=rate)
+    privacy = fp.privacy.adaptive(clip, 0.0, quantile=quantile, clip_rate=rate)
     aggregator, state = private(privacy, aggregators.fra()), None
     for _ in range(3):
         bound = aggregator if state is None else aggregator.bound(state)
@@ -58,7 +58,7 @@ def test_the_clip_norm_follows_the_quantile_as_in_the_paper():
 
 def test_the_uploads_are_clipped_to_the_norm_of_the_state():
     uploads, template = draw(1)
-    aggregator = private(adaptive(1.0, 0.0), showing(aggregators.mean()))
+    aggregator = private(fp.privacy.adaptive(1.0, 0.0), showing(aggregators.mean()))
     state = {**aggregator.init(template), "clip": jnp.float32(2.5)}
     bound = aggregator.bound(state)
     flat = changes("mean", uploads, template)
@@ -72,7 +72,7 @@ def test_the_noise_is_split_between_uploads_and_share():
     """With z = 0.8 and σ_b = 1.5: z_Δ = (z⁻² - (2σ_b)⁻²)^(-½)."""
     z, count_noise, clip = 0.8, 1.5, 3.0
     _, template = draw(2)
-    privacy = adaptive(clip, z, count_noise=count_noise)
+    privacy = fp.privacy.adaptive(clip, z, count_noise=count_noise)
     aggregator = private(privacy, showing(aggregators.mean()))
     updates, metrics = empty_rounds(aggregator, template)
     shares = empty_rounds(
@@ -91,7 +91,7 @@ def test_one_client_moves_upload_and_share_by_no_more_than_the_noise_multiplier_
     """Against a client that is missing and one that sends zeros: (Δ/σ)² of both sums, together."""
     z, clip, count_noise = 1.0, 0.5, 1.0
     uploads, template = draw(4)  # far above the clip norm
-    aggregator = private(adaptive(clip, z, count_noise=count_noise), BASES[base]())
+    aggregator = private(fp.privacy.adaptive(clip, z, count_noise=count_noise), BASES[base]())
     zeros = {n: np.stack([x] * CLIENTS) for n, x in template.items()}
 
     @jax.jit
@@ -120,7 +120,7 @@ def test_laplace_clips_the_l1_norm_of_what_is_summed(name):
     flat = changes(name, uploads, template)
     norms = np.abs(flat).sum(axis=1)
     clip = float(np.sort(norms)[1:3].mean())
-    aggregator = private(laplace(clip, 0.0), showing(BASES[name]()))
+    aggregator = private(fp.privacy.laplace(clip, 0.0), showing(BASES[name]()))
     got = run(aggregator, uploads, template)
     short = (flat * np.minimum(1, clip / norms)[:, None]).sum(axis=0) / QN
     start = in_space(name, template)
@@ -139,7 +139,7 @@ def flattened(update):
 def test_laplace_noise_has_its_scale_and_its_shape():
     z, clip = 0.6, 2.0
     _, template = draw(4)
-    aggregator = private(laplace(clip, z), showing(aggregators.mean()))
+    aggregator = private(fp.privacy.laplace(clip, z), showing(aggregators.mean()))
     updates, metrics = empty_rounds(aggregator, template)
     flat = np.concatenate([x.ravel() for x in jax.tree.leaves(updates)])
     assert_close(metrics["privacy_noise_std"], math.sqrt(2) * z * clip / QN, rtol=1e-6)
@@ -148,14 +148,14 @@ def test_laplace_noise_has_its_scale_and_its_shape():
 
 
 def test_the_epsilon_of_laplace_rounds_adds_up():
-    privacy = laplace(1.0, 4.0)
+    privacy = fp.privacy.laplace(1.0, 4.0)
     assert privacy.guarantee(federation("uniform"), 20) == (5.0, 0.0)
     assert privacy.guarantee(federation("round_robin"), 20) == (2.5, 0.0)
     amplified = 20 * math.log(1 + 0.5 * (math.exp(0.25) - 1))
     assert privacy.guarantee(federation(), 20) == approx((amplified, 0.0))
     assert privacy.guarantee(federation(), 0).epsilon == 0
-    assert laplace(1.0, 0.0).guarantee(federation(), 3).epsilon == math.inf
-    assert laplace(1.0, 1e-9).guarantee(federation(), 3).epsilon == approx(3e9)
+    assert fp.privacy.laplace(1.0, 0.0).guarantee(federation(), 3).epsilon == math.inf
+    assert fp.privacy.laplace(1.0, 1e-9).guarantee(federation(), 3).epsilon == approx(3e9)
 
 
 # ------------------------------------------------------------------------------- the paper's noise
@@ -164,7 +164,7 @@ def test_the_epsilon_of_laplace_rounds_adds_up():
 def test_the_noise_of_the_paper_is_on_the_average_product_alone():
     uploads, template = draw(5)
     with pytest.warns(UserWarning, match="no privacy guarantee"):
-        privacy = paper_noise(0.3)
+        privacy = fp.privacy.paper_noise(0.3)
     algorithm = FEDAVG._replace(aggregator=aggregators.fra())
     assert privacy.protect(algorithm, federation()).weights == "size"
     guarantee = privacy.guarantee(federation(), 1)
@@ -196,7 +196,7 @@ def jax_plain(base):
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_snr_compares_the_kept_directions_with_the_noise(kind):
     uploads, template = draw(6)
-    got = run(private(paper_noise(0.05, kind), aggregators.fra()), uploads, template)
+    got = run(private(fp.privacy.paper_noise(0.05, kind), aggregators.fra()), uploads, template)
     new = got.update
     (path,) = pairs(template)
     sigma = np.linalg.svd(new[f"{path}.lora_a"] @ new[f"{path}.lora_b"], compute_uv=False)
@@ -205,14 +205,14 @@ def test_snr_compares_the_kept_directions_with_the_noise(kind):
     assert_close(got.metrics[f"snr/{path}"], expected, rtol=1e-4)
     alone = {n: np.repeat(x[None], CLIENTS, axis=0) * 0 for n, x in template.items()}
     nothing = {n: 0 * x for n, x in template.items()}
-    only_noise = run(private(paper_noise(0.05, kind), aggregators.fra()), alone, nothing)
+    only_noise = run(private(fp.privacy.paper_noise(0.05, kind), aggregators.fra()), alone, nothing)
     assert only_noise.metrics["snr"] < 1
 
 
 @pytest.mark.filterwarnings("ignore:The noise of the FRA-LoRA paper")
 def test_the_noise_of_the_paper_is_on_everything_where_nothing_is_a_product():
     uploads, template = draw(7)
-    got = run(private(paper_noise(0.3), aggregators.mean()), uploads, template).update
+    got = run(private(fp.privacy.paper_noise(0.3), aggregators.mean()), uploads, template).update
     for n, x in template.items():
         noise = got[n] - (x + (uploads[n] - x).mean(axis=0))
         assert noise.std() == roughly(0.3, rel=0.3)

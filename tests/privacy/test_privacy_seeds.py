@@ -17,12 +17,11 @@ from options import run_options, session_options
 from running import CLIENTS
 
 import fedjax_peft as fp
-from fedjax_peft.algorithms import fedavg, fedprox
 
 pytestmark = pytest.mark.slow
 
 CLIP, Z = 0.5, 4.0
-MODEL, PLAIN = linear.model(), fedavg(optax.sgd(0.1))
+MODEL, PLAIN = linear.model(), fp.algorithms.fedavg(optax.sgd(0.1))
 WORK = {"batch_size": 4, "lanes": 1}
 MECHANISMS = {
     "central": fp.privacy.central(CLIP, Z),
@@ -33,7 +32,7 @@ MECHANISMS = {
 
 
 def learning(values):
-    return fedavg(optax.sgd(values["rate"]))
+    return fp.algorithms.fedavg(optax.sgd(values["rate"]))
 
 
 def flat(params):
@@ -82,9 +81,9 @@ def test_the_noise_depends_on_every_setting_and_on_nothing_else():
     texts = fp.partition.iid(fp.testing.tiny_dataset(20), clients=5)
     changes = [
         {},
-        {"algorithm": fedavg(optax.sgd(0.2))},
-        {"algorithm": fedavg(optax.adam(0.1))},
-        {"algorithm": fedprox(optax.sgd(0.1), mu=0.1)},
+        {"algorithm": fp.algorithms.fedavg(optax.sgd(0.2))},
+        {"algorithm": fp.algorithms.fedavg(optax.adam(0.1))},
+        {"algorithm": fp.algorithms.fedprox(optax.sgd(0.1), mu=0.1)},
         {"privacy": fp.privacy.central(CLIP, 2.0)},
         {"privacy": fp.privacy.adaptive(CLIP, Z)},
         {"transforms": fp.transforms.clip_norm(1.0)},
@@ -116,7 +115,7 @@ def test_the_noise_depends_on_every_setting_and_on_nothing_else():
 
 def test_a_schedule_that_has_been_called_keeps_the_noise():
     schedule = optax.cosine_decay_schedule(0.1, 5)
-    algorithm = fedavg(optax.sgd(schedule))
+    algorithm = fp.algorithms.fedavg(optax.sgd(schedule))
     before = salt(algorithm=algorithm)
     schedule(0)  # turns the 5 that it holds into 5.0
     assert salt(algorithm=algorithm) == before

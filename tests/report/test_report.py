@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 from shallow import draw_nothing
 
+import fedjax_peft as fp
 from fedjax_peft.cli.main import main
 from fedjax_peft.report import figure_files, plots, records
 from fedjax_peft.report import page as report
 from fedjax_peft.report.comparison import explanations
 from fedjax_peft.report.runs import compare_runs
 from fedjax_peft.report.study import make_study
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -131,13 +131,15 @@ def test_runs_are_loaded_and_those_that_crashed_without_an_environment_too(tmp_p
 
 def test_errors_for_paths_that_are_not_runs(tmp_path):
     make_run(tmp_path / "runs" / "federa")
-    with pytest.raises(InputError, match=r"no config\.toml and no metrics.*Did you mean 'federa'"):
+    with pytest.raises(
+        fp.InputError, match=r"no config\.toml and no metrics.*Did you mean 'federa'"
+    ):
         records.load_run(tmp_path / "runs" / "fedara")
-    with pytest.raises(InputError, match=r"contains runs: .*federa\."):
+    with pytest.raises(fp.InputError, match=r"contains runs: .*federa\."):
         records.load_run(tmp_path / "runs")
-    with pytest.raises(InputError, match=r"Give the directory: .*federa\."):
+    with pytest.raises(fp.InputError, match=r"Give the directory: .*federa\."):
         records.load_run(tmp_path / "runs" / "federa" / "metrics.jsonl")
-    with pytest.raises(InputError, match="`fedjax-peft run` has made"):
+    with pytest.raises(fp.InputError, match="`fedjax-peft run` has made"):
         records.load_run(tmp_path / "nowhere")
 
 
@@ -146,7 +148,7 @@ def test_errors_for_paths_that_are_not_runs(tmp_path):
 def test_errors_name_the_damaged_file(tmp_path, file, text):
     path = make_run(tmp_path / "fra")
     (path / file).write_bytes(text)
-    with pytest.raises(InputError, match=file.replace(".", r"\.")):
+    with pytest.raises(fp.InputError, match=file.replace(".", r"\.")):
         records.load_run(path)
 
 
@@ -593,8 +595,8 @@ def test_unknown_fields_and_missing_ones_are_tolerated(tmp_path):
 
 
 def test_input_errors_for_no_runs_and_for_a_file_as_directory(tmp_path):
-    with pytest.raises(InputError, match="at least one run"):
+    with pytest.raises(fp.InputError, match="at least one run"):
         report.write_report([], tmp_path)
     runs = load(make_run(tmp_path / "a"))
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(fp.InputError, match="cannot be written"):
         report.write_report(runs, tmp_path / "a" / "config.toml")

@@ -6,9 +6,9 @@ import threading
 import pytest
 from made_runs import write_run
 
+import fedjax_peft as fp
 from fedjax_peft.cli.main import main
 from fedjax_peft.report import live
-from fedjax_peft.support.errors import InputError
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def served(tmp_path, monkeypatch):
     def render(version):
         made.append(version)
         if len(made) == 1:
-            raise InputError("no run has <begun>")
+            raise fp.InputError("no run has <begun>")
         return f"page {len(made)} of {version}"
 
     monkeypatch.setattr(live, "_SHARE", 1e9)  # made at once whenever the files change
@@ -66,7 +66,7 @@ def test_other_paths_and_hosts_are_refused(served, path, host):
 
 
 def test_what_cannot_be_served_is_an_input_error(tmp_path, capsys):
-    with pytest.raises(InputError, match="does not exist"):
+    with pytest.raises(fp.InputError, match="does not exist"):
         live.server([tmp_path / "nowhere"], str)
     with live.server([tmp_path], str) as server:
         port = server.server_port

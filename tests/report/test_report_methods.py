@@ -9,11 +9,11 @@ from closeness import approx
 from made_runs import accuracy, write_rates
 from shallow import draw_nothing
 
+import fedjax_peft as fp
 from fedjax_peft.cli.main import main
 from fedjax_peft.report.methods import Options, compare, compare_methods
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.study import read_study
-from fedjax_peft.support.errors import InputError
 
 NOISE = (0.0, 0.06, -0.02)
 """Effect of each seed, which all methods share."""
@@ -156,7 +156,7 @@ def test_the_report_says_how_many_seeds_a_difference_needs(tmp_path):
     )
     assert found.power in found.files()["table"].notes
     assert "c needs 5 seeds (2 more" in compare_methods(study, Options(detect=0.025)).power
-    with pytest.raises(InputError, match="above 0"):
+    with pytest.raises(fp.InputError, match="above 0"):
         compare_methods(study, Options(detect=0.0))
 
 
@@ -178,9 +178,9 @@ def test_any_metric_baseline_and_best_value(sweep):
     found = compare_methods(study, Options("validation_accuracy", "best", None, "moon"))
     assert "Best validation accuracy (%)" in row(found, "fedavg")
     assert row(found, "moon")["Difference to moon (points)"] == "baseline"
-    with pytest.raises(InputError, match="Did you mean 'validation_accuracy'"):
+    with pytest.raises(fp.InputError, match="Did you mean 'validation_accuracy'"):
         compare_methods(study, Options(metric="valid_accuracy"))
-    with pytest.raises(InputError, match="Did you mean 'fedprox'"):
+    with pytest.raises(fp.InputError, match="Did you mean 'fedprox'"):
         compare_methods(study, Options(baseline="fedprx"))
 
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from shallow import draw_nothing
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft import testing
 from fedjax_peft.cli import main as cli
-from fedjax_peft.data import Clients, Dataset, partition
-from fedjax_peft.data.heterogeneity import js_divergence
+from fedjax_peft.data import partition
 from fedjax_peft.report import partition as partition_report
 from fedjax_peft.report import partition_files
 from fedjax_peft.report.figure_files import PAPER
@@ -28,7 +28,7 @@ def federation(classes=3, clients=4, n=120):
     labels = (np.arange(n) % classes).astype(np.int32)
     names = tuple(f"kind {i}" for i in range(classes))
     meta = {"client": np.array([f"user {i % 7}" for i in range(n)])}
-    data = Dataset({"labels": labels}, names, "toy", meta=meta)
+    data = fp.Dataset({"labels": labels}, names, "toy", meta=meta)
     return partition.dirichlet(data, clients, 0.3, mode="class_wise", min_size=0)
 
 
@@ -48,7 +48,7 @@ def test_the_numbers_equal_those_of_the_partition():
     assert content["size"]["min"] == clients.sizes.min()
     assert content["size"]["quantiles"]["0.5"] == np.median(clients.sizes)
     assert np.sum(content["histogram"], axis=0).tolist() == [40, 40, 40]
-    distances = js_divergence(content["histogram"])
+    distances = fp.heterogeneity.js_divergence(content["histogram"])
     assert content["mean_divergence"] == approx(distances[~np.eye(4, dtype=bool)].mean())
 
 
@@ -93,13 +93,13 @@ def test_names_of_users_and_examples_without_a_client():
 def test_clients_without_examples_have_no_distance():
     data = np.array([0, 0, 1, 1])
     rows = [np.array(r, np.int32) for r in ([0, 2], [], [1, 3])]
-    report = partition_report.inspect(Clients(data, tuple(rows)))
+    report = partition_report.inspect(fp.Clients(data, tuple(rows)))
     assert report.compared.tolist() == [0, 2]
     assert report.divergence.tolist() == [[0, 0], [0, 0]]
 
 
 def test_data_without_classes_have_sizes(tmp_path):
-    clients = partition.iid(Dataset({"x": np.zeros((9, 2))}), 2)
+    clients = partition.iid(fp.Dataset({"x": np.zeros((9, 2))}), 2)
     report = partition_report.inspect(clients)
     assert [path.name for path in partition_files.write(report, tmp_path)] == ["partition.json"]
     lines = printed(partition_report.size_table(report))
@@ -166,9 +166,9 @@ def test_equal_partitions_are_reported_once():
 
 def test_names_with_special_characters_are_drawn(tmp_path):
     names = ("$\\frac{$", "$$$", "\x1b[2J", "[/red]", "東京\u202e", "a\nb")
-    data = Dataset({"labels": np.arange(60, dtype=np.int32) % 6}, names, "toy")
+    data = fp.Dataset({"labels": np.arange(60, dtype=np.int32) % 6}, names, "toy")
     parts = tuple(np.split(np.arange(60), 6))
-    report = partition_report.inspect(Clients(data, parts, names), "".join(names))
+    report = partition_report.inspect(fp.Clients(data, parts, names), "".join(names))
     assert len(partition_files.write(report, tmp_path)) == 3
     text = io.StringIO()
     for table in (partition_report.size_table(report), partition_report.class_table(report)):

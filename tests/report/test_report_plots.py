@@ -8,12 +8,12 @@ from itertools import combinations
 import pytest
 from closeness import approx
 
+import fedjax_peft as fp
 from fedjax_peft.report import chart
 from fedjax_peft.report.figure_files import PALETTE, render, styles, subplots
 from fedjax_peft.report.inline_svg import svg
 from fedjax_peft.report.plots import curve_data, curves
 from fedjax_peft.report.wording import unit_of
-from fedjax_peft.support.errors import InputError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -77,7 +77,7 @@ def test_smooth_curves_are_rolling_means_and_their_data_have_both():
 
 
 def test_an_unknown_axis_is_an_input_error():
-    with pytest.raises(InputError, match="bytes"):
+    with pytest.raises(fp.InputError, match="bytes"):
         curves({"a": rows()}, "byte")
 
 

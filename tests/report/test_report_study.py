@@ -14,6 +14,7 @@ import tomli_w
 from closeness import approx
 from made_runs import accuracy, write_rates, write_run
 
+import fedjax_peft as fp
 from fedjax_peft.report import study as studies
 from fedjax_peft.report.figure_files import table_csv
 from fedjax_peft.report.intervals import (
@@ -28,7 +29,6 @@ from fedjax_peft.report.records import RunRecord, find_runs
 from fedjax_peft.report.study import make_study, read_study
 from fedjax_peft.report.table_files import Bold, TextTable
 from fedjax_peft.simulation.stopping import pruned
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten
 
 
@@ -85,7 +85,7 @@ def test_settings_are_chosen_on_validation(sweep):
     assert on_test.on_test
     assert on_test.cells["fedavg"].settings["optimizer.learning_rate"] == 0.2
     assert "optimistic" in on_test.notes[0]
-    with pytest.raises(InputError, match="Did you mean 'validation_accuracy'"):
+    with pytest.raises(fp.InputError, match="Did you mean 'validation_accuracy'"):
         study.chosen("validation_acuracy")
 
 
@@ -250,7 +250,7 @@ def test_values_and_series(tmp_path):
     assert cell.values("nothing") == {}
     assert cell.series("test_accuracy") == {5: ([0.0, 1.0, 2.0], [0.1, 0.6, 0.5])}
     assert study.require("time.train_s") == "time.train_s"
-    with pytest.raises(InputError, match="Did you mean 'test_accuracy'"):
+    with pytest.raises(fp.InputError, match="Did you mean 'test_accuracy'"):
         study.require("test_acuracy")
 
 
@@ -280,7 +280,7 @@ def test_runs_made_in_python_without_a_swept_key_are_cells_by_themselves(tmp_pat
 @pytest.mark.parametrize("text", ["keys = 3", "keys = [1]", "baseline = 2", "choose_by = [", "\\"])
 def test_a_damaged_sweep_is_named(sweep, text):
     (sweep / "sweep.toml").write_text(text)
-    with pytest.raises(InputError, match=r"sweep\.toml cannot be read"):
+    with pytest.raises(fp.InputError, match=r"sweep\.toml cannot be read"):
         read_study(sweep)
 
 

@@ -12,7 +12,6 @@ from flax import nnx
 
 import fedjax_peft as fp
 from fedjax_peft import Clients, Dataset, InputError, TimeModel
-from fedjax_peft.algorithms import fedavg
 from fedjax_peft.data.encoders.spans import Question
 from fedjax_peft.simulation.checks import check_method, check_trusted
 
@@ -37,7 +36,7 @@ def run(model=None, algorithm=None, **options):
 KINDS = [
     ({"algorithm": "fedavg"}, r"'algorithm' is 'fedavg'.*fp\.algorithms\.fedavg\(optax"),
     ({"algorithm": "fedavgg"}, "Did you mean 'fedavg'"),
-    ({"algorithm": fedavg}, r"Call it: fedavg\(optax"),
+    ({"algorithm": fp.algorithms.fedavg}, r"Call it: fedavg\(optax"),
     ({"algorithm": 3}, "of the type int, and must be a fp.contracts.Algorithm"),
     ({"clients": toy.dataset(8)}, r"'clients' is of the type Dataset.*fp\.partition\.iid"),
     ({"clients": {"train": toy.dataset(8)}}, "'clients' is of the type dict"),
@@ -151,13 +150,13 @@ def test_every_algorithm_checks_its_optimizer(name):
 )
 def test_objects_that_are_not_aggregators_are_errors(value, advice):
     with pytest.raises(InputError, match=f"'aggregator' of 'fedavg' is .*{advice}"):
-        fedavg(optax.sgd(0.1), aggregator=value)
+        fp.algorithms.fedavg(optax.sgd(0.1), aggregator=value)
     with pytest.raises(TypeError, match="fedavg"):
-        fedavg(optax.sgd(0.1), no_such_option=1)
+        fp.algorithms.fedavg(optax.sgd(0.1), no_such_option=1)
 
 
 def test_a_model_without_adapters_is_warned_of():
-    model, algorithm = fp.testing.tiny_model(), fedavg(optax.sgd(0.1))
+    model, algorithm = fp.testing.tiny_model(), fp.algorithms.fedavg(optax.sgd(0.1))
     with pytest.warns(UserWarning, match=r"0 adapter parameters: only its head, of 1,188 .*lora"):
         check_method(model, algorithm, 2, None, ())
     # Who attached a method has said what is trained.
@@ -169,7 +168,7 @@ def test_a_model_without_adapters_is_warned_of():
 
 def test_a_trusted_client_must_exist_and_have_examples():
     for trusted, why in ((3, "does not exist"), (1, "has no examples or the weight 0")):
-        algorithm = fedavg(optax.sgd(0.1), aggregator=fp.aggregators.fltrust(trusted))
+        algorithm = fp.algorithms.fedavg(optax.sgd(0.1), aggregator=fp.aggregators.fltrust(trusted))
         with pytest.raises(InputError, match=f"client {trusted}, which {why}.* such as 2"):
             check_trusted(algorithm, np.array([2, 0, 5]))
     check_trusted(algorithm._replace(aggregator=fp.aggregators.fltrust(2)), np.array([2, 0, 5]))

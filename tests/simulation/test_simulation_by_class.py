@@ -16,7 +16,6 @@ from sklearn.metrics import confusion_matrix, f1_score
 import fedjax_peft as fp
 from fedjax_peft.models.inference import predict
 from fedjax_peft.simulation.rows import by_class_of
-from fedjax_peft.support.errors import InputError
 
 TEST = toy.dataset(30, seed=1)
 
@@ -68,9 +67,9 @@ def test_personal_models_are_counted_together():
     for matrix, labels in zip(every, single, strict=True):
         expected = confusion_matrix(names, labels, labels=TEST.label_names)
         np.testing.assert_array_equal(matrix, expected)
-    with pytest.raises(InputError, match="private to the clients"):
+    with pytest.raises(fp.InputError, match="private to the clients"):
         result.scores_by_class(TEST)
-    with pytest.raises(InputError, match="single client's model: give labelled examples"):
+    with pytest.raises(fp.InputError, match="single client's model: give labelled examples"):
         result.scores_by_class(client=1)
 
 
@@ -78,9 +77,9 @@ def test_a_task_without_classes_records_none():
     task = fp.tasks.classification()._replace(by_class=None, name="plain")
     result = run(test=TEST, task=task)
     assert all("by_class" not in row for row in result.metrics)
-    with pytest.raises(InputError, match="recorded no scores by class"):
+    with pytest.raises(fp.InputError, match="recorded no scores by class"):
         result.scores_by_class()
-    with pytest.raises(InputError, match="'plain' has no classes to score"):
+    with pytest.raises(fp.InputError, match="'plain' has no classes to score"):
         result.scores_by_class(TEST)
 
 
@@ -141,25 +140,25 @@ def test_a_table_is_scored_by_the_names_of_its_labels(texts):
 def test_data_that_do_not_fit_are_refused(texts):
     made, data = texts
     odd = dataclasses.replace(data, label_names=("a", "b", "z"))
-    with pytest.raises(InputError, match="has the class 'z'"):
+    with pytest.raises(fp.InputError, match="has the class 'z'"):
         made.scores_by_class(odd)
-    with pytest.raises(InputError, match="is none of the classes"):
+    with pytest.raises(fp.InputError, match="is none of the classes"):
         made.scores_by_class([{"text": "w1", "label": "q"}])
-    with pytest.raises(InputError, match="need labelled examples"):
+    with pytest.raises(fp.InputError, match="need labelled examples"):
         made.scores_by_class(["w1"])
-    with pytest.raises(InputError, match=r"output = 'label' is unknown.*labels"):
+    with pytest.raises(fp.InputError, match=r"output = 'label' is unknown.*labels"):
         made.predict(["w1"], output="label")
-    with pytest.raises(InputError, match="leave pairs out"):
+    with pytest.raises(fp.InputError, match="leave pairs out"):
         made.predict(data, ["w1"] * 24)
-    with pytest.raises(InputError, match="no examples"):
+    with pytest.raises(fp.InputError, match="no examples"):
         made.predict(data.take(np.arange(0)))
     images = fp.Dataset({"pixel_values": np.zeros((2, 3, 4, 4), np.uint8)})
-    with pytest.raises(InputError, match="reads the column 'input_ids'"):
+    with pytest.raises(fp.InputError, match="reads the column 'input_ids'"):
         made.predict(images)
 
 
 def test_a_model_of_tokens_has_no_labels_of_texts(checkpoint):
     model = fp.load_model(checkpoint, head=fp.heads.token_classification(3))
-    with pytest.raises(InputError, match="does not choose one class for a text"):
+    with pytest.raises(fp.InputError, match="does not choose one class for a text"):
         predict(model, model.trainable, ["w1"], output="labels", max_length=8)
     assert predict(model, model.trainable, ["w1"], max_length=8).ndim == 3

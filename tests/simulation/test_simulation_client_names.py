@@ -9,10 +9,10 @@ import toy
 from closeness import assert_close
 from running import PRIVATE, rows, run
 
+import fedjax_peft as fp
 from fedjax_peft.report.details import client_distribution, client_scores, local_models
 from fedjax_peft.simulation.client_models import client_number, read_client, read_clients
 from fedjax_peft.simulation.rows import client_names
-from fedjax_peft.support.errors import InputError
 
 NAMES = ("alice", "7", "<b>", "carol\n2")
 STATE = {"x": np.zeros((4, 2))}
@@ -52,9 +52,9 @@ def test_a_client_is_chosen_by_its_name(named):
         assert str(named.scores_by_class(data, client=name)) == str(
             named.scores_by_class(data, client=number)
         )
-    with pytest.raises(InputError, match=r"no client 'alicia'\. Did you mean 'alice'"):
+    with pytest.raises(fp.InputError, match=r"no client 'alicia'\. Did you mean 'alice'"):
         named.predict(data, client="alicia")
-    with pytest.raises(InputError, match="no client 9"):
+    with pytest.raises(fp.InputError, match="no client 9"):
         named.client_params(9)
 
 
@@ -83,7 +83,7 @@ def test_the_command_line_takes_a_number_or_else_a_name(text, names, expected):
     ],
 )
 def test_a_client_that_does_not_exist_is_refused(text, names, said):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(fp.InputError) as error:
         read_client(text, STATE, names)
     assert said in str(error.value)
 

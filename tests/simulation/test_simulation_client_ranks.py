@@ -9,18 +9,15 @@ import running
 import toy
 from closeness import approx, assert_close
 
+import fedjax_peft as fp
 from fedjax_peft import InputError, attach, lora
-from fedjax_peft.aggregators import fra, mean
-from fedjax_peft.algorithms import fedavg, local
-from fedjax_peft.peft.selective import head_only
-from fedjax_peft.testing import tiny_model
 
 pytestmark = pytest.mark.slow
 
 # Weight decay moves a parameter even where its gradient is zero.
 ADAMW = optax.adamw(0.05, weight_decay=0.3)
 CLIENTS, TEST = toy.clients([9, 4, 13, 6]), toy.dataset(20, seed=3)
-FEDAVG, LOCAL = fedavg(ADAMW), local(ADAMW)
+FEDAVG, LOCAL = fp.algorithms.fedavg(ADAMW), fp.algorithms.local(ADAMW)
 model = functools.cache(functools.partial(toy.model, dropout=0))
 
 
@@ -35,10 +32,10 @@ def directions(params):
     return [np.concatenate([a[:, j], b[j]]) for j in range(toy.RANK)]
 
 
-@pytest.mark.parametrize("aggregator", [mean, fra])
+@pytest.mark.parametrize("aggregator", [fp.aggregators.mean, fp.aggregators.fra])
 @pytest.mark.sample("fra")
 def test_full_ranks_equal_a_run_without_ranks(aggregator):
-    algorithm = fedavg(ADAMW, aggregator=aggregator())
+    algorithm = fp.algorithms.fedavg(ADAMW, aggregator=aggregator())
     one, other = run(None, algorithm), run([2, 2, 2, 2], algorithm)
     for name in one.params:
         assert_close(one.params[name], other.params[name], rtol=0, atol=1e-6)
@@ -94,6 +91,6 @@ def test_masked_rows_are_not_counted_as_sent():
 
 def test_models_that_have_no_ranks():
     with pytest.raises(InputError, match="needs a model with LoRA"):
-        run([1] * 4, model=attach(tiny_model(3), head_only()))
+        run([1] * 4, model=attach(fp.testing.tiny_model(3), fp.peft.head_only()))
     with pytest.raises(InputError, match="SVD start"):
-        run([1] * 4, model=attach(tiny_model(3), lora(2, init="svd")))
+        run([1] * 4, model=attach(fp.testing.tiny_model(3), lora(2, init="svd")))

@@ -17,7 +17,6 @@ from running import PRIVATE, model, rows
 import fedjax_peft as fp
 from fedjax_peft.engine.stores import client_records
 from fedjax_peft.simulation.storage.client_checkpoints import ClientCheckpoints
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +100,7 @@ def test_runs_equal_those_of_the_device_and_resume(place, tmp_path):
     # A record for the start, and at most three for a client: now, and in two checkpoints.
     slots = (out / "clients" / "records.bin").stat().st_size
     assert slots <= (1 + 3 * CLIENTS) * resumed.client_state.store.packing.nbytes
-    with pytest.raises(InputError, match="client_state: "):
+    with pytest.raises(fp.InputError, match="client_state: "):
         run(out, rounds=9, resume=True)
 
 
@@ -139,7 +138,7 @@ def test_a_damaged_record_does_not_pass(tmp_path):
         path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
 
     flip()
-    with pytest.raises(InputError, match=r"client \d+ in .*records\.bin is damaged"):
+    with pytest.raises(fp.InputError, match=r"client \d+ in .*records\.bin is damaged"):
         run(out, "disk", resume=True)
     flip()
     check(run(out, "disk", resume=True), straight("disk"))
@@ -167,6 +166,6 @@ def test_a_full_disk_in_the_middle_of_a_record_leaves_the_last_checkpoint(tmp_pa
 
     with monkeypatch.context() as patched:
         patched.setattr(client_records.os, "pwrite", full)
-        with pytest.raises(InputError, match="No space left on device"):
+        with pytest.raises(fp.InputError, match="No space left on device"):
             run(out, "disk")
     check(run(out, "disk", resume=True), straight("disk"))

@@ -14,7 +14,6 @@ from closeness import approx, assert_close
 from running import rows
 
 import fedjax_peft as fp
-from fedjax_peft.contracts import Traffic
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +44,9 @@ def late(**options):
     return {"failure_rate": 0.3, "time_model": UNEQUAL, "deadline": 5.0, **options}
 
 
-ALTERNATING = fp.algorithms.fedavg(ADAM, head="private")._replace(traffic=Traffic(turns))
+ALTERNATING = fp.algorithms.fedavg(ADAM, head="private")._replace(
+    traffic=fp.contracts.Traffic(turns)
+)
 FRA = fp.algorithms.fedavg(SGD, aggregator=fp.aggregators.fra())
 STALE = fp.asynchronous.fedbuff(2, concurrency=4)
 SPREAD = {"time_model": fp.TimeModel(spread=1.0), "rounds": 4}

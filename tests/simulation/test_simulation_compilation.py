@@ -12,7 +12,6 @@ from compiled import compilations
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.algorithms import fedavg
 from fedjax_peft.engine.compilation import programs
 
 pytestmark = pytest.mark.slow
@@ -25,7 +24,7 @@ def model():
     return toy.model()
 
 
-PERSONAL = fedavg(optax.sgd(0.1), head="private")
+PERSONAL = fp.algorithms.fedavg(optax.sgd(0.1), head="private")
 OPTIONS = {
     "privacy": fp.privacy.central(clip=0.1, noise_multiplier=1.0),
     "attack": fp.attacks.sign_flip(0.2),
@@ -93,7 +92,9 @@ def test_programs_are_freed_with_their_model_and_bounded_in_number(monkeypatch):
     for rate, precision in ((0.1, None), (0.2, None), (0.2, "bfloat16")):
         compilations.clear()
         with jax.default_matmul_precision(precision):
-            losses.append(run(model, fedavg(optax.sgd(rate)), rounds=1).metrics[-1]["test_loss"])
+            losses.append(
+                run(model, fp.algorithms.fedavg(optax.sgd(rate)), rounds=1).metrics[-1]["test_loss"]
+            )
         assert compilations
     kept = programs.of(model.apply)
     gone = weakref.ref(kept[0])

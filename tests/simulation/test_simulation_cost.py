@@ -15,16 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_config import small
 
+import fedjax_peft as fp
 from fedjax_peft import InputError, TimeModel, algorithms, lora, transforms, tree
-from fedjax_peft.algorithms import fedavg, local
 from fedjax_peft.config import config
-from fedjax_peft.contracts import Roles, Traffic
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.peft.base import Method, attach
+from fedjax_peft.peft.base import Method
 from fedjax_peft.simulation.cost import Costs, forecast
 from fedjax_peft.simulation.ledger import Ledger
-from fedjax_peft.testing import tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -62,17 +60,19 @@ def all_of(n):
 
 
 def test_bytes_follow_from_roles_and_dtypes():
-    model = attach(tiny_model(), lora(rank=2), seed=0)
-    assert moved(fedavg(SGD), model) == all_of(ADAPTER + HEAD)
-    assert moved(fedavg(SGD, head="private"), model) == all_of(ADAPTER)
-    assert moved(fedavg(SGD, head="frozen"), model) == all_of(ADAPTER)
-    assert moved(local(SGD), model) == all_of(0)
+    model = fp.attach(fp.testing.tiny_model(), lora(rank=2), seed=0)
+    assert moved(fp.algorithms.fedavg(SGD), model) == all_of(ADAPTER + HEAD)
+    assert moved(fp.algorithms.fedavg(SGD, head="private"), model) == all_of(ADAPTER)
+    assert moved(fp.algorithms.fedavg(SGD, head="frozen"), model) == all_of(ADAPTER)
+    assert moved(fp.algorithms.local(SGD), model) == all_of(0)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.trainable)
-    assert moved(fedavg(SGD), model.replace(trainable=half)) == all_of((ADAPTER + HEAD) // 2)
+    assert moved(fp.algorithms.fedavg(SGD), model.replace(trainable=half)) == all_of(
+        (ADAPTER + HEAD) // 2
+    )
 
 
 def test_bytes_equal_the_size_of_the_sent_leaves():
-    plain = fedavg(SGD)
+    plain = fp.algorithms.fedavg(SGD)
     down = plain.server._replace(
         broadcast=lambda state: {"model": state, "control": state, "last": jnp.zeros(3, bool)},
         template=lambda state: {"layer.lora_b": state["layer.lora_b"]},
@@ -93,7 +93,7 @@ def test_bytes_equal_the_size_of_the_sent_leaves():
     ],
 )
 def test_what_a_transform_sends_may_be_all_that_a_client_owns(transform, extra):
-    algorithm = fedavg(SGD, head="frozen")
+    algorithm = fp.algorithms.fedavg(SGD, head="frozen")
     one = ledger(algorithm, ranks=[1, 2], transform=transform)
     assert one.up(0) == TOY_ADAPTER // 2 + extra
     assert one.up(1) == ledger(algorithm, transform=transform).up(0) >= one.up(0)
@@ -102,7 +102,7 @@ def test_what_a_transform_sends_may_be_all_that_a_client_owns(transform, extra):
 
 
 def test_a_client_downloads_the_changes_since_its_last_round():
-    one = ledger(fedavg(SGD, head="frozen"), clients=5)
+    one = ledger(fp.algorithms.fedavg(SGD, head="frozen"), clients=5)
     everything = TOY_ADAPTER
 
     def after(number, clients, **more):
@@ -121,16 +121,16 @@ def test_a_client_downloads_the_changes_since_its_last_round():
 
 
 def test_an_svd_start_is_fetched_once_it_is_not_the_broadcast_any_more():
-    model = attach(tiny_model(), lora(rank=2, init="svd"), seed=0)
+    model = fp.attach(fp.testing.tiny_model(), lora(rank=2, init="svd"), seed=0)
     both = ADAPTER + HEAD
-    assert moved(fedavg(SGD), model) == (both, both, both, both + ADAPTER)
-    shared = moved(fedavg(SGD, head="private"), model)
+    assert moved(fp.algorithms.fedavg(SGD), model) == (both, both, both, both + ADAPTER)
+    shared = moved(fp.algorithms.fedavg(SGD, head="private"), model)
     assert shared == (ADAPTER, ADAPTER, ADAPTER, 2 * ADAPTER)
-    assert moved(local(SGD), model) == all_of(0), "nobody asks a server"
+    assert moved(fp.algorithms.local(SGD), model) == all_of(0), "nobody asks a server"
 
 
 def test_the_first_job_at_an_asynchronous_server_takes_the_svd_start_too():
-    algorithm = fedavg(SGD, head="private")
+    algorithm = fp.algorithms.fedavg(SGD, head="private")
     time = TimeModel(2.0, 8e3, 16e3, 0.25)
     costs = Costs(ledger(algorithm, toy.model(method=SVD)), time, np.ones(4), None)
     plain = 2 * 3 + 0.5 + TOY_ADAPTER * (8 / 8e3 + 8 / 16e3)
@@ -140,19 +140,22 @@ def test_the_first_job_at_an_asynchronous_server_takes_the_svd_start_too():
 
 
 def test_an_svd_start_of_leaves_that_are_never_sent():
-    own_b = fedavg(SGD)._replace(roles=Roles(shared=("lora_a$",), private=("lora_b$", "^head:")))
+    own_b = fp.algorithms.fedavg(SGD)._replace(
+        roles=fp.contracts.Roles(shared=("lora_a$",), private=("lora_b$", "^head:"))
+    )
     model = toy.model(method=SVD)
     assert moved(own_b, model) == (A, A + B, A, A + A + B)
-    still = ledger(fedavg(SGD, head="private"), model)
+    still = ledger(fp.algorithms.fedavg(SGD, head="private"), model)
     still.record({"round": 1, "clients": [0], "dropped": [], "skipped_leaves": ["layer.lora_a"]})
     assert still.down(1) == A + B + B, "A is the initial one still"
 
 
 def test_bytes_of_uploads_that_the_server_relays():
-    stacked = fedavg(SGD, head="frozen")
+    stacked = fp.algorithms.fedavg(SGD, head="frozen")
     server = stacked.server._replace(frozen_delta=lambda state: {"layer.kernel": jnp.zeros((5, 6))})
     one = ledger(
-        stacked._replace(server=server, traffic=Traffic(relayed_leaves=r"lora_b$")), ranks=[1, 2]
+        stacked._replace(server=server, traffic=fp.contracts.Traffic(relayed_leaves=r"lora_b$")),
+        ranks=[1, 2],
     )
     start, dense = [TOY_ADAPTER // 2, TOY_ADAPTER], 5 * 6 * 4
     a, b = [A // 2, A], [B // 2, B]  # by rank
@@ -183,7 +186,7 @@ def test_bytes_of_uploads_that_the_server_relays():
 
 @pytest.mark.parametrize("name", ["flora", "fedex"])
 def test_a_newcomer_makes_the_adapter_from_the_stacks(name):
-    model = attach(tiny_model(), lora(rank=2), seed=0)
+    model = fp.attach(fp.testing.tiny_model(), lora(rank=2), seed=0)
     one = ledger(getattr(algorithms, name)(SGD), model)
     assert one.down(3) == ADAPTER + HEAD, "the initial one: there is no stack yet"
     one.record({"round": 1, "clients": [0, 1], "dropped": []})
@@ -202,7 +205,7 @@ def bound(svd):
     return toy.model(dropout=0, method=SVD if svd else None)
 
 
-FEDAVG, CLIENTS = fedavg(SGD), toy.clients(SIZES)
+FEDAVG, CLIENTS = fp.algorithms.fedavg(SGD), toy.clients(SIZES)
 
 
 def run(algorithm=FEDAVG, *, svd=False, rounds=6, **options):
@@ -224,7 +227,7 @@ def test_the_bytes_of_a_round_are_the_sum_over_its_clients():
 
 
 def test_a_client_fetches_the_svd_start_at_its_first_round_but_the_runs_first():
-    result = run(fedavg(SGD, head="private"), svd=True)
+    result = run(fp.algorithms.fedavg(SGD, head="private"), svd=True)
     seen, expected = set(result.metrics[1]["clients"]), [(0, 0)]
     for row in result.metrics[1:]:
         new = set(row["clients"]) - seen
@@ -248,7 +251,9 @@ def alternating(broadcast, number):
 
 
 def test_leaves_that_rest_are_not_sent_and_rows_say_so():
-    turns = fedavg(SGD, head="frozen")._replace(traffic=Traffic(alternating))
+    turns = fp.algorithms.fedavg(SGD, head="frozen")._replace(
+        traffic=fp.contracts.Traffic(alternating)
+    )
     rows = run(turns).metrics[1:]
     version, have, expected = {A: 0, B: 0}, {}, []  # of A and B, named by their bytes
     for row in rows:
@@ -376,7 +381,7 @@ def test_rows_use_topology_preload_and_the_svd():
     random = run(rounds=1, time_model=first)
     assert random.metrics[0]["simulated_seconds"] == 0, "a random start has no SVD"
     whole = {"clients": 8, "clients_per_round": 3, "rounds": 2, "steps": 2, "time_model": plain}
-    costs = forecast(random.model, fedavg(SGD), **whole)
+    costs = forecast(random.model, fp.algorithms.fedavg(SGD), **whole)
     each = TOY_ADAPTER + TOY_HEAD
     assert costs[:2] == (2 * 3 * each, 2 * 3 * each)
     assert costs.seconds == approx(2 * (4 + 0.5 + each * (8 / 8e3 + 8 / 16e3)))
@@ -406,7 +411,7 @@ def test_slowness_is_lognormal_and_a_clients_own():
 
 
 def test_local_training_has_no_bytes_and_computation_time_only():
-    result = run(local(SGD), svd=True, rounds=2)
+    result = run(fp.algorithms.local(SGD), svd=True, rounds=2)
     assert byte_rows(result) == [(0, 0)] * 3
     for row in result.metrics[1:]:
         assert row["simulated_seconds"] % 2 == 0
@@ -423,13 +428,13 @@ def test_measured_seconds_are_those_of_the_round():
 
 def test_the_measured_seconds_of_a_single_step_are_its_own():
     time = TimeModel("measured", latency=0.0)
-    costs = Costs(ledger(local(SGD)), time, np.ones(4), None)
+    costs = Costs(ledger(fp.algorithms.local(SGD)), time, np.ones(4), None)
     row = {"round": 1, "clients": [0], "dropped": []}
     assert costs.charge(row, {0: 1}, 3.0)["simulated_seconds"] == approx(3.0)
 
 
 def test_who_is_late_and_how_long_the_server_waits():
-    one = ledger(fedavg(SGD, head="frozen"))
+    one = ledger(fp.algorithms.fedavg(SGD, head="frozen"))
     time = TimeModel(1.0, 8 * A, 8 * TOY_ADAPTER, 0.25)  # A is sent in a second, all is got in one
     costs = Costs(one, time, [1.0, 1.0, 2.0, 1.0], deadline=6.0)
     seconds = 1 + 1 + B / A + 0.5  # to get both, to send A and B, two latencies
@@ -457,7 +462,7 @@ def test_who_is_late_and_how_long_the_server_waits():
 
 @functools.cache
 def fresh_ledger():
-    return ledger(fedavg(SGD, head="frozen"))
+    return ledger(fp.algorithms.fedavg(SGD, head="frozen"))
 
 
 @settings(deadline=None)

@@ -20,18 +20,18 @@ import optax
 import pytest
 from closeness import approx, roughly
 
+import fedjax_peft as fp
 from fedjax_peft import heads, peft
-from fedjax_peft.algorithms import fedavg
 from fedjax_peft.config import presets
 from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.report.printed import read_printed
 from fedjax_peft.simulation.cost import forecast
-from fedjax_peft.simulation.time_model import DEVICES, TimeModel
+from fedjax_peft.simulation.time_model import DEVICES
 
 pytestmark = pytest.mark.slow
 
 PRINTED = read_printed(Path(__file__).parents[2] / "experiments" / "papers" / "federa.csv")
-SHARED, ALONE = (fedavg(optax.sgd(1.0), head=head) for head in ("shared", "frozen"))
+SHARED, ALONE = (fp.algorithms.fedavg(optax.sgd(1.0), head=head) for head in ("shared", "frozen"))
 """With the head sent; without, as FeDeRA and FedAdapters count."""
 ROBERTA = {
     "model_type": "roberta",
@@ -53,7 +53,7 @@ def system(name, config, head):
     settings = presets.presets()[name].settings
     options = dict(settings["peft"])
     method = getattr(peft, options.pop("name"))(**options)
-    time = TimeModel.preset(**settings["time"])
+    time = fp.TimeModel.preset(**settings["time"])
     return abstract_model(config, method, head=head), time
 
 

@@ -18,10 +18,8 @@ import toy
 from closeness import roughly
 
 import fedjax_peft as fp
-from fedjax_peft.contracts import Platform
 from fedjax_peft.models import attention
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.simulation.planning import devices
 from fedjax_peft.simulation.planning.activations import activations
 from fedjax_peft.simulation.planning.compiled_step import compile_step, describe_gpu, target_devices
 from fedjax_peft.simulation.planning.compiled_text import step_traffic
@@ -107,10 +105,10 @@ def test_scores_are_counted_where_no_kernel_avoids_them(device, scores, monkeypa
     monkeypatch.setattr(attention, "_AT_ONCE", 1)
     head = fp.heads.causal_lm()
     model = abstract_model(fp.testing.TINY_LLAMA, fp.lora(2), head=head, dtype="bfloat16")
-    model = devices.planned_on(find_device(device), model)
+    model = fp.devices.planned_on(find_device(device), model)
     batch = example_batch("causal_lm", batch_size=4, length=128)
     parts = (model, fp.algorithms.fedavg(optax.sgd(0.1)), fp.tasks.next_token(), batch)
-    found = activations(*parts, platform=Platform("gpu", 9.0))
+    found = activations(*parts, platform=fp.contracts.Platform("gpu", 9.0))
     assert (found.largest == (4, 4, 128, 128)) == scores
 
 

@@ -8,14 +8,14 @@ import toy
 from closeness import approx
 from running import model
 
+import fedjax_peft as fp
 from fedjax_peft import InputError, attach, heads, partition, peft, random_model, tasks
-from fedjax_peft.algorithms import fedavg, fedmatch, fedmcp
 from fedjax_peft.tasks.common import real_rows, total
-from fedjax_peft.testing import TINY_BERT, tiny_dataset
+from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 
-CLIENTS, FEDAVG = toy.clients([9, 4, 0, 13]), fedavg(optax.sgd(0.5))
+CLIENTS, FEDAVG = toy.clients([9, 4, 0, 13]), fp.algorithms.fedavg(optax.sgd(0.5))
 
 
 def run(algorithm=FEDAVG, **options):
@@ -79,7 +79,7 @@ def test_a_client_with_nothing_to_measure_has_no_metric():
 )
 def test_row_0_counts_parameters_by_kind_and_by_role(head, expected):
     # A is 5 x 2 and B 2 x 6, with a scale of 2; the head 6 x 3 with a bias.
-    row = run(fedavg(optax.sgd(0.5), head=head), on_round=lambda row: True).metrics[0]
+    row = run(fp.algorithms.fedavg(optax.sgd(0.5), head=head), on_round=lambda row: True).metrics[0]
     assert row["roles"] == expected
     assert row["parameters"] == {"adapter": 22, "head": 21, "frozen": 30}
 
@@ -94,7 +94,7 @@ def test_the_second_classifier_is_tested_on_the_global_adapter_alone():
     model = toy.dual_model().replace(method=peft.dual(size=2))
     held = toy.clients([20, 13, 8, 15], seed=1)
     options = {"client_test": held, "diagnostics": ["clients", "second_classifier"]}
-    made = run(fedmcp(optax.adam(1e-2), mu=0.0), model=model, **options)
+    made = run(fp.algorithms.fedmcp(optax.adam(1e-2), mu=0.0), model=model, **options)
     tests = made.metrics[-1]["client_tests"]
     for client, rows in enumerate(held.indices):
         params = dict(made.client_params(client))
@@ -113,9 +113,9 @@ def test_the_second_classifier_is_tested_on_the_global_adapter_alone():
 
 def test_a_model_without_a_second_classifier_cannot_be_tested_on_it():
     model = attach(random_model(TINY_BERT, head=heads.classification(4)), peft.dual(size=2))
-    options = {"model": model, "clients": partition.iid(tiny_dataset(8), 2)}
+    options = {"model": model, "clients": partition.iid(fp.testing.tiny_dataset(8), 2)}
     with pytest.raises(InputError, match=r"heads\.two_classifiers"):
-        run(fedmatch(optax.sgd(0.1)), diagnostics=["second_classifier"], **options)
+        run(fp.algorithms.fedmatch(optax.sgd(0.1)), diagnostics=["second_classifier"], **options)
 
 
 def test_scores_of_every_client_on_its_own_test():

@@ -9,7 +9,6 @@ from closeness import approx
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, early_stop, tasks
-from fedjax_peft.algorithms import fedavg, fedmcp, local
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.simulation.evaluation import evaluations, is_lower_better, worst
 from fedjax_peft.simulation.rows import headline_is_lower_better, seen_clients
@@ -20,7 +19,10 @@ pytestmark = pytest.mark.slow
 SIZES = (7, 4, 12, 5, 9)
 TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
 TEST, OTHER = toy.dataset(30, seed=5), toy.dataset(21, seed=6)
-PERSONAL, SHARED = fedavg(optax.sgd(0.5), head="private"), fedavg(optax.sgd(0.5))
+PERSONAL, SHARED = (
+    fp.algorithms.fedavg(optax.sgd(0.5), head="private"),
+    fp.algorithms.fedavg(optax.sgd(0.5)),
+)
 GROUPS = ("", "_seen", "_unseen")
 
 
@@ -42,7 +44,7 @@ def test_equal_initial_models_are_evaluated_once(ranks, models):
     """At a learning rate of 0, all four models stay equal: each has its evaluation in round 1."""
     phases = []
     options = {"client_ranks": ranks, "on_phase": phases.append, "validation": HELD_OUT.data}
-    start, after = run(local(optax.sgd(0.0)), 1, **options).metrics
+    start, after = run(fp.algorithms.local(optax.sgd(0.0)), 1, **options).metrics
     for name, data in (("test", TEST), ("validation", HELD_OUT.data)):
         totals = dict[int, int]()
         for phase in phases:
@@ -76,7 +78,7 @@ def test_a_metric_knows_its_direction(task, metric, lower):
 
 
 def test_an_algorithm_declares_the_direction_of_its_own_metrics():
-    declared = fedmcp(optax.sgd(0.1), similarity="cosine").lower_is_better
+    declared = fp.algorithms.fedmcp(optax.sgd(0.1), similarity="cosine").lower_is_better
     assert is_lower_better("cosine_global_private", declared)
     assert not is_lower_better("cosine_global_average", declared)
 

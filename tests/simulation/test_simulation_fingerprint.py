@@ -21,6 +21,7 @@ import toy
 from flax import nnx
 from options import run_options
 
+import fedjax_peft as fp
 from fedjax_peft import (
     TimeModel,
     aggregators,
@@ -34,7 +35,7 @@ from fedjax_peft import (
 )
 from fedjax_peft.simulation import description
 from fedjax_peft.simulation.records import RECORDS
-from fedjax_peft.simulation.simulate import check_recorded, simulate
+from fedjax_peft.simulation.simulate import check_recorded
 from fedjax_peft.simulation.storage.fingerprint import (
     MAY_CHANGE,
     changed_leaf,
@@ -44,7 +45,6 @@ from fedjax_peft.simulation.storage.fingerprint import (
     sums,
 )
 from fedjax_peft.simulation.storage.recipe import _difference
-from fedjax_peft.support.errors import InputError
 
 MODEL, FEDERATION, TEST = toy.model(), toy.clients((7, 4, 12, 1, 9)), toy.dataset(20, seed=3)
 OTHER = toy.dataset(20, seed=4)
@@ -186,7 +186,7 @@ ALLOWED = {
 
 def recorded(directory, arguments):
     """Writes the records of a run that are compared, and returns the directory."""
-    given = inspect.signature(simulate).bind(**run_options(**arguments))
+    given = inspect.signature(fp.simulate).bind(**run_options(**arguments))
     given.apply_defaults()
     directory.mkdir()
     (directory / "config.toml").touch()
@@ -198,7 +198,9 @@ def recorded(directory, arguments):
 def test_another_run_is_refused_with_the_first_difference(run, changes, text, tmp_path):
     out = recorded(tmp_path / "run", run)
     check_recorded(out=out, **run_options(**run))
-    with pytest.raises(InputError, match=rf"was run with another config: .*{text}.*out= or --out"):
+    with pytest.raises(
+        fp.InputError, match=rf"was run with another config: .*{text}.*out= or --out"
+    ):
         check_recorded(out=out, **run_options(**{**run, **changes}))
 
 
@@ -223,7 +225,7 @@ def test_lists_of_a_config_are_compared_and_other_versions_are_named(tmp_path):
     stored["versions"]["jax"] = "0.1"
     (out / "fingerprint.json").write_text(json.dumps(stored))
     config = {**config, "peft": {"targets": ["query", "key", "value"]}}
-    with pytest.raises(InputError, match=r"peft\.targets: .*'dense'.* Of jax, the run has 0\.1"):
+    with pytest.raises(fp.InputError, match=r"peft\.targets: .*'dense'.* Of jax, the run has 0\.1"):
         check_recorded(out=out, **run_options(**RUN, config=config))
 
 
@@ -231,7 +233,7 @@ def test_code_is_compared_within_one_version_of_python(tmp_path):
     run = {**RUN, "algorithm": prox()._replace(round_metrics=lambda index: {"a": index})}
     other = {**RUN, "algorithm": prox()._replace(round_metrics=lambda index: {"b": index})}
     out = recorded(tmp_path / "run", run)
-    with pytest.raises(InputError, match=r"round_metrics\.__code__: "):
+    with pytest.raises(fp.InputError, match=r"round_metrics\.__code__: "):
         check_recorded(out=out, **run_options(**other))
     stored = json.loads((out / "fingerprint.json").read_text())
     stored["versions"]["python"] = "3.10"
@@ -241,7 +243,7 @@ def test_code_is_compared_within_one_version_of_python(tmp_path):
 
 def options_of_simulate():
     """Returns all options of ``simulate``, those of a record as ``record.name``."""
-    for name in inspect.signature(simulate).parameters:
+    for name in inspect.signature(fp.simulate).parameters:
         fields = dataclasses.fields(RECORDS[name]) if name in RECORDS else ()
         yield from [f"{name}.{field.name}" for field in fields] or [name]
 
@@ -254,7 +256,7 @@ def test_the_list_of_what_may_change_is_that_of_simulate_and_of_the_documentatio
 
 
 def test_every_argument_is_described_or_may_change():
-    given = inspect.signature(simulate).bind(**run_options(**RUN))
+    given = inspect.signature(fp.simulate).bind(**run_options(**RUN))
     given.apply_defaults()
     found = fingerprint(given.arguments)
     apart = {"out", "resume", "evaluation.stop"}
@@ -301,7 +303,7 @@ def test_every_number_of_every_part_is_described():
             for other in (x for x in others if x != value):
                 try:
                     after = function(**{**given, parameter.name: other})
-                except (InputError, TypeError, ValueError):
+                except (fp.InputError, TypeError, ValueError):
                     continue  # not a valid value
                 tried += 1
                 missing += [] if describe(after) != before else [f"{name}({parameter.name}=...)"]

@@ -10,27 +10,26 @@ import running
 from closeness import approx, assert_close
 from shallow import SHALLOW, simple_encoder  # noqa: F401
 
+import fedjax_peft as fp
 from fedjax_peft import Clients, attach, load_model, lora, random_model
-from fedjax_peft.algorithms import fedavg, fedex, flora
 from fedjax_peft.config.loading import load_trained
-from fedjax_peft.models.heads import classification
 from fedjax_peft.numerics.precision import effective
 from fedjax_peft.simulation.storage.record import read_params
-from fedjax_peft.testing import TINY_BERT, tiny_dataset
+from fedjax_peft.testing import TINY_BERT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 
 CONFIG = {**TINY_BERT, **SHALLOW}
-DATA, TEST = tiny_dataset(32), tiny_dataset(32, seed=1)
+DATA, TEST = fp.testing.tiny_dataset(32), fp.testing.tiny_dataset(32, seed=1)
 BY_LABEL = np.argsort(DATA.columns["labels"], kind="stable").astype(np.int32)
 CLIENTS = Clients(DATA, tuple(np.split(BY_LABEL, 2)))
-METHODS = {"fedex": (fedex, 3e-3), "flora": (flora, 3e-4)}
+METHODS = {"fedex": (fp.algorithms.fedex, 3e-3), "flora": (fp.algorithms.flora, 3e-4)}
 """Learning rates at which the change is below a bfloat16 step of a kernel, not a float32 one."""
 
 
 @functools.cache
 def model():
-    plain = random_model(CONFIG, head=classification(4), dtype="bfloat16")
+    plain = random_model(CONFIG, head=fp.heads.classification(4), dtype="bfloat16")
     return attach(plain, lora(2), seed=0)
 
 
@@ -87,7 +86,7 @@ def test_going_on_from_a_run_starts_where_it_ended(name, run):
     trained = run(name).trained
     options = {"clients": CLIENTS, "test": TEST, "batch_size": 8, "rounds": 1}
     options["on_round"] = lambda row: True  # it stops with the test before the first round
-    after = running.run(fedavg(optax.sgd(0.0)), model=trained, **options)
+    after = running.run(fp.algorithms.fedavg(optax.sgd(0.0)), model=trained, **options)
     # The programs differ, because here the changes are parts of the kernels. A sum in another order
     # rounds few activations to another of bfloat16's 2**8 steps, and the loss is a mean of 32.
     rows = run(name).metrics
@@ -101,7 +100,7 @@ def test_going_on_from_a_run_starts_where_it_ended(name, run):
 def test_a_merged_export_has_the_kernels_of_the_clients(run, tmp_path):
     result = run("flora")
     result.export(tmp_path / "merged", format="merged")
-    loaded = load_model(str(tmp_path / "merged"), head=classification(4))
+    loaded = load_model(str(tmp_path / "merged"), head=fp.heads.classification(4))
     path = "bert.encoder.layer.0.attention.self.query"
     a, b = (result.params[f"{path}.lora_{n}"] for n in "ab")
     expected = result.trained.frozen[f"{path}.base.kernel"] + a @ b

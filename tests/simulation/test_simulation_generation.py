@@ -11,10 +11,8 @@ from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import simulate, tasks
-from fedjax_peft.algorithms import fedavg, fedsa
 from fedjax_peft.cli import main as cli
 from fedjax_peft.tasks.text_scores import exact_match, mean_score, rouge_l
-from fedjax_peft.testing import write_tiny_language_model
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +36,7 @@ def talks(n, seed):
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     root = tmp_path_factory.mktemp("generation")
-    write_tiny_language_model(root / "model", initializer_range=0.3, num_hidden_layers=1)
+    fp.testing.write_tiny_language_model(root / "model", initializer_range=0.3, num_hidden_layers=1)
     (root / "data").mkdir()
     for split, (n, seed) in {"train": (40, 0), "test": (10, 1)}.items():
         lines = [json.dumps({"messages": talk}) for talk in talks(n, seed)]
@@ -59,7 +57,7 @@ def data(directory, model):
     return fp.load_dataset(path, tokenizer=model.tokenizer, max_length=32, task=task)
 
 
-FEDAVG = fedavg(optax.adam(3e-3))
+FEDAVG = fp.algorithms.fedavg(optax.adam(3e-3))
 
 
 def run(model, data, algorithm=FEDAVG, rounds=2, **options):
@@ -119,7 +117,7 @@ def test_one_program_generates_in_all_rounds(model, data):
 
 def test_personal_models_generate_too(model, data):
     """In FedSA-LoRA clients keep B: each completes the test prompts with its own model."""
-    result = run(model, data, fedsa(optax.adam(3e-3)), test_clients=3, lanes=2)
+    result = run(model, data, fp.algorithms.fedsa(optax.adam(3e-3)), test_clients=3, lanes=2)
     scores = []
     prompts = [talk[0]["content"] for talk in talks(10, 1)]
     _, golds = asked(data["test"])

@@ -9,20 +9,14 @@ import running
 import toy
 from options import run_options
 
+import fedjax_peft as fp
 from fedjax_peft import algorithms, peft, testing
 from fedjax_peft.cli.bench import Shape, bench
-from fedjax_peft.data import Clients, tokenize
+from fedjax_peft.data import tokenize
 from fedjax_peft.engine.plan import no_larger
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hub import load_tokenizer
-from fedjax_peft.models.registry import random_model
-from fedjax_peft.numerics import optimizers
 from fedjax_peft.numerics.random import host_rng, stream
-from fedjax_peft.peft.base import attach
 from fedjax_peft.simulation.planning import memory_plan
-from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support import memory
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +25,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.sample("2")
 def test_batches_too_large_for_memory_are_errors(monkeypatch, lanes):
     """The error names the largest batch that fits, and that batch is not refused."""
-    model = attach(testing.tiny_model(), peft.lora(1))
-    clients = Clients(testing.tiny_dataset(4096), (np.arange(2048), np.arange(2048, 4096)))
+    model = fp.attach(testing.tiny_model(), peft.lora(1))
+    clients = fp.Clients(testing.tiny_dataset(4096), (np.arange(2048), np.arange(2048, 4096)))
     algorithm = algorithms.fedavg(optax.sgd(0.1))
     monkeypatch.setattr(memory_plan, "available", lambda: 50_000_000)
     options = {"rounds": 1, "local_steps": 1, "lanes": lanes}
@@ -43,12 +37,14 @@ def test_batches_too_large_for_memory_are_errors(monkeypatch, lanes):
     def start(phase):
         raise Started
 
-    with pytest.raises(InputError, match=r"batch_size = 2048, .* needs about .* fits\.") as error:
-        simulate(model, algorithm, clients, batch_size=10**9, **run_options(**options))
+    with pytest.raises(
+        fp.InputError, match=r"batch_size = 2048, .* needs about .* fits\."
+    ) as error:
+        fp.simulate(model, algorithm, clients, batch_size=10**9, **run_options(**options))
     most = int(re.search(r"batch_size = (\d+) fits", str(error.value))[1])
     assert 64 < most < 2048
     with pytest.raises(Started):
-        simulate(
+        fp.simulate(
             model, algorithm, clients, batch_size=most, **run_options(on_phase=start, **options)
         )
 
@@ -69,30 +65,30 @@ def test_evaluation_steps_are_at_most_as_large_as_the_test_set():
 
 
 def test_tokens_of_another_vocabulary_are_refused():
-    model = attach(testing.tiny_model(vocab_size=60), peft.lora(1))
-    clients = Clients(testing.tiny_dataset(8, vocab=64), (np.arange(8),))
-    with pytest.raises(InputError, match=r"token 6\d, but the model's vocabulary has 60"):
-        simulate(model, algorithms.fedavg(optax.sgd(0.1)), clients, rounds=1)
+    model = fp.attach(testing.tiny_model(vocab_size=60), peft.lora(1))
+    clients = fp.Clients(testing.tiny_dataset(8, vocab=64), (np.arange(8),))
+    with pytest.raises(fp.InputError, match=r"token 6\d, but the model's vocabulary has 60"):
+        fp.simulate(model, algorithms.fedavg(optax.sgd(0.1)), clients, rounds=1)
 
 
 def test_lengths_too_large_for_memory_are_errors(tmp_path):
-    tokenizer = load_tokenizer(testing.write_tiny_checkpoint(tmp_path))
-    with pytest.raises(InputError, match="max_length = 1000000000000 needs at least"):
+    tokenizer = fp.load_tokenizer(testing.write_tiny_checkpoint(tmp_path))
+    with pytest.raises(fp.InputError, match="max_length = 1000000000000 needs at least"):
         tokenize(tokenizer, ["w1", "w2"], max_length=10**12)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 10**40])
 def test_seeds_have_63_bits(seed):
     for draw in (stream, host_rng):
-        with pytest.raises(InputError, match="from 0 to"):
+        with pytest.raises(fp.InputError, match="from 0 to"):
             draw(seed, "x")
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
 def test_learning_rates_are_finite(rate):
-    for name in optimizers.__all__:
-        with pytest.raises(InputError, match=r"learning_rate = .* must be a finite number"):
-            getattr(optimizers, name)(rate)
+    for name in fp.optimizers.__all__:
+        with pytest.raises(fp.InputError, match=r"learning_rate = .* must be a finite number"):
+            getattr(fp.optimizers, name)(rate)
 
 
 def test_a_fused_projection_needs_a_part():
@@ -100,14 +96,14 @@ def test_a_fused_projection_needs_a_part():
         **{"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 2},
         "n_positions": 16,
     }
-    model = random_model(config, head=classification(2))
-    with pytest.raises(InputError, match="names no part"):
-        attach(model, peft.lora(1, targets=["c_attn"], parts=[]))
+    model = fp.random_model(config, head=fp.heads.classification(2))
+    with pytest.raises(fp.InputError, match="names no part"):
+        fp.attach(model, peft.lora(1, targets=["c_attn"], parts=[]))
 
 
 @pytest.mark.parametrize("shape", [{"layers": 0}, {"layers": 10**8}, {"clients": 10**9}])
 def test_benchmarks_of_impossible_shapes_are_refused(shape):
-    with pytest.raises(InputError, match=r"must be|needs at least"):
+    with pytest.raises(fp.InputError, match=r"must be|needs at least"):
         bench(Shape(**{"layers": 1, "hidden": 8, "heads": 1, "ffn": 8, "vocab": 8, **shape}))
 
 

@@ -20,7 +20,6 @@ from small_config import small
 import fedjax_peft as fp
 from fedjax_peft.cli import main as cli
 from fedjax_peft.simulation.client_models import check_global
-from fedjax_peft.support.errors import InputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 
@@ -77,7 +76,7 @@ def test_a_run_made_in_python_loads_without_its_algorithm(name, runs, tmp_path):
     assert (repr(loaded), loaded.max_length) == (repr(run), 12)
     np.testing.assert_array_equal(loaded.predict(TEXTS), run.predict(TEXTS))
     if name == "folded":
-        with pytest.raises(InputError, match="format 'merged'"):
+        with pytest.raises(fp.InputError, match="format 'merged'"):
             loaded.export(tmp_path / "adapter")
         loaded.export(tmp_path / "merged", format="merged")
         run.export(tmp_path / "other", format="merged")
@@ -97,7 +96,7 @@ def test_models_of_clients_load_without_the_algorithm(runs):
         for client in range(3):
             ours, theirs = loaded.client_params(client), run.client_params(client)
             jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    with pytest.raises(InputError, match="No checkpoint"):
+    with pytest.raises(fp.InputError, match="No checkpoint"):
         fp.load_run(run.out, algorithm=fp.algorithms.scaffold(optax.sgd(0.1), learning_rate=0.1))
 
 
@@ -144,7 +143,9 @@ def test_runs_with_private_leaves_need_their_directory_only(algorithm, options, 
 def test_what_is_not_recorded_is_asked_for_by_name(tmp_path):
     keeping = fp.algorithms.fedper(ADAM, keep_optimizer=True)
     run = toy_run(tmp_path / "run", keeping)
-    with pytest.raises(InputError, match=r"algorithm\.optimizer is not recorded.*algorithm=\.\.\."):
+    with pytest.raises(
+        fp.InputError, match=r"algorithm\.optimizer is not recorded.*algorithm=\.\.\."
+    ):
         fp.load_run(run.out, model=toy.model())
     assert_same(fp.load_run(run.out, model=toy.model(), algorithm=keeping), run)
 
@@ -166,7 +167,7 @@ def test_a_run_without_calls_is_read_reported_and_exported(tmp_path, monkeypatch
 
 def test_a_run_without_calls_is_not_continued(tmp_path):
     shutil.copytree(EARLIER, tmp_path / "run")
-    with pytest.raises(InputError, match=r"by another version.*not continued.*--from"):
+    with pytest.raises(fp.InputError, match=r"by another version.*not continued.*--from"):
         fp.simulate(
             fp.load_run(EARLIER).model,
             fp.algorithms.fedprox(ADAM, mu=0.1, aggregator=fp.aggregators.fra()),
@@ -198,7 +199,7 @@ def test_other_base_weights_are_noticed(runs, checkpoint, tmp_path, monkeypatch)
     metadata = json.loads((out / "model.json").read_text())
     damaged = {**metadata, "frozen": dict.fromkeys(metadata["frozen"], (1.0, 2.0))}
     (out / "model.json").write_text(json.dumps(damaged))
-    with pytest.raises(InputError, match=r"model\.json is damaged"):
+    with pytest.raises(fp.InputError, match=r"model\.json is damaged"):
         fp.load_run(out, algorithm=ALGORITHMS["private"])
     metadata["model"]["name"] = str(moved)
     (out / "model.json").write_text(json.dumps(metadata))
@@ -206,7 +207,7 @@ def test_other_base_weights_are_noticed(runs, checkpoint, tmp_path, monkeypatch)
     name = next(n for n in weights if n.endswith("query.weight"))
     weights[name] = weights[name] * 1.01
     save_file(weights, moved / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match=r"base weights of .*query.*' differs.*model=\.\.\."):
+    with pytest.raises(fp.InputError, match=r"base weights of .*query.*' differs.*model=\.\.\."):
         fp.load_run(out, algorithm=ALGORITHMS["private"])
     loaded = fp.load_run(out, model=runs["private"].model, algorithm=ALGORITHMS["private"])
     assert_same(loaded, runs["private"])
@@ -215,19 +216,19 @@ def test_other_base_weights_are_noticed(runs, checkpoint, tmp_path, monkeypatch)
 def test_a_model_of_ones_own_is_given(tmp_path):
     model, out = toy.model(), tmp_path / "run"
     run = fp.simulate(model, ALGORITHMS["shared"], toy.clients([4, 4]), rounds=1, out=out)
-    with pytest.raises(InputError, match=r"cannot be made again.*of your own.*model=\.\.\."):
+    with pytest.raises(fp.InputError, match=r"cannot be made again.*of your own.*model=\.\.\."):
         fp.load_run(out)
     assert_same(fp.load_run(out, model=model), run)
-    with pytest.raises(InputError, match=r"do not fit the model: 'head\.kernel' is \(6, 3\)"):
+    with pytest.raises(fp.InputError, match=r"do not fit the model: 'head\.kernel' is \(6, 3\)"):
         fp.load_run(out, model=toy.model(width=7))
     for text in ("{", "[]", '{"reason": ""}'):
         (out / "model.json").write_text(text)
-        with pytest.raises(InputError, match=r"model\.json is damaged"):
+        with pytest.raises(fp.InputError, match=r"model\.json is damaged"):
             fp.load_run(out)
     (out / "model.json").unlink()
-    with pytest.raises(InputError, match=r"made by fp\.simulate in Python"):
+    with pytest.raises(fp.InputError, match=r"made by fp\.simulate in Python"):
         fp.load_run(out)
-    with pytest.raises(InputError, match="is not a run directory"):
+    with pytest.raises(fp.InputError, match="is not a run directory"):
         fp.load_run(tmp_path)
 
 
@@ -272,5 +273,5 @@ def test_a_run_of_a_config_loads_from_its_directory_alone(checkpoint, tmp_path, 
 
 
 def test_the_refusal_of_a_global_model_counts_the_leaves():
-    with pytest.raises(InputError, match="2 of the 4 trained leaves are private to the clients"):
+    with pytest.raises(fp.InputError, match="2 of the 4 trained leaves are private to the clients"):
         check_global(toy.model(), running.PRIVATE, "Choose a client.")

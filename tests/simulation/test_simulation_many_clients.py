@@ -11,7 +11,7 @@ from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.numerics import random
 from fedjax_peft.simulation import time_model
 from fedjax_peft.simulation.session import federation_of
-from fedjax_peft.simulation.time_model import Slowness, TimeModel
+from fedjax_peft.simulation.time_model import Slowness
 
 PRIVATE = fp.algorithms.fedavg(optax.sgd(0.1), head="private")
 SIZES = np.random.default_rng(0).integers(0, 40, 300).tolist()
@@ -39,7 +39,7 @@ def test_the_slowness_of_a_client_does_not_need_that_of_the_others():
     lazy = Slowness(0.7, 1_000_000, seed=3)
     drawn = random.host_rng(3, "slowness", 999_999).normal()
     assert lazy[999_999] == lazy[-1] == np.exp(0.7 * drawn)
-    assert TimeModel(spread=0.7).slowness(5, 3) == [lazy[i] for i in range(5)]
+    assert fp.TimeModel(spread=0.7).slowness(5, 3) == [lazy[i] for i in range(5)]
     with pytest.raises(IndexError):
         lazy[1_000_000]
 
@@ -63,7 +63,7 @@ def test_work_on_the_host_grows_with_the_cohort(sampling, monkeypatch):
         clients_per_round=5,
         local_steps=1,
         sampling=sampling,
-        system=fp.System(time=TimeModel(spread=0.5)),
+        system=fp.System(time=fp.TimeModel(spread=0.5)),
         placement=fp.Placement(client_state="host", lanes=1),
     )
     assert len(run.metrics) == 4

@@ -10,10 +10,10 @@ import optax
 import pytest
 from closeness import roughly
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, heads, lora, random_model, testing
 from fedjax_peft.config import memory
-from fedjax_peft.contracts import Platform
-from fedjax_peft.peft.base import abstract_model, attach
+from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.simulation.planning.activations import Activations, activations
 from fedjax_peft.simulation.planning.liveness import needed_memory
 from fedjax_peft.simulation.planning.memory_plan import (
@@ -23,7 +23,6 @@ from fedjax_peft.simulation.planning.memory_plan import (
     plan_memory,
 )
 from fedjax_peft.simulation.planning.storage import storage_on
-from fedjax_peft.tasks import classification, next_token
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +43,9 @@ ALGORITHM = algorithms.fedavg(optax.adamw(1e-4))
 def parts(shape, **options):
     """Returns the model, algorithm, task and batch of a plan."""
     if shape["model_type"] == "bert":
-        head, task = heads.classification(2), classification()
+        head, task = heads.classification(2), fp.tasks.classification()
     else:
-        head, task = heads.causal_lm(), next_token()
+        head, task = heads.causal_lm(), fp.tasks.next_token()
     model = abstract_model(shape, lora(4), head=head, **options)
     return model, ALGORITHM, task, example_batch(head.kind, batch_size=8, length=64)
 
@@ -164,7 +163,7 @@ def test_lanes_share_what_does_not_depend_on_them():
 
 def test_shapes_and_arrays_have_one_plan():
     model, *rest = parts(BERT)
-    real = attach(random_model(BERT, head=heads.classification(2)), lora(4))
+    real = fp.attach(random_model(BERT, head=heads.classification(2)), lora(4))
     assert plan_memory(real, *rest) == plan_memory(model, *rest)
     assert isinstance(next(iter(real.frozen.values())), jax.Array)
 
@@ -220,7 +219,9 @@ def test_the_sum_is_within_fifteen_percent_of_the_compilers(key):
     assert found.plan.total(1) == roughly(compiled_bytes(found.parts, 1), rel=0.15)
 
 
-CPU, H100, T4, TPU = (Platform(*x) for x in (("cpu",), ("gpu", 9.0), ("gpu", 7.5), ("tpu",)))
+CPU, H100, T4, TPU = (
+    fp.contracts.Platform(*x) for x in (("cpu",), ("gpu", 9.0), ("gpu", 7.5), ("tpu",))
+)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,9 @@ def test_arrays_of_a_tpu_are_padded_to_tiles(shape, dtype, nbytes):
 
 def test_only_old_gpus_store_bfloat16_as_float32():
     x = jax.core.ShapedArray((3, 5), jnp.dtype("bfloat16"))
-    sizes = [storage_on(platform).nbytes(x) for platform in (CPU, Platform("gpu"), H100, T4)]
+    sizes = [
+        storage_on(platform).nbytes(x) for platform in (CPU, fp.contracts.Platform("gpu"), H100, T4)
+    ]
     assert sizes == [30, 30, 30, 60]
 
 

@@ -16,9 +16,8 @@ import toy
 from killing import children
 from running import PRIVATE
 
+import fedjax_peft as fp
 from fedjax_peft import InputError
-from fedjax_peft.algorithms import fedavg
-from fedjax_peft.config.loading import load_run
 from fedjax_peft.engine.compilation import programs
 from fedjax_peft.report.records import load_run as load_record
 from fedjax_peft.simulation import rows as history
@@ -161,7 +160,7 @@ def test_a_torn_last_line_is_written_again(straight, copy):
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(straight, copy, caplog):
     cut(copy / "checkpoints" / "8" / "default" / "_METADATA")
-    load_run(copy, model=toy.model(), algorithm=PRIVATE)
+    fp.load_run(copy, model=toy.model(), algorithm=PRIVATE)
     assert "that of round 6; checkpoints skipped: ['round 8: " in caplog.text
     assert_same(run(copy, resume=True), straight)
     assert "Resumed from round 6; checkpoints skipped: ['round 8: " in caplog.text
@@ -193,7 +192,10 @@ def test_another_run_is_not_resumed_and_no_file_is_changed(copy):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     for changes, wrong in (
         ({"model": toy.model(width=7)}, r"kernel: float32\[5, 6\] .* -> float32\[5, 7\]"),
-        ({"algorithm": fedavg(optax.sgd(1.0), head="private")}, "step_size: -0.1 -> -1.0"),
+        (
+            {"algorithm": fp.algorithms.fedavg(optax.sgd(1.0), head="private")},
+            "step_size: -0.1 -> -1.0",
+        ),
         ({"epochs": 2, "local_steps": 3}, "epochs: 1 -> None; local_steps: None -> 3"),
     ):
         with pytest.raises(InputError, match=f"was run with another config: .*{wrong}"):

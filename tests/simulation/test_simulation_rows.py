@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedjax_peft as fp
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.simulation.rows import (
     append_metrics,
@@ -16,7 +17,6 @@ from fedjax_peft.simulation.rows import (
     write_metrics,
 )
 from fedjax_peft.simulation.summaries import rounds_to, series, summary
-from fedjax_peft.support.errors import InputError
 
 ROWS = [
     {"round": 0, "test_accuracy": 0.1, "bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0},
@@ -78,7 +78,7 @@ def test_a_torn_last_line_is_ignored_and_gone_after_the_next_append(tmp_path, cu
 def test_a_damaged_earlier_line_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"round": 0}\n' + line.encode("latin-1") + b'\n{"round": 2}\n')
-    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 "):
+    with pytest.raises(fp.InputError, match=r"metrics\.jsonl, line 2 "):
         read_metrics(path)
 
 
@@ -105,12 +105,12 @@ def test_a_damaged_earlier_line_is_named(tmp_path, line):
 def test_a_row_that_was_edited_is_refused_with_its_line_and_field(tmp_path, field, words):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"round": 0}}\n{{"round": 1, {field}}}\n')
-    with pytest.raises(InputError, match=rf"metrics.jsonl, line 2 is not a row.*{words}"):
+    with pytest.raises(fp.InputError, match=rf"metrics.jsonl, line 2 is not a row.*{words}"):
         read_metrics(path)
 
 
 def test_a_missing_file_is_an_input_error(tmp_path):
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(fp.InputError, match="cannot be read"):
         read_metrics(tmp_path / "metrics.jsonl")
 
 
@@ -168,7 +168,7 @@ def test_a_series_without_its_fields_has_no_points():
 
 
 def test_an_unknown_axis_gets_advice():
-    with pytest.raises(InputError, match="'bytes'"):
+    with pytest.raises(fp.InputError, match="'bytes'"):
         series(ROWS, "byte", "test_accuracy")
 
 

@@ -17,7 +17,6 @@ from scipy.stats import binom
 
 import fedjax_peft as fp
 from fedjax_peft import Clients, TimeModel
-from fedjax_peft.algorithms import fedavg
 from fedjax_peft.engine.plan import poisson_batches
 from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.simulation.session import poisson_width
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.slow
 SIZES = (9, 4, 0, 1, 13, 5, 6, 2)
 STEPS = [-(-n // 4) for n in SIZES]
 TRAIN, TEST = toy.clients(SIZES), toy.dataset(20, seed=5)
-ALGORITHM = fedavg(optax.adam(0.02), head="private")
+ALGORITHM = fp.algorithms.fedavg(optax.adam(0.02), head="private")
 EACH = 4 * (5 * 2 + 2 * 6)
 """Bytes of the toy's adapter."""
 

@@ -17,21 +17,12 @@ from options import run_options
 from running import leaves, rows
 from shallow import simplify
 
-from fedjax_peft.aggregators import fra
-from fedjax_peft.algorithms import fedavg, local
-from fedjax_peft.data import partition
+import fedjax_peft as fp
 from fedjax_peft.engine.devices.layout import Layout
 from fedjax_peft.engine.lanes import choose_lanes
 from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.models.base import Model
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.registry import random_model
 from fedjax_peft.numerics.random import host_rng
-from fedjax_peft.peft.base import attach
-from fedjax_peft.peft.lora import lora
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import TINY_BERT, tiny_dataset, tiny_model
+from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +32,11 @@ TRAIN, HELD_OUT = toy.clients(SIZES).holdout(0.4)
 TEST = toy.dataset(30, seed=5)
 ADAM = optax.adam(0.02)
 ALGORITHMS = {
-    "mean": fedavg(ADAM),
-    "fra": fedavg(ADAM, aggregator=fra()),
-    "private": fedavg(ADAM, head="private"),
-    "frozen": fedavg(ADAM, head="frozen"),
-    "local": local(ADAM),
+    "mean": fp.algorithms.fedavg(ADAM),
+    "fra": fp.algorithms.fedavg(ADAM, aggregator=fp.aggregators.fra()),
+    "private": fp.algorithms.fedavg(ADAM, head="private"),
+    "frozen": fp.algorithms.fedavg(ADAM, head="frozen"),
+    "local": fp.algorithms.local(ADAM),
 }
 
 
@@ -100,17 +91,19 @@ def test_the_same_seed_gives_the_same_rows_to_the_bit(finished):
 
 def tiny_bert(dtype):
     shape = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16}
-    model = random_model({**TINY_BERT, **shape}, head=classification(4), dtype=dtype)
-    return attach(model, lora(rank=2), seed=0)
+    model = fp.random_model({**TINY_BERT, **shape}, head=fp.heads.classification(4), dtype=dtype)
+    return fp.attach(model, fp.lora(rank=2), seed=0)
 
 
 def test_bfloat16_computes_and_float32_learns(monkeypatch):
     simplify(monkeypatch)
-    model, data = tiny_bert("bfloat16"), tiny_dataset(12)
+    model, data = tiny_bert("bfloat16"), fp.testing.tiny_dataset(12)
     frozen = model.compute_frozen()
     assert frozen["bert.encoder.layer.0.output.dense.kernel"].dtype == jnp.bfloat16
-    clients = partition.iid(data, 3)
-    result = running.run(fedavg(optax.adamw(1e-2)), model=model, clients=clients, lanes=3)
+    clients = fp.partition.iid(data, 3)
+    result = running.run(
+        fp.algorithms.fedavg(optax.adamw(1e-2)), model=model, clients=clients, lanes=3
+    )
     for name, value in result.params.items():
         assert value.dtype == jnp.float32, name
         assert np.isfinite(value).all(), name
@@ -236,7 +229,9 @@ def test_a_client_that_blows_up_is_dropped_and_named(finished):
         )
     for value in leaves(result).values():
         assert np.isfinite(value).all()
-    with pytest.raises(InputError, match=rf"In round 2 the uploads of the clients \[{bad}\] were"):
+    with pytest.raises(
+        fp.InputError, match=rf"In round 2 the uploads of the clients \[{bad}\] were"
+    ):
         run("private", clients=broken, client_test=None, nonfinite="raise")
 
 
@@ -263,30 +258,35 @@ def test_auto_lanes_on_a_cpu_and_no_more_lanes_than_clients():
 def test_errors_of_the_algorithm_come_before_any_file_is_written(tmp_path):
     model = MODEL
     names = {"layer.lora_a": "layer.down", "layer.lora_b": "layer.up"}
-    plain: Model = model.replace(
+    plain: fp.Model = model.replace(
         trainable={names.get(n, n): x for n, x in model.trainable.items()},
         kinds={names.get(n, n): kind for n, kind in model.kinds.items()},
     )
     options = {"rounds": 1, "clients_per_round": 3, "out": tmp_path / "run"}
-    with pytest.raises(InputError, match="'fra' needs LoRA factors A and B"):
-        simulate(plain, ALGORITHMS["fra"], TRAIN, **run_options(**options))
+    with pytest.raises(fp.InputError, match="'fra' needs LoRA factors A and B"):
+        fp.simulate(plain, ALGORITHMS["fra"], TRAIN, **run_options(**options))
     no_head = model.replace(
         trainable={n: x for n, x in model.trainable.items() if n not in toy.HEAD},
         kinds={n: kind for n, kind in model.kinds.items() if n not in toy.HEAD},
     )
-    with pytest.raises(InputError, match=r"private rule '\^head:' matches no trainable leaf"):
-        simulate(no_head, fedavg(optax.sgd(0.1), head="private"), TRAIN, **run_options(**options))
+    with pytest.raises(fp.InputError, match=r"private rule '\^head:' matches no trainable leaf"):
+        fp.simulate(
+            no_head,
+            fp.algorithms.fedavg(optax.sgd(0.1), head="private"),
+            TRAIN,
+            **run_options(**options),
+        )
     assert not (tmp_path / "run").exists()
 
 
 def test_fra_on_an_svd_start_warns():
     """FRA would remove the part outside the directions of the start; the run continues."""
-    started = attach(tiny_model(num_hidden_layers=1), lora(2, init="svd"))
-    algorithm = fedavg(optax.adam(1e-3), aggregator=fra())
-    federation = partition.iid(tiny_dataset(20), 4)
+    started = fp.attach(fp.testing.tiny_model(num_hidden_layers=1), fp.lora(2, init="svd"))
+    algorithm = fp.algorithms.fedavg(optax.adam(1e-3), aggregator=fp.aggregators.fra())
+    federation = fp.partition.iid(fp.testing.tiny_dataset(20), 4)
     rest = {"rounds": 1, "clients_per_round": 2, "devices": 99}
     with (
         pytest.warns(UserWarning, match="part of the pretrained weight"),
-        pytest.raises(InputError, match="99"),
+        pytest.raises(fp.InputError, match="99"),
     ):
-        simulate(started, algorithm, federation, **run_options(**rest))
+        fp.simulate(started, algorithm, federation, **run_options(**rest))

@@ -11,15 +11,13 @@ import pytest
 from closeness import approx, assert_close
 from shallow import simple_encoder  # noqa: F401
 
+import fedjax_peft as fp
 from fedjax_peft import embed, heads, load_model, load_tokenizer, tasks, testing
 from fedjax_peft.cli import main as cli
 from fedjax_peft.config import config
-from fedjax_peft.contracts import Outputs
 from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.data.sources import load_dataset
 from fedjax_peft.engine.compilation import programs
 from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.support.errors import InputError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 
@@ -285,12 +283,16 @@ def oracle(data):
     if data.task.name == "question_answering":
         at = np.stack([columns["start_positions"], columns["end_positions"]], axis=-1)
         hot = np.arange(columns["input_ids"].shape[1])[None, :, None] == at[:, None]
-        return Outputs(9.0 * jnp.asarray(hot), jnp.zeros(0))
+        return fp.contracts.Outputs(9.0 * jnp.asarray(hot), jnp.zeros(0))
     if data.task.name in ("next_token", "instruction_tuning"):
         after = np.roll(columns["input_ids"], -1, axis=1)
-        return Outputs(9.0 * jnp.asarray(np.arange(64) == after[..., None]), jnp.zeros(0))
+        return fp.contracts.Outputs(
+            9.0 * jnp.asarray(np.arange(64) == after[..., None]), jnp.zeros(0)
+        )
     labels = columns["labels"][..., None]
-    return Outputs(9.0 * jnp.asarray(np.arange(len(data.label_names)) == labels), jnp.zeros(0))
+    return fp.contracts.Outputs(
+        9.0 * jnp.asarray(np.arange(len(data.label_names)) == labels), jnp.zeros(0)
+    )
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -299,7 +301,7 @@ def oracle(data):
 )  # of each task, with each form of its examples
 def test_who_knows_the_labels_scores_one(root, name):
     tokenizer = load_tokenizer(root / "model")
-    data = load_dataset(name, tokenizer=tokenizer, source="tiny")["test"]
+    data = fp.load_dataset(name, tokenizer=tokenizer, source="tiny")["test"]
     task, outputs = tasks.for_data(data), oracle(data)
     means = {k: float(s / n) for k, (s, n) in task.metrics(outputs, data.columns).items()}
     predictions = {} if task.predict is None else task.predict(outputs, data.columns)
@@ -321,8 +323,8 @@ def test_embeddings_do_not_depend_on_padding_and_compile_once(root):
     assert_close(embed(model, ["w1 w2"], pooling="cls", max_length=8)[0], whole[0], atol=1e-5)
     assert np.abs(whole - short).max() > 0.1
     assert len(programs.of(model.apply)) == 2, "one for each way to pool"
-    with pytest.raises(InputError, match="clss"):
+    with pytest.raises(fp.InputError, match="clss"):
         embed(model, ["w1"], pooling="clss")
     for size in (0, -1, 1.5):
-        with pytest.raises(InputError, match=f"batch_size = {size} of"):
+        with pytest.raises(fp.InputError, match=f"batch_size = {size} of"):
             embed(model, ["w1"], max_length=8, batch_size=size)

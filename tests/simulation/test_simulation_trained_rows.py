@@ -10,7 +10,6 @@ from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import InputError
-from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.simulation.trained_rows import NAME, digests, read_rows, trained_rows
 
 ROWS = toy.dataset(40, seed=4)
@@ -24,23 +23,23 @@ def texts(lengths, width, **columns):
     ids, mask = np.zeros((2, len(lengths), width), np.int32)
     for n, length in enumerate(lengths):
         ids[n, :length], mask[n, :length] = 10 * n + np.arange(length), 1
-    return Dataset({"input_ids": ids, "attention_mask": mask.astype(bool), **columns})
+    return fp.Dataset({"input_ids": ids, "attention_mask": mask.astype(bool), **columns})
 
 
 def test_an_example_is_known_by_what_the_model_reads():
     short, long = texts([3, 5, 2], 8), texts([3, 5, 2], 16)
     np.testing.assert_array_equal(digests(short), digests(long))
     assert len(set(digests(short).tolist())) == 3
-    other = Dataset({**ROWS.columns, "labels": ROWS.labels[::-1]}, ROWS.label_names)
+    other = fp.Dataset({**ROWS.columns, "labels": ROWS.labels[::-1]}, ROWS.label_names)
     np.testing.assert_array_equal(digests(other), digests(ROWS))  # a new label for the same input
-    own = digests(Clients(ROWS, (SPLIT[3:5], SPLIT[:1])))
+    own = digests(fp.Clients(ROWS, (SPLIT[3:5], SPLIT[:1])))
     np.testing.assert_array_equal(own, digests(ROWS)[[3, 4, 0]])
 
 
 def test_packed_examples_are_those_before_packing():
     lengths = [3, 5, 2, 4, 1, 6]
     data = texts(lengths, 8, loss_mask=np.ones((6, 8), bool))
-    clients = Clients(data, (np.arange(4, dtype=np.int32), np.array([4, 5], np.int32)))
+    clients = fp.Clients(data, (np.arange(4, dtype=np.int32), np.array([4, 5], np.int32)))
     packed = clients.pack(10)
     assert len(packed.data) < len(data)
     assert sorted(digests(packed)) == sorted(digests(data))
@@ -48,9 +47,9 @@ def test_packed_examples_are_those_before_packing():
 
 def test_an_example_that_stands_in_the_test_data_twice_does_not_count():
     twins = np.concatenate([ROWS.columns["x"][:12], ROWS.columns["x"][:2]])
-    data = Dataset({"x": twins, "labels": np.zeros(14, np.int32)}, ("only",))
+    data = fp.Dataset({"x": twins, "labels": np.zeros(14, np.int32)}, ("only",))
     test = data.take(np.array([12, 13]))
-    found = trained_rows(Clients(data, (np.arange(12, dtype=np.int32),)), {"test": test}, None)
+    found = trained_rows(fp.Clients(data, (np.arange(12, dtype=np.int32),)), {"test": test}, None)
     np.testing.assert_array_equal(found, np.sort(digests(ROWS)[2:12]))
 
 
@@ -58,7 +57,7 @@ def run(rows, start=None, rounds=1, **options):
     """Returns a run whose two clients have halves of the rows."""
     options = {"test": ROWS.take(np.arange(30, 40)), "origin": start, **options}
     bound = model() if start is None else start.trained
-    clients = Clients(ROWS, tuple(np.array_split(rows, 2)))
+    clients = fp.Clients(ROWS, tuple(np.array_split(rows, 2)))
     options = run_options(progress=False, batch_size=16, **options)
     return fp.simulate(bound, ALGORITHM, clients, rounds=rounds, **options)
 
@@ -73,8 +72,11 @@ def first(tmp_path_factory):
     [
         ({"test": ROWS.take(np.arange(20))}, "20 of the 20 examples of test"),
         ({"validation": ROWS.take(np.arange(25, 35))}, "5 of the 10 examples of validation"),
-        ({"client_test": Clients(ROWS, (SPLIT[:3], OTHER[-2:]))}, "3 of the 5 .* client_test"),
-        ({"client_validation": Clients(ROWS, (SPLIT[:1], SPLIT[5:7]))}, "3 of the 3 .* client_val"),
+        ({"client_test": fp.Clients(ROWS, (SPLIT[:3], OTHER[-2:]))}, "3 of the 5 .* client_test"),
+        (
+            {"client_validation": fp.Clients(ROWS, (SPLIT[:1], SPLIT[5:7]))},
+            "3 of the 3 .* client_val",
+        ),
     ],
     ids=lambda x: "" if isinstance(x, str) else next(iter(x)),
 )

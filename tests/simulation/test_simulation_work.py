@@ -15,7 +15,6 @@ from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, TimeModel
-from fedjax_peft.algorithms import fedprox
 from fedjax_peft.config import config as configs
 from fedjax_peft.engine.schedule import Schedule
 
@@ -33,7 +32,7 @@ SLOWNESS = SPREAD.slowness(8, 0)
 
 @functools.cache
 def algorithm():
-    return fedprox(optax.sgd(RATE), mu=MU)
+    return fp.algorithms.fedprox(optax.sgd(RATE), mu=MU)
 
 
 def run(*, rounds=EVERY, **options):

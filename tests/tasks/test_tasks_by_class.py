@@ -5,8 +5,9 @@ import pytest
 from closeness import assert_close
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
+import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.data.dataset import IGNORE, Dataset
+from fedjax_peft.data.dataset import IGNORE
 from fedjax_peft.tasks.by_class import MOST, ByClass, of_labels
 
 ROUNDING = {"rtol": 1e-12, "atol": 0}  # quotients of whole numbers in float64
@@ -23,7 +24,7 @@ def drawn(seed, classes=6, n=200):
 def test_scores_are_those_of_scikit_learn(seed):
     gold, predicted = drawn(seed)
     names = tuple("abcdef")
-    data = Dataset({"labels": gold}, names)
+    data = fp.Dataset({"labels": gold}, names)
     found = tasks.classification().by_class({"label": predicted}, data)
     expected = precision_recall_fscore_support(
         gold, predicted, labels=range(6), zero_division=np.nan
@@ -41,7 +42,7 @@ def test_scores_are_those_of_scikit_learn(seed):
 
 def test_the_mean_of_the_f1_is_the_tasks_macro_f1():
     gold, predicted = drawn(7)
-    task, data = tasks.classification(), Dataset({"labels": gold}, tuple("abcdef"))
+    task, data = tasks.classification(), fp.Dataset({"labels": gold}, tuple("abcdef"))
     mean = np.nanmean(task.by_class({"label": predicted}, data).f1)
     assert_close(mean, task.score({}, {"label": predicted}, data)["macro_f1"], **ROUNDING)
 
@@ -54,7 +55,7 @@ def test_entities_are_scored_by_type_as_seqeval_does():
     labels = rng.integers(0, 5, (12, 9)).astype(np.int32)
     tags = np.where(rng.random(labels.shape) < 0.7, labels, rng.integers(0, 6, labels.shape))
     labels[rng.random(labels.shape) < 0.2] = IGNORE
-    found = tasks.tagging().by_class({"tag": tags}, Dataset({"labels": labels}, names))
+    found = tasks.tagging().by_class({"tag": tags}, fp.Dataset({"labels": labels}, names))
     seen = labels != IGNORE
     gold, said = (
         [[names[t] for t in row[own]] for row, own in zip(x, seen, strict=True)]
@@ -72,7 +73,7 @@ def test_entities_are_scored_by_type_as_seqeval_does():
 
 
 def test_no_entities_at_all():
-    data = Dataset({"labels": np.zeros((2, 3), np.int32)}, ("O", "B-LOC"))
+    data = fp.Dataset({"labels": np.zeros((2, 3), np.int32)}, ("O", "B-LOC"))
     found = tasks.tagging().by_class({"tag": np.zeros((2, 3), np.int32)}, data)
     assert found.support.tolist() == [0]
     assert np.isnan(found.f1).all()

@@ -7,21 +7,19 @@ import pytest
 from closeness import approx, assert_close
 from sklearn.metrics import f1_score
 
+import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.data import Dataset
-from fedjax_peft.support.errors import InputError
 
 LOGITS = jnp.array([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0], [2.0, 2.5, 4.0]])
 BATCH = {"labels": jnp.array([1, 0, 2])}
 
 
 def outputs(logits=LOGITS):
-    return Outputs(logits, logits)
+    return fp.contracts.Outputs(logits, logits)
 
 
 def score(gold, predicted, classes=5):
-    data = Dataset({"labels": np.array(gold, np.int32)}, tuple("abcde"[:classes]))
+    data = fp.Dataset({"labels": np.array(gold, np.int32)}, tuple("abcde"[:classes]))
     return tasks.classification().score({}, {"label": np.array(predicted, np.int32)}, data)
 
 
@@ -69,8 +67,8 @@ def test_macro_f1_equals_scikit_learn(seed):
 def test_the_task_of_a_data_set():
     columns = {"labels": np.zeros(2, np.int32)}
     for name in ("classification", "image_classification", "tagging", "next_token"):
-        task = tasks.for_data(Dataset(columns, ("a",), task=name))
+        task = tasks.for_data(fp.Dataset(columns, ("a",), task=name))
         assert task == getattr(tasks, name)()
-    assert tasks.for_data(Dataset(columns, ("a",), task="question_answering")).headline == "f1"
-    with pytest.raises(InputError, match=r"data set 'x' .*'taging'.* Did you mean 'tagging'"):
-        tasks.for_data(Dataset(columns, ("a",), "x", "taging"))
+    assert tasks.for_data(fp.Dataset(columns, ("a",), task="question_answering")).headline == "f1"
+    with pytest.raises(fp.InputError, match=r"data set 'x' .*'taging'.* Did you mean 'tagging'"):
+        tasks.for_data(fp.Dataset(columns, ("a",), "x", "taging"))

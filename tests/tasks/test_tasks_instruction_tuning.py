@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from closeness import approx
 
+import fedjax_peft as fp
 from fedjax_peft import load_tokenizer, tasks
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.conversations import encode_conversations
 from fedjax_peft.data.table import Table
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import write_tiny_language_model
 
 TASK = tasks.instruction_tuning()
 RNG = np.random.default_rng(0)
@@ -31,7 +28,7 @@ BATCH = {
 def outputs(logits):
     """Returns outputs whose logits are also a linear readout of the hidden states."""
     readout = jax.tree_util.Partial(lambda x: x)
-    return Outputs(jnp.asarray(logits), jnp.asarray(logits), readout=readout)
+    return fp.contracts.Outputs(jnp.asarray(logits), jnp.asarray(logits), readout=readout)
 
 
 def test_prompts_have_no_gradient():
@@ -41,17 +38,17 @@ def test_prompts_have_no_gradient():
 
 def test_data_need_tokens_to_learn():
     columns = {"input_ids": IDS, "attention_mask": np.ones_like(IDS, bool)}
-    with pytest.raises(InputError, match="training data have no column 'loss_mask'"):
-        TASK.check(Dataset(columns), "training")
-    with pytest.raises(InputError, match="max_length is too small"):
-        TASK.check(Dataset(columns | {"loss_mask": np.zeros_like(IDS, bool)}), "test")
+    with pytest.raises(fp.InputError, match="training data have no column 'loss_mask'"):
+        TASK.check(fp.Dataset(columns), "training")
+    with pytest.raises(fp.InputError, match="max_length is too small"):
+        TASK.check(fp.Dataset(columns | {"loss_mask": np.zeros_like(IDS, bool)}), "test")
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """Returns conversations with answers of rising length, and their tokenizer."""
     root = tmp_path_factory.mktemp("told")
-    write_tiny_language_model(root)
+    fp.testing.write_tiny_language_model(root)
     answers = ["a", "red and blue", "one two three four"]
     prompt = {"role": "user", "content": "Say"}
     talks = [[prompt, {"role": "assistant", "content": answer}] for answer in answers]
@@ -86,16 +83,16 @@ def test_gold_answers_without_a_word_are_refused_by_number(told):
         task = tasks.instruction_tuning(metric)
         task.check(odd, "training")
         with pytest.raises(
-            InputError, match=r"1 of 3 test examples have no word.*'!!!', of example 3"
+            fp.InputError, match=r"1 of 3 test examples have no word.*'!!!', of example 3"
         ):
             task.check(odd, "test")
     tasks.instruction_tuning().check(odd, "test")  # nothing is generated
     hindi = dataclasses.replace(data, references=("a", "b", "नमस्ते"))
     tasks.instruction_tuning("f1").check(hindi, "test")
     ascii_only = tasks.instruction_tuning("f1", tokenizer="rouge_score")
-    with pytest.raises(InputError, match=r"of example 3.*a to z and 0 to 9 only: use 'unicode'"):
+    with pytest.raises(fp.InputError, match=r"of example 3.*a to z and 0 to 9 only: use 'unicode'"):
         ascii_only.check(hindi, "test")
-    with pytest.raises(InputError, match="Did you mean 'unicode'"):
+    with pytest.raises(fp.InputError, match="Did you mean 'unicode'"):
         tasks.instruction_tuning("f1", tokenizer="unicod")
 
 

@@ -11,8 +11,6 @@ from closeness import assert_close
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.contracts import ClientContext, Outputs
-from fedjax_peft.models.registry import random_model
 from fedjax_peft.tasks.likelihood import chunk_size, next_tokens, token_scores
 
 pytestmark = pytest.mark.slow
@@ -35,7 +33,7 @@ def _head(table, hidden):
 def _outputs(hidden, table):
     """Returns outputs as a model's, with logits that must not be used."""
     none = jnp.full((1,), jnp.nan)
-    return Outputs(none, hidden, readout=jax.tree_util.Partial(_head, table))
+    return fp.contracts.Outputs(none, hidden, readout=jax.tree_util.Partial(_head, table))
 
 
 def _plain(hidden, table, counted, weights=WEIGHTS):
@@ -82,7 +80,9 @@ def test_predictions_are_those_of_all_logits():
 def test_the_first_of_equal_logits_is_the_prediction_and_nan_predicts_nothing():
     def correct(logits, targets):
         counted = jnp.ones(logits.shape[:2], bool)
-        return token_scores(Outputs(logits), jnp.array([targets]), counted).correct.tolist()
+        return token_scores(
+            fp.contracts.Outputs(logits), jnp.array([targets]), counted
+        ).correct.tolist()
 
     assert correct(jnp.zeros((1, 2, 4)).at[0, 0, 2].set(1.0), [2, 1]) == [[True, False]]
     rising = jnp.arange(4.0).reshape(1, 1, 4)
@@ -161,7 +161,7 @@ ALL_LOGITS = 8 * 127 * 40_000
 
 
 def _step(model):
-    context = ClientContext(
+    context = fp.contracts.ClientContext(
         lambda params, batch, key, train: model.apply(model.frozen, params, batch, key, train),
         tasks.next_token(),
         {},
@@ -184,7 +184,9 @@ def _evaluation(model):
     ids=["training", "training of the head", "evaluation"],
 )
 def test_no_array_of_all_logits(program, head):
-    model = fp.attach(random_model(LARGE, head=fp.heads.causal_lm(), dropout=0.0), fp.lora(rank=2))
+    model = fp.attach(
+        fp.random_model(LARGE, head=fp.heads.causal_lm(), dropout=0.0), fp.lora(rank=2)
+    )
     trainable = model.trainable
     if head:
         name = "transformer.wte.embedding"

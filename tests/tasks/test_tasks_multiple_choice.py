@@ -12,8 +12,6 @@ from fedjax_peft import tasks
 from fedjax_peft.data.encode import encode
 from fedjax_peft.data.table import Table
 from fedjax_peft.models import inference
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.testing import write_tiny_language_model
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +25,7 @@ ROWS = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return write_tiny_language_model(
+    return fp.testing.write_tiny_language_model(
         tmp_path_factory.mktemp("m"), initializer_range=0.3, num_hidden_layers=1
     )
 
@@ -130,7 +128,7 @@ def test_the_length_of_a_choice_can_decide(model):
 )
 def test_rows_that_cannot_be_used(model, changes, named):
     row = {"question": ["Which?"], "choices": [["one", "two"]], "answer": [0], **changes}
-    with pytest.raises(InputError, match=named):
+    with pytest.raises(fp.InputError, match=named):
         encoded(model, row)
 
 
@@ -140,8 +138,8 @@ def test_digits_are_numbers_unless_a_choice_is_one(model):
 
 
 def test_unknown_style_and_missing_columns():
-    with pytest.raises(InputError, match="no style 'numbers'"):
+    with pytest.raises(fp.InputError, match="no style 'numbers'"):
         tasks.multiple_choice("numbers")
     data = fp.Dataset({"input_ids": np.zeros((1, 2), np.int32)})
-    with pytest.raises(InputError, match="no column"):
+    with pytest.raises(fp.InputError, match="no column"):
         tasks.multiple_choice().check(data, "test")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from closeness import approx, assert_close
 
+import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.contracts import Outputs
 
 IDS = jnp.array([[3, 1, 4, 0], [2, 0, 0, 0], [1, 1, 5, 2]])
 REAL = jnp.array([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]], bool)
@@ -18,7 +18,7 @@ TASKS = [(tasks.next_token(), "attention_mask"), (tasks.instruction_tuning(), "l
 
 
 def outputs(logits=LOGITS):
-    return Outputs(logits, logits)
+    return fp.contracts.Outputs(logits, logits)
 
 
 def expected(pairs):

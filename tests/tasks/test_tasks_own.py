@@ -13,14 +13,11 @@ import pytest
 from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft
+import fedjax_peft as fp
 from fedjax_peft import tasks, testing
 from fedjax_peft.cli import main as cli
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.contracts import Task as EngineTask
-from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -58,24 +55,26 @@ def test_a_listed_task_is_complete(name):
     assert task == getattr(tasks, name)(), "its compiled programs are found again"
     assert hash(task) == hash(getattr(tasks, name)())
     assert repr(task) == f"Task({name!r})"
-    assert isinstance(task, EngineTask)
+    assert isinstance(task, fp.contracts.Task)
     assert task.encoder is not None
     assert task.encoder.stand_in is not None
     assert tasks.for_head(task.head).head == task.head == tasks.head_kind(name)
     assert tasks.find(name) is getattr(tasks, name)
-    assert tasks.for_data(Dataset({"x": np.zeros(1)}, task=name)) == task
-    assert tasks.for_data(Dataset({"x": np.zeros(1)}, task=task)) is task
+    assert tasks.for_data(fp.Dataset({"x": np.zeros(1)}, task=name)) == task
+    assert tasks.for_data(fp.Dataset({"x": np.zeros(1)}, task=task)) is task
 
 
 def test_tasks_of_columns_and_names():
     columns = {"tokens", "tags", "question", "context"}
-    with pytest.raises(InputError, match=r"x\.csv fit several tasks: question_answering and tagg"):
+    with pytest.raises(
+        fp.InputError, match=r"x\.csv fit several tasks: question_answering and tagg"
+    ):
         tasks.for_columns(columns, "x.csv")
     assert tasks.for_columns({"text", "stars"}, "x.csv").name == "next_token"
     assert tasks.for_columns({"stars"}, "x.csv").name == "classification"
     both = {"text", "question", "context"}  # two columns count for more than one
     assert tasks.for_columns(both, "x.csv").name == "question_answering"
-    with pytest.raises(InputError, match=r"no task 'taging'\. Did you mean 'tagging'"):
+    with pytest.raises(fp.InputError, match=r"no task 'taging'\. Did you mean 'tagging'"):
         tasks.find("taging")
 
 
@@ -132,13 +131,13 @@ def test_a_task_for_arrays_needs_a_loss_and_metrics_only():
         return jnp.sum(outputs.logits), jnp.float32(1)
 
     task = tasks.Task(loss, lambda outputs, batch: {"loss": loss(outputs, batch)})
-    assert task.metrics(Outputs(jnp.ones(2), jnp.zeros(0)), {})["loss"][0] == 2
-    with pytest.raises(InputError, match=r"task 'own' has no encoder, .* Task\(encoder="):
+    assert task.metrics(fp.contracts.Outputs(jnp.ones(2), jnp.zeros(0)), {})["loss"][0] == 2
+    with pytest.raises(fp.InputError, match=r"task 'own' has no encoder, .* Task\(encoder="):
         fedjax_peft.load_dataset("sst2", source="tiny", task=task)
 
 
 def test_a_task_may_read_a_named_data_set():
     """With the library's encoder, under another name: the data carry the task."""
     task = tasks.classification()._replace(name="mine", encoder=TEXT._replace(needs_tokenizer=True))
-    with pytest.raises(InputError, match="need a tokenizer"):
+    with pytest.raises(fp.InputError, match="need a tokenizer"):
         fedjax_peft.load_dataset("sst2", source="tiny", task=task)

@@ -12,11 +12,9 @@ from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.data import Dataset
 from fedjax_peft.data.encoders.spans import Question
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.text_scores import exact_match, overlap_f1
 from fedjax_peft.tasks.words import squad_words
 
@@ -38,7 +36,7 @@ def windows(*firsts, unit=0, golds=("the red boat",)):
     columns = {"context_mask": context, "attention_mask": context | (np.arange(LENGTH) < 2)}
     meta = {"unit": np.full(n, unit), "offsets": offsets}
     questions = (Question("q", " ".join(CONTEXT), tuple(golds)),) * (unit + 1)
-    return Dataset(columns, (), "x", "question_answering", meta, questions)
+    return fp.Dataset(columns, (), "x", "question_answering", meta, questions)
 
 
 def logits(data, *spans):
@@ -53,7 +51,7 @@ def logits(data, *spans):
 def scored(data, x, **options):
     task = tasks.question_answering(**options)
     batch = {name: jnp.array(column) for name, column in data.columns.items()}
-    predictions = jax.jit(task.predict)(Outputs(jnp.array(x), None), batch)
+    predictions = jax.jit(task.predict)(fp.contracts.Outputs(jnp.array(x), None), batch)
     return task.score({}, {name: np.asarray(column) for name, column in predictions.items()}, data)
 
 
@@ -70,12 +68,12 @@ def test_loss_is_the_mean_of_both_ends_over_real_tokens():
             own = np.asarray(x)[row, real[row], which]
             expected += (np.log(np.exp(own).sum()) - own[label]) / 2
     task = tasks.question_answering()
-    total, count = task.loss(Outputs(x, None), batch)
+    total, count = task.loss(fp.contracts.Outputs(x, None), batch)
     assert_close(total, expected, rtol=1e-6)
     assert float(count) == 2
     # Padding may hold anything.
     wild = jnp.where(real[..., None], x, jnp.nan)
-    assert_close(task.loss(Outputs(wild, None), batch)[0], total, rtol=1e-6)
+    assert_close(task.loss(fp.contracts.Outputs(wild, None), batch)[0], total, rtol=1e-6)
 
 
 def labelled(data, start, end, **more):
@@ -88,7 +86,9 @@ def test_accuracy_wants_both_ends():
     data = windows(0, 0, 0)
     x = logits(data, (4, 6, 9), (4, 7, 9), (3, 6, 9))
     batch = labelled(data, [4, 4, 4], [6, 6, 6])
-    accuracy = tasks.question_answering().metrics(Outputs(jnp.array(x), None), batch)["accuracy"]
+    accuracy = tasks.question_answering().metrics(fp.contracts.Outputs(jnp.array(x), None), batch)[
+        "accuracy"
+    ]
     assert [float(value) for value in accuracy] == [1, 3]
 
 
@@ -99,10 +99,10 @@ def test_masked_rows_have_no_effect_even_with_nan():
     batch["attention_mask"] = batch["attention_mask"].at[1].set(False)
     one = {name: column[:1] for name, column in batch.items()}
     task = tasks.question_answering()
-    metrics = task.metrics(Outputs(x.at[1].set(jnp.nan), None), batch)
-    for name, (total, count) in task.metrics(Outputs(x[:1], None), one).items():
+    metrics = task.metrics(fp.contracts.Outputs(x.at[1].set(jnp.nan), None), batch)
+    for name, (total, count) in task.metrics(fp.contracts.Outputs(x[:1], None), one).items():
         assert_close(metrics[name], (total, count), rtol=1e-6)
-    gradient = jax.grad(lambda x: task.loss(Outputs(x, None), batch)[0])(x)
+    gradient = jax.grad(lambda x: task.loss(fp.contracts.Outputs(x, None), batch)[0])(x)
     assert np.isfinite(gradient).all()
     assert not np.any(gradient[1])
 
@@ -199,7 +199,7 @@ def test_fewer_tokens_than_n_best():
     data = windows(8)
     assert data.columns["context_mask"].sum() == 3
     predictions = tasks.question_answering().predict(
-        Outputs(jnp.array(logits(data, (3, 3, 1.0))), None),
+        fp.contracts.Outputs(jnp.array(logits(data, (3, 3, 1.0))), None),
         {"context_mask": jnp.array(data.columns["context_mask"])},
     )
     assert {column.shape for column in predictions.values()} == {(1, 20)}
@@ -265,18 +265,18 @@ def test_rows_name_the_rule_for_other_scripts_and_gold_answers_need_a_word():
     assert task.words(windows(0, golds=("the red boat", "東京"))) == "unicode"
     task.check(windows(0, golds=("...",)), "training")
     task.check(windows(0, golds=("...", "boat")), "test")
-    with pytest.raises(InputError, match=r"test data .* gold answer '\.\.\.' has no word.*'q'"):
+    with pytest.raises(fp.InputError, match=r"test data .* gold answer '\.\.\.' has no word.*'q'"):
         task.check(windows(0, golds=("...",)), "test")
 
 
 def test_settings():
     assert tasks.question_answering().headline == "f1"
     assert tasks.question_answering(metric="fednlp_raw").headline == "raw_f1"
-    with pytest.raises(InputError, match="Did you mean 'squad'"):
+    with pytest.raises(fp.InputError, match="Did you mean 'squad'"):
         tasks.question_answering(metric="squat")
-    with pytest.raises(InputError, match="n_best=0"):
+    with pytest.raises(fp.InputError, match="n_best=0"):
         tasks.question_answering(n_best=0)
     data = windows(0)
-    plain = Dataset(data.columns, (), "x", "question_answering")
-    with pytest.raises(InputError, match=r"data set 'x' .* 'offsets'"):
+    plain = fp.Dataset(data.columns, (), "x", "question_answering")
+    with pytest.raises(fp.InputError, match=r"data set 'x' .* 'offsets'"):
         scored(plain, logits(data, (4, 6, 1.0)))

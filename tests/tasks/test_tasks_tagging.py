@@ -7,15 +7,15 @@ import pytest
 from closeness import approx, assert_close
 from seqeval.metrics import f1_score, precision_score, recall_score
 
+import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.contracts import Outputs
-from fedjax_peft.data.dataset import IGNORE, Dataset
+from fedjax_peft.data.dataset import IGNORE
 
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 
 
 def outputs(logits):
-    return Outputs(logits, logits)
+    return fp.contracts.Outputs(logits, logits)
 
 
 def dataset(sentences, kept=None):
@@ -26,7 +26,7 @@ def dataset(sentences, kept=None):
         some = tags[: kept and kept[row]]
         labels[row, 1 : 1 + len(some)] = [NAMES.index(tag) for tag in some]
     meta = {"unit": np.arange(len(sentences))}
-    return Dataset({"labels": labels}, NAMES, "x", "tagging", meta, sentences)
+    return fp.Dataset({"labels": labels}, NAMES, "x", "tagging", meta, sentences)
 
 
 def score(gold, predicted, kept=None):

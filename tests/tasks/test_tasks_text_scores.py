@@ -13,7 +13,7 @@ import regex
 from closeness import approx
 from rouge_score.rouge_scorer import RougeScorer
 
-from fedjax_peft.support.errors import InputError
+import fedjax_peft as fp
 from fedjax_peft.tasks.text_scores import (
     OF_WORDS,
     SCORES,
@@ -188,7 +188,7 @@ def test_numbers_of_gsm8k(answer, right):
 
 def test_gold_answers_without_a_number_are_refused():
     assert final_number("none") is None
-    with pytest.raises(InputError, match="has no number"):
+    with pytest.raises(fp.InputError, match="has no number"):
         gsm8k_match("#### 3", "three")
 
 
@@ -207,7 +207,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(n, c):
         subsets = [any(subset) for subset in combinations(correct, k)]
         assert pass_at_k(n, c, k) == approx(np.mean(subsets), abs=1e-12)
     for impossible in ((n, c, 0), (n, c, n + 1), (n, n + 1, 1), (n, -1, 1)):
-        with pytest.raises(InputError):
+        with pytest.raises(fp.InputError):
             pass_at_k(*impossible)
 
 

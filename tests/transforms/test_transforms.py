@@ -11,14 +11,11 @@ import toy
 from closeness import assert_close
 from toy_transforms import ALGORITHM, FEDERATION, MODEL, feedback, ones, record, upload
 
-from fedjax_peft.algorithms import rolora
-from fedjax_peft.contracts import Decoded, Encoded, Measurements, Transform, Wire
+import fedjax_peft as fp
 from fedjax_peft.engine.plan import Cohort
 from fedjax_peft.engine.uploads import encoder
-from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import client_key, server_key, stream
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.transforms import chain, clip_norm
+from fedjax_peft.transforms import chain
 from fedjax_peft.transforms.clip import share_and_median
 
 pytestmark = pytest.mark.slow
@@ -65,7 +62,7 @@ def weighted(changes):
 
 
 def clipped(change, max_norm):
-    encoded = clip_norm(max_norm).client(change, (), (), KEY)
+    encoded = fp.transforms.clip_norm(max_norm).client(change, (), (), KEY)
     return encoded.update
 
 
@@ -91,7 +88,7 @@ def test_a_round_with_clipping_equals_a_loop_over_clients():
     expected = weighted(
         [{n: s * x for n, x in c.items()} for s, c in zip(scales, changes, strict=True)]
     )
-    rig = engine(chain(clip_norm(max_norm), record()))
+    rig = engine(chain(fp.transforms.clip_norm(max_norm), record()))
     result = rig.run(rig.schedule.cohort(1), 1)
     for name, x in result.server.items():
         assert_close(x, start[name] + expected[name], atol=1e-6)
@@ -117,7 +114,7 @@ def test_the_only_accepted_client_is_the_whole_share():
 
 
 def test_memory_state_and_noise_equal_a_loop_over_clients():
-    clip, codec = clip_norm(0.2), FEEDBACK
+    clip, codec = fp.transforms.clip_norm(0.2), FEEDBACK
     server = {n: np.asarray(x) for n, x in plain().start()[0].items()}
     memory = [codec.memory(server)] * len(SIZES)
     state, shorten, encode = codec.init(server), jax.jit(clip.client), jax.jit(codec.client)
@@ -133,7 +130,7 @@ def test_memory_state_and_noise_equal_a_loop_over_clients():
             lengths.append(encoded.measured["length"])
         key = jax.random.fold_in(stream(server_key(KEY, number), "transform"), 1)
         context = toy.context(number)._replace(key=key)
-        measured = Measurements({"length": jnp.stack(lengths)}, jnp.ones(5, bool))
+        measured = fp.contracts.Measurements({"length": jnp.stack(lengths)}, jnp.ones(5, bool))
         decoded = codec.server(weighted(sent), state, measured, context)
         server = {n: server[n] + np.asarray(x) for n, x in decoded.aggregate.items()}
         state = decoded.state
@@ -190,9 +187,9 @@ def test_an_upload_that_is_not_finite_is_dropped_before_it_is_transformed():
 
 def test_a_transform_that_gives_numbers_that_are_not_finite_drops_its_client():
     def client(update, memory, received, key):
-        return Encoded(jax.tree.map(lambda x: x / 0, update))
+        return fp.contracts.Encoded(jax.tree.map(lambda x: x / 0, update))
 
-    rig = engine(Transform("divide", client))
+    rig = engine(fp.contracts.Transform("divide", client))
     result = rig.run(rig.schedule.cohort(1), 1)
     assert not result.finite.any()
     for name, x in result.server.items():
@@ -202,7 +199,9 @@ def test_a_transform_that_gives_numbers_that_are_not_finite_drops_its_client():
 def test_entries_that_a_transform_leaves_alone_keep_every_bit():
     """1 + (1e-9 - 1) is 0 in float32, and not 1e-9."""
     start = {"a": jnp.array([1.0, 1.0])}
-    half = Transform("first", lambda update, *_: Encoded({"a": update["a"] * jnp.array([0.5, 1])}))
+    half = fp.contracts.Transform(
+        "first", lambda update, *_: fp.contracts.Encoded({"a": update["a"] * jnp.array([0.5, 1])})
+    )
     encode = encoder(half, ALGORITHM, (), {})
     sent = encode(upload({"a": jnp.array([3.0, 1e-9])}, start)).value
     np.testing.assert_array_equal(sent["a"], np.array([2.0, 1e-9], np.float32))
@@ -221,14 +220,14 @@ def test_directions_that_a_client_does_not_own_stay_as_they_came():
 
 
 def test_the_norm_counts_the_unmasked_rows_of_a_client_only():
-    rig = engine(chain(clip_norm(0.05), record()), ranks=[1, 2])
+    rig = engine(chain(fp.transforms.clip_norm(0.05), record()), ranks=[1, 2])
     result = rig.run(rig.schedule.cohort(1), 1)
     assert_close(result.aggregation["largest_norm"], 0.05, rtol=1e-6)
     assert_close(result.aggregation["clip_median_norm"], np.median(result.norms), rtol=1e-6)
 
 
 def test_leaves_that_rest_in_a_round_stay_as_they_are():
-    rig = engine(FEEDBACK, algorithm=rolora(optax.sgd(0.1)), bound=toy.lora_model())
+    rig = engine(FEEDBACK, algorithm=fp.algorithms.rolora(optax.sgd(0.1)), bound=toy.lora_model())
     start = {n: np.asarray(x) for n, x in rig.model_at_start().items()}
     odd, even = rig.rounds()
     np.testing.assert_array_equal(odd.server["layer.lora_a"], start["layer.lora_a"])
@@ -242,10 +241,10 @@ def test_leaves_that_rest_in_a_round_stay_as_they_are():
 
 def test_a_chain_runs_clients_parts_forwards_and_servers_parts_backwards():
     def times(factor, plus):
-        return Transform(
+        return fp.contracts.Transform(
             f"times {factor}",
-            lambda update, memory, received, key: Encoded(factor * update + plus),
-            server=lambda aggregate, state, measured, context: Decoded(
+            lambda update, memory, received, key: fp.contracts.Encoded(factor * update + plus),
+            server=lambda aggregate, state, measured, context: fp.contracts.Decoded(
                 (aggregate - plus) / factor, state, {"seen": aggregate}
             ),
             changes_aggregate=True,
@@ -256,31 +255,31 @@ def test_a_chain_runs_clients_parts_forwards_and_servers_parts_backwards():
     x = jnp.array(5.0)
     encoded = both.client(x, both.memory(x), both.init(x), KEY)
     assert encoded.update == 33
-    measured = Measurements(encoded.measured, jnp.ones(1, bool))
+    measured = fp.contracts.Measurements(encoded.measured, jnp.ones(1, bool))
     decoded = both.server(encoded.update, both.init(x), measured, toy.context())
     assert decoded.aggregate == 5
     assert decoded.metrics == {"seen": 11, "seen_2": 33}
-    assert both.wire(jnp.zeros(7), Wire(7, 32)) == Wire(7, 192)
+    assert both.wire(jnp.zeros(7), fp.contracts.Wire(7, 32)) == fp.contracts.Wire(7, 192)
     assert both.changes_aggregate
-    assert not chain(clip_norm(1.0)).changes_aggregate
+    assert not chain(fp.transforms.clip_norm(1.0)).changes_aggregate
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ("clip_norm", "Give the object and not its name, such as fp.transforms.clip_norm"),
-        (clip_norm, "Call it: clip_norm"),
+        (fp.transforms.clip_norm, "Call it: clip_norm"),
         (1.0, "Give one such as fp.transforms.clip_norm"),
     ],
 )
 def test_objects_that_are_not_transforms_are_errors(wrong, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         chain(wrong)
 
 
 def test_norm_is_the_length_over_all_leaves():
     leaves = {"a": jnp.array([3.0]), "b": jnp.zeros((0, 2)), "c": jnp.array([[4.0]])}
-    assert tree.norm(leaves) == 5
-    assert tree.norm({}) == 0
-    assert_close(tree.norm({"a": jnp.full(4, 2e38)}), np.inf)
-    assert_close(tree.norm({"a": jnp.full(4, 1e38)}), 2e38, rtol=1e-6)
+    assert fp.tree.norm(leaves) == 5
+    assert fp.tree.norm({}) == 0
+    assert_close(fp.tree.norm({"a": jnp.full(4, 2e38)}), np.inf)
+    assert_close(fp.tree.norm({"a": jnp.full(4, 1e38)}), 2e38, rtol=1e-6)

@@ -9,14 +9,12 @@ import toy
 from options import run_options
 from toy_transforms import compressors, example, upload
 
+import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, session, transforms
 from fedjax_peft.engine.uploads import encoder
-from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.checks import check_transforms
 from fedjax_peft.simulation.ledger import Ledger
-from fedjax_peft.simulation.simulate import simulate
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms import downlink
 
 SGD = optax.sgd(0.1)
@@ -55,7 +53,7 @@ REFUSED = {
 
 def server_of(algorithm):
     names = assign_roles(MODEL.kinds, algorithm.roles)
-    return algorithm.server.init(tree.select(MODEL.trainable, names["shared"]))
+    return algorithm.server.init(fp.tree.select(MODEL.trainable, names["shared"]))
 
 
 def nonlinear(algorithm, transform):
@@ -72,7 +70,7 @@ def test_a_transform_encodes_uploads_or_is_refused_with_a_reason(kind, name):
     if reason is None and nonlinear(algorithm, example(name)):
         reason = "does not form that mean"
     if reason is not None:
-        with pytest.raises(InputError, match=f"cannot be combined with .*{name}.*{reason}"):
+        with pytest.raises(fp.InputError, match=f"cannot be combined with .*{name}.*{reason}"):
             check_transforms(example(name), algorithm)
         return
     transform = check_transforms(example(name), algorithm)
@@ -118,7 +116,7 @@ def test_rounds_with_compressors_run_in_algorithms_of_all_kinds(kind):
         given.insert(0, downlink(example("int8")))
     options = {"rounds": 3, "lanes": 2, "batch_size": 4, "eval_every": 9}
     federation = toy.clients([7, 4, 12])
-    made = simulate(
+    made = fp.simulate(
         toy.lora_model(), ALGORITHMS[kind], federation, transforms=given, **run_options(**options)
     )
     row = made.metrics[-1]

@@ -12,27 +12,12 @@ from closeness import assert_close
 from small_config import small
 from toy_transforms import ALGORITHM, FEDERATION, compressors, example, run, upload
 
+import fedjax_peft as fp
 from fedjax_peft import transforms
 from fedjax_peft.config.sweeps import plan
-from fedjax_peft.contracts import Transform, Wire
 from fedjax_peft.engine.uploads import encoder
 from fedjax_peft.numerics.hyperparameters import constants_of
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.transforms import (
-    chain,
-    clip_norm,
-    error_feedback,
-    flasc,
-    int8,
-    nf4,
-    power_sgd,
-    quantize,
-    random_k,
-    sign,
-    ternary,
-    top_directions,
-    top_k,
-)
+from fedjax_peft.transforms import chain, error_feedback
 from fedjax_peft.transforms.compressing import count, index_bits
 from fedjax_peft.transforms.nf4 import NF4
 from fedjax_peft.transforms.packing import pack, wires_of
@@ -93,15 +78,21 @@ def largest(x, k):
 
 
 REFERENCES = {
-    "int8": (int8(4), lambda x: in_blocks(x, 4, nearest_int8)),
-    "nf4": (nf4(4), lambda x: in_blocks(x, 4, nearest_nf4)),
-    "quantize": (quantize(3, stochastic=False), lambda x: nearest_uniform(np.asarray(x), 3)),
+    "int8": (fp.transforms.int8(4), lambda x: in_blocks(x, 4, nearest_int8)),
+    "nf4": (fp.transforms.nf4(4), lambda x: in_blocks(x, 4, nearest_nf4)),
+    "quantize": (
+        fp.transforms.quantize(3, stochastic=False),
+        lambda x: nearest_uniform(np.asarray(x), 3),
+    ),
     "blocks": (
-        quantize(5, stochastic=False, block=7),
+        fp.transforms.quantize(5, stochastic=False, block=7),
         lambda x: in_blocks(x, 7, lambda b: nearest_uniform(b, 15)),
     ),
-    "sign": (sign(), lambda x: np.where(np.asarray(x) >= 0, 1, -1) * np.abs(x).mean()),
-    "top_k": (top_k(0.3), lambda x: largest(x, math.ceil(0.3 * x.size))),
+    "sign": (
+        fp.transforms.sign(),
+        lambda x: np.where(np.asarray(x) >= 0, 1, -1) * np.abs(x).mean(),
+    ),
+    "top_k": (fp.transforms.top_k(0.3), lambda x: largest(x, math.ceil(0.3 * x.size))),
 }
 
 
@@ -120,7 +111,7 @@ def test_a_compressor_equals_its_numpy_reference(name):
 def test_top_k_across_leaves_takes_the_largest_of_all():
     update = change()
     flat = np.concatenate([np.asarray(update[n]).ravel() for n in sorted(update)])
-    made = read(top_k(0.1, across_leaves=True), update)
+    made = read(fp.transforms.top_k(0.1, across_leaves=True), update)
     sent = np.concatenate([made[n].ravel() for n in sorted(made)])
     assert_close(sent, largest(flat, 5))
     assert np.count_nonzero(sent) == 5
@@ -129,7 +120,7 @@ def test_top_k_across_leaves_takes_the_largest_of_all():
 def test_random_k_sends_the_drawn_entries_times_n_over_k():
     update = change()
     for feedback, factor in ((False, 18 / 6), (True, 1.0)):
-        x = read(random_k(1 / 3, error_feedback=feedback), update)["head.kernel"]
+        x = read(fp.transforms.random_k(1 / 3, error_feedback=feedback), update)["head.kernel"]
         assert np.count_nonzero(x) == 6
         assert_close(x[x != 0], factor * np.asarray(update["head.kernel"])[x != 0])
 
@@ -138,7 +129,7 @@ def test_random_k_sends_the_drawn_entries_times_n_over_k():
 def test_top_directions_sends_columns_of_a_with_the_same_rows_of_b(by):
     update = {"m.lora_a": jnp.array([[1.0, 4, 2], [1, 0, 3]]), "head.bias": jnp.ones(2)}
     update["m.lora_b"] = jnp.array([[5.0, 5], [0.1, 0], [1, 2]])
-    made = read(top_directions(1, by=by), update)
+    made = read(fp.transforms.top_directions(1, by=by), update)
     norms = np.array([(2, 50), (16, 0.01), (13, 5)])
     best = {"norm": norms.sum(1).argmax(), "product": norms.prod(1).argmax()}.get(by)
     (sent,) = np.flatnonzero(made["m.lora_a"].any(0))
@@ -152,9 +143,9 @@ def test_top_directions_sends_columns_of_a_with_the_same_rows_of_b(by):
 def test_directions_are_ranked_by_the_factor_that_has_changed():
     """In FFA-LoRA only B is shared; in RoLoRA, the factor that rests looks like zeros."""
     b = jnp.array([[1.0, 0], [3, 0], [2, 0]])
-    alone = read(top_directions(1, by="product"), {"m.lora_b": b})["m.lora_b"]
+    alone = read(fp.transforms.top_directions(1, by="product"), {"m.lora_b": b})["m.lora_b"]
     resting = {"m.lora_a": jnp.zeros((2, 3)), "m.lora_b": b}
-    other = read(top_directions(1, by="product"), resting)["m.lora_b"]
+    other = read(fp.transforms.top_directions(1, by="product"), resting)["m.lora_b"]
     for x in (alone, other):
         np.testing.assert_array_equal(x, [[0, 0], [3, 0], [0, 0]])
 
@@ -163,7 +154,7 @@ def test_power_sgd_equals_its_numpy_reference_and_finds_the_best_factors():
     rng = np.random.default_rng(0)
     matrix = rng.normal(size=(12, 9)) * 0.5 ** np.arange(9)[None]
     update = {"w": jnp.asarray(matrix, jnp.float32), "v": jnp.ones(3)}
-    transform = power_sgd(2, error_feedback=False)
+    transform = fp.transforms.power_sgd(2, error_feedback=False)
     memory, errors = transform.memory(update), []
     (q,) = (np.asarray(x, np.float64) for x in memory.values())  # a vector is sent whole
     for _ in range(12):
@@ -181,12 +172,12 @@ def test_power_sgd_equals_its_numpy_reference_and_finds_the_best_factors():
 # ------------------------------------------------------------------------------------ unbiasedness
 
 UNBIASED = {
-    "quantize": quantize(3),
-    "quantize l2": quantize(3, norm="l2"),
-    "quantize blocks": quantize(2, block=5),
-    "ternary": ternary(),
-    "random_k": random_k(0.3),
-    "random_k and quantize": chain(random_k(0.3), quantize(4)),
+    "quantize": fp.transforms.quantize(3),
+    "quantize l2": fp.transforms.quantize(3, norm="l2"),
+    "quantize blocks": fp.transforms.quantize(2, block=5),
+    "ternary": fp.transforms.ternary(),
+    "random_k": fp.transforms.random_k(0.3),
+    "random_k and quantize": chain(fp.transforms.random_k(0.3), fp.transforms.quantize(4)),
 }
 
 
@@ -204,7 +195,7 @@ def test_the_mean_over_many_keys_is_the_change(name):
 
 def test_two_leaves_of_the_same_shape_have_different_random_numbers():
     x = jnp.full(64, 0.3).at[0].set(1.0)
-    made = read(ternary(), {"a": x, "b": x})
+    made = read(fp.transforms.ternary(), {"a": x, "b": x})
     assert (made["a"] != made["b"]).any()
 
 
@@ -228,7 +219,7 @@ def test_what_is_sent_adds_up_to_the_changes_minus_the_memory(name):
 
 
 def test_error_feedback_wraps_a_chain_of_compressors():
-    inner = chain(top_k(0.3, error_feedback=False), quantize(3))
+    inner = chain(fp.transforms.top_k(0.3, error_feedback=False), fp.transforms.quantize(3))
     transform = error_feedback(inner)
     first = encode(transform, change())
     expected = read(inner, change())
@@ -241,7 +232,7 @@ def test_error_feedback_wraps_a_chain_of_compressors():
 
 def test_what_was_lost_of_a_leaf_waits_while_the_leaf_rests():
     """In RoLoRA, A and B are sent in turns; a client of a lower rank never sends the rest."""
-    start, transform = change(1), top_k(0.3)
+    start, transform = change(1), fp.transforms.top_k(0.3)
     rests = {"layer.lora_a": jnp.array(False), "layer.lora_b": jnp.array(True)}
     owned = {"layer.lora_b": jnp.array([[True] * 6, [False] * 6])}
     memory = {"lost": change(2), "own": ()}
@@ -261,8 +252,8 @@ def test_what_was_lost_of_a_leaf_waits_while_the_leaf_rests():
 
 
 def test_noise_at_the_server_takes_no_error_feedback():
-    with pytest.raises(InputError, match="cannot be added to 'noise'"):
-        error_feedback(Transform("noise", lambda *_: None, changes_aggregate=True))
+    with pytest.raises(fp.InputError, match="cannot be added to 'noise'"):
+        error_feedback(fp.contracts.Transform("noise", lambda *_: None, changes_aggregate=True))
 
 
 # -------------------------------------------------------------------------------------- edge cases
@@ -291,24 +282,30 @@ def wires(transform, template=None):
 
 
 BITS = [  # of a leaf [6, 3] of 18 float32 entries
-    (quantize(4), 18 * 4 + 32),
-    (quantize(4, block=5), 18 * 4 + 4 * 32),
-    (int8(8), 18 * 8 + 3 * 32),
-    (nf4(8), 18 * 4 + 3 * 32),
-    (sign(), 18 + 32),
-    (ternary(), 8 * 4 + 32 - 0),  # 18 entries in 4 bytes: five in a byte
-    (top_k(0.1), 2 * 32 + 2 * 5),  # 2 indices of 5 bits
-    (top_k(0.5), 9 * 32 + 18),  # a bitmap is smaller than 9 indices
-    (top_k(1.0), 18 * 32),
-    (random_k(0.1), 2 * 32),
-    (power_sgd(1), (6 + 3) * 32),
-    (power_sgd(2), 18 * 32),  # factors would not be smaller
-    (clip_norm(1.0), None),
-    (chain(top_k(0.1), quantize(4)), 2 * 5 + 2 * 4 + 32),
-    (chain(quantize(4), top_k(0.1)), 32 + 2 * 4 + 2 * 5),
-    (chain(top_k(0.5), int8(4)), 18 + 9 * 8 + 3 * 32),
-    (chain(top_k(0.5), clip_norm(1.0), random_k(0.5)), 18 + 5 * 32),
-    (chain(chain(top_k(0.5), sign()), random_k(0.5)), 18 + 32 + 5 * 1),
+    (fp.transforms.quantize(4), 18 * 4 + 32),
+    (fp.transforms.quantize(4, block=5), 18 * 4 + 4 * 32),
+    (fp.transforms.int8(8), 18 * 8 + 3 * 32),
+    (fp.transforms.nf4(8), 18 * 4 + 3 * 32),
+    (fp.transforms.sign(), 18 + 32),
+    (fp.transforms.ternary(), 8 * 4 + 32 - 0),  # 18 entries in 4 bytes: five in a byte
+    (fp.transforms.top_k(0.1), 2 * 32 + 2 * 5),  # 2 indices of 5 bits
+    (fp.transforms.top_k(0.5), 9 * 32 + 18),  # a bitmap is smaller than 9 indices
+    (fp.transforms.top_k(1.0), 18 * 32),
+    (fp.transforms.random_k(0.1), 2 * 32),
+    (fp.transforms.power_sgd(1), (6 + 3) * 32),
+    (fp.transforms.power_sgd(2), 18 * 32),  # factors would not be smaller
+    (fp.transforms.clip_norm(1.0), None),
+    (chain(fp.transforms.top_k(0.1), fp.transforms.quantize(4)), 2 * 5 + 2 * 4 + 32),
+    (chain(fp.transforms.quantize(4), fp.transforms.top_k(0.1)), 32 + 2 * 4 + 2 * 5),
+    (chain(fp.transforms.top_k(0.5), fp.transforms.int8(4)), 18 + 9 * 8 + 3 * 32),
+    (
+        chain(fp.transforms.top_k(0.5), fp.transforms.clip_norm(1.0), fp.transforms.random_k(0.5)),
+        18 + 5 * 32,
+    ),
+    (
+        chain(chain(fp.transforms.top_k(0.5), fp.transforms.sign()), fp.transforms.random_k(0.5)),
+        18 + 32 + 5 * 1,
+    ),
 ]
 
 
@@ -321,19 +318,21 @@ def test_the_wire_is_counted_to_the_bit(transform, bits):
 
 
 def test_top_k_across_leaves_is_one_message():
-    wire = wires(top_k(0.1, across_leaves=True))
-    assert wire == Wire(5, 32, 5 * 6)  # 43 entries: indices of 6 bits
-    both = wires(chain(top_k(0.1, across_leaves=True), int8(4)))
-    assert both == Wire(5, 8, 5 * 6 + 2 * 32)
+    wire = wires(fp.transforms.top_k(0.1, across_leaves=True))
+    assert wire == fp.contracts.Wire(5, 32, 5 * 6)  # 43 entries: indices of 6 bits
+    both = wires(chain(fp.transforms.top_k(0.1, across_leaves=True), fp.transforms.int8(4)))
+    assert both == fp.contracts.Wire(5, 8, 5 * 6 + 2 * 32)
 
 
 def test_directions_take_their_entries_and_one_index_a_pair():
-    wire = wires(top_directions(1))
-    assert wire["layer.lora_a"] == Wire(5, 32, 1)
-    assert wire["layer.lora_b"] == Wire(6, 32, 0)
-    assert wire["head.kernel"] == Wire(18, 32, 0)
-    assert wires(top_directions(1, by="random"))["layer.lora_a"] == Wire(5, 32, 0)
-    assert wires(top_directions(9))["layer.lora_b"] == Wire(12, 32, 0)
+    wire = wires(fp.transforms.top_directions(1))
+    assert wire["layer.lora_a"] == fp.contracts.Wire(5, 32, 1)
+    assert wire["layer.lora_b"] == fp.contracts.Wire(6, 32, 0)
+    assert wire["head.kernel"] == fp.contracts.Wire(18, 32, 0)
+    assert wires(fp.transforms.top_directions(1, by="random"))["layer.lora_a"] == fp.contracts.Wire(
+        5, 32, 0
+    )
+    assert wires(fp.transforms.top_directions(9))["layer.lora_b"] == fp.contracts.Wire(12, 32, 0)
 
 
 def test_shares_are_rounded_up_and_a_bitmap_replaces_long_indices():
@@ -348,8 +347,8 @@ def test_shares_are_rounded_up_and_a_bitmap_replaces_long_indices():
 @pytest.mark.parametrize("across", [False, True])
 def test_a_compressor_after_a_sparsifier_sees_the_chosen_entries_only(across):
     update = change()
-    sparse = read(top_k(0.3, across_leaves=across), update)
-    made = read(chain(top_k(0.3, across_leaves=across), sign()), update)
+    sparse = read(fp.transforms.top_k(0.3, across_leaves=across), update)
+    made = read(chain(fp.transforms.top_k(0.3, across_leaves=across), fp.transforms.sign()), update)
     if across:
         together = np.concatenate([x[x != 0] for x in sparse.values()])
         scales = [np.abs(together).mean()] * 4
@@ -361,7 +360,7 @@ def test_a_compressor_after_a_sparsifier_sees_the_chosen_entries_only(across):
 
 def test_entries_are_packed_in_order_and_go_back_to_their_places():
     update = {"a": jnp.array([[0.0, -3], [1, 0]]), "b": jnp.ones(2)}
-    values, back = pack(update, {"a": Wire(2, 32), "b": Wire(2, 32)})
+    values, back = pack(update, {"a": fp.contracts.Wire(2, 32), "b": fp.contracts.Wire(2, 32)})
     np.testing.assert_array_equal(values["a"], [-3, 1])
     new = back({"a": jnp.array([5.0, 6]), "b": jnp.zeros(2)})
     np.testing.assert_array_equal(new["a"], [[0, 5], [6, 0]])
@@ -369,16 +368,18 @@ def test_entries_are_packed_in_order_and_go_back_to_their_places():
 
 
 def test_no_compressor_follows_power_sgd():
-    with pytest.raises(InputError, match="'quantize' cannot follow 'power_sgd'"):
-        chain(power_sgd(), quantize())
-    assert chain(quantize(), power_sgd(), clip_norm(1.0)).final
+    with pytest.raises(fp.InputError, match="'quantize' cannot follow 'power_sgd'"):
+        chain(fp.transforms.power_sgd(), fp.transforms.quantize())
+    assert chain(
+        fp.transforms.quantize(), fp.transforms.power_sgd(), fp.transforms.clip_norm(1.0)
+    ).final
 
 
 # ------------------------------------------------------------------------------------- whole rounds
 
 
 def test_the_errors_of_all_compressors_are_in_the_rows_and_nan_is_dropped():
-    together = (top_k(0.6), quantize(4))
+    together = (fp.transforms.top_k(0.6), fp.transforms.quantize(4))
     poisoned = run(together, federation=toy.poisoned(FEDERATION, 1)).metrics[-1]
     assert poisoned["dropped"] == [1]
     assert all(0 < poisoned[name] < 1 for name in ("compression_error", "compression_error_2"))
@@ -387,7 +388,7 @@ def test_the_errors_of_all_compressors_are_in_the_rows_and_nan_is_dropped():
 
 
 def test_compressed_bytes_are_in_the_rows_and_in_the_simulated_seconds():
-    plain, small = (run(given, 1).metrics[-1] for given in (None, sign()))
+    plain, small = (run(given, 1).metrics[-1] for given in (None, fp.transforms.sign()))
     bits = [18 + 32, 3 + 32, 10 + 32, 12 + 32]
     assert small["bytes_up"] == 5 * sum(math.ceil(n / 8) for n in bits)
     assert small["bytes_down"] == plain["bytes_down"]
@@ -403,29 +404,40 @@ POSITIVE = "max_norm = .* of clip_norm must be a positive number"
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: quantize(1), "bits = 1 of quantize must be a whole number from 2 to 16"),
-        (lambda: quantize(8.0), r"bits = 8\.0 of quantize"),
-        (lambda: quantize(8, norm="l1"), "norm = 'l1' is unknown"),
-        (lambda: int8(0), "block = 0 of int8 must be a whole number from 1 up"),
-        (lambda: top_k(0.0), r"share = 0\.0 of top_k must be a number above 0 and at most 1"),
-        (lambda: random_k(2), "share = 2 of random_k must be a number above 0"),
-        (lambda: top_directions(0), "rank = 0 of top_directions must be a whole number"),
-        (lambda: top_directions(1, by="nrm"), "Did you mean 'norm'"),
-        (lambda: power_sgd(1.5), r"rank = 1\.5 of power_sgd must be a whole number"),
-        (lambda: flasc(0.0), r"up = 0\.0 of flasc must be a number above 0"),
-        (lambda: flasc(0.5, 2), "down = 2 of flasc must be a number above 0"),
-        *((functools.partial(clip_norm, x), POSITIVE) for x in NOT_NORMS),
+        (
+            lambda: fp.transforms.quantize(1),
+            "bits = 1 of quantize must be a whole number from 2 to 16",
+        ),
+        (lambda: fp.transforms.quantize(8.0), r"bits = 8\.0 of quantize"),
+        (lambda: fp.transforms.quantize(8, norm="l1"), "norm = 'l1' is unknown"),
+        (lambda: fp.transforms.int8(0), "block = 0 of int8 must be a whole number from 1 up"),
+        (
+            lambda: fp.transforms.top_k(0.0),
+            r"share = 0\.0 of top_k must be a number above 0 and at most 1",
+        ),
+        (lambda: fp.transforms.random_k(2), "share = 2 of random_k must be a number above 0"),
+        (
+            lambda: fp.transforms.top_directions(0),
+            "rank = 0 of top_directions must be a whole number",
+        ),
+        (lambda: fp.transforms.top_directions(1, by="nrm"), "Did you mean 'norm'"),
+        (lambda: fp.transforms.power_sgd(1.5), r"rank = 1\.5 of power_sgd must be a whole number"),
+        (lambda: fp.transforms.flasc(0.0), r"up = 0\.0 of flasc must be a number above 0"),
+        (lambda: fp.transforms.flasc(0.5, 2), "down = 2 of flasc must be a number above 0"),
+        *((functools.partial(fp.transforms.clip_norm, x), POSITIVE) for x in NOT_NORMS),
     ],
 )
 def test_options_that_cannot_be_used_are_errors(make, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         make()
 
 
 def test_a_share_is_a_constant_of_the_program():
-    assert constants_of(top_k) == ("share",)
-    with pytest.raises(InputError, match="share of top_k cannot be a run-time value"):
-        jax.eval_shape(lambda share: encoded(top_k(share), change()).update, jnp.float32(0.5))
+    assert constants_of(fp.transforms.top_k) == ("share",)
+    with pytest.raises(fp.InputError, match="share of top_k cannot be a run-time value"):
+        jax.eval_shape(
+            lambda share: encoded(fp.transforms.top_k(share), change()).update, jnp.float32(0.5)
+        )
 
 
 def test_a_sweep_over_shares_compiles_each_of_them_and_one_over_norms_does_not():

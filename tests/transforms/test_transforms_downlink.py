@@ -14,22 +14,9 @@ from toy_transforms import ALGORITHM, FEDERATION, MODEL, feedback, run
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
-from fedjax_peft.contracts import Encoded, Transform
-from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.schedules import scheduled
 from fedjax_peft.simulation.ledger import Ledger
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.transforms import (
-    chain,
-    clip_norm,
-    downlink,
-    flasc,
-    int8,
-    power_sgd,
-    quantize,
-    sign,
-    top_k,
-)
+from fedjax_peft.transforms import chain, downlink
 
 BITS = {"head.bias": 3, "head.kernel": 18, "layer.lora_a": 10, "layer.lora_b": 12}
 
@@ -40,7 +27,9 @@ BITS = {"head.bias": 3, "head.kernel": 18, "layer.lora_a": 10, "layer.lora_b": 1
 def test_clients_receive_the_start_plus_the_compressed_change():
     start = {"a": jnp.array([1.0, 2, 3, 4])}
     leaves = {"a": start["a"] + jnp.array([0.1, -0.4, 0.2, 0.0])}
-    transform = chain(clip_norm(1.0), downlink(top_k(0.25, error_feedback=False)))
+    transform = chain(
+        fp.transforms.clip_norm(1.0), downlink(fp.transforms.top_k(0.25, error_feedback=False))
+    )
     state = transform.init(start)
     received, metrics = transform.receive(leaves, state, jax.random.key(0))
     assert_close(received["a"], [1, 1.6, 3, 4])
@@ -53,7 +42,9 @@ def test_a_client_that_learns_nothing_leaves_the_server_as_it_is():
     """Its upload is the template bit for bit, although it received something else."""
     rates = optax.piecewise_constant_schedule(0.3, {1: 0.0})  # the second round has none
     given = {"algorithm": algorithms.fedavg(scheduled(optax.sgd(1.0), lambda t: rates(t - 1)))}
-    one, two = (run([downlink(sign(error_feedback=False))], n, **given) for n in (1, 2))
+    one, two = (
+        run([downlink(fp.transforms.sign(error_feedback=False))], n, **given) for n in (1, 2)
+    )
     assert two.metrics[2]["downlink_error"] > 0.1
     for name, x in one.params.items():
         assert np.any(x != MODEL.trainable[name]) or name not in BITS
@@ -65,7 +56,7 @@ def test_a_client_that_learns_nothing_leaves_the_server_as_it_is():
 
 @pytest.mark.slow
 def test_a_downlink_that_loses_nothing_changes_nothing():
-    plain, made = run(None), run(downlink(top_k(1.0, error_feedback=False)))
+    plain, made = run(None), run(downlink(fp.transforms.top_k(1.0, error_feedback=False)))
     for name, x in plain.params.items():
         assert_close(made.params[name], x, atol=1e-6)
     assert_small(made.metrics[-1]["downlink_error"], 1e-6)
@@ -74,7 +65,7 @@ def test_a_downlink_that_loses_nothing_changes_nothing():
 @pytest.mark.slow
 def test_the_server_adds_what_was_learned_from_what_was_received():
     """Round 2 by hand: the clients' changes come from a run that starts from what they received."""
-    given = downlink(int8(8))
+    given = downlink(fp.transforms.int8(8))
     first, both = run(given, 1), run(given)
     start = {n: MODEL.trainable[n] for n in BITS}
     theta = {n: jnp.asarray(first.params[n]) for n in BITS}
@@ -98,8 +89,11 @@ def test_the_server_adds_what_was_learned_from_what_was_received():
 def test_both_engines_lanes_and_resume_agree(tmp_path, aggregator):
     """With all features: broadcasts, memory and state of the server, noise, and bytes."""
     plain = aggregator == "mean"  # feedback's noise is on the sum, which FRA truncates
-    given = [downlink(quantize(4)), feedback() if plain else clip_norm(0.2)]
-    given.append(top_k(0.5, error_feedback=plain))
+    given = [
+        downlink(fp.transforms.quantize(4)),
+        feedback() if plain else fp.transforms.clip_norm(0.2),
+    ]
+    given.append(fp.transforms.top_k(0.5, error_feedback=plain))
     bound = linear.model() if plain else MODEL
     algorithm = algorithms.fedavg(optax.sgd(0.1), aggregator=getattr(aggregators, aggregator)())
     simulated = functools.partial(run, given, model=bound, algorithm=algorithm)
@@ -123,16 +117,16 @@ def test_both_engines_lanes_and_resume_agree(tmp_path, aggregator):
 
 
 def ledger(transform):
-    server = ALGORITHM.server.init(tree.select(MODEL.trainable, tuple(BITS)))
+    server = ALGORITHM.server.init(fp.tree.select(MODEL.trainable, tuple(BITS)))
     return Ledger(MODEL, ALGORITHM, server, 4, transform=transform)
 
 
 def test_compressed_broadcasts_are_counted_down_and_uploads_are_not_changed():
     whole = 4 * sum(BITS.values())
     small = sum(math.ceil((4 * n + 32) / 8) for n in BITS.values())
-    counted = ledger(downlink(quantize(4)))
+    counted = ledger(downlink(fp.transforms.quantize(4)))
     assert (counted.up(0), counted.down(0)) == (whole, small)
-    both = ledger(chain(downlink(quantize(4)), sign()))
+    both = ledger(chain(downlink(fp.transforms.quantize(4)), fp.transforms.sign()))
     assert both.up(0) == sum(math.ceil((n + 32) / 8) for n in BITS.values())
     assert both.down(0) == small
     both.record({"round": 1, "clients": [0], "dropped": []})
@@ -140,9 +134,11 @@ def test_compressed_broadcasts_are_counted_down_and_uploads_are_not_changed():
 
 
 def test_a_resting_leaf_is_sent_again_if_its_message_is_drawn_anew():
-    rounded = {name: quantize(4, stochastic=name == "drawn") for name in ("drawn", "nearest")}
+    rounded = {
+        name: fp.transforms.quantize(4, stochastic=name == "drawn") for name in ("drawn", "nearest")
+    }
     for name, compressor in rounded.items():
-        counted = ledger(chain(downlink(compressor), sign()))
+        counted = ledger(chain(downlink(compressor), fp.transforms.sign()))
         whole = counted.down(0)
         counted.record({"round": 1, "clients": [0], "dropped": []})
         counted.record({"round": 2, "clients": [0], "dropped": [], "skipped_leaves": ["head.bias"]})
@@ -153,7 +149,7 @@ def test_a_resting_leaf_is_sent_again_if_its_message_is_drawn_anew():
 
 @pytest.mark.slow
 def test_a_run_with_flasc_is_sparse_in_its_rows():
-    row = run(flasc(0.25, 0.5), 3).metrics[-1]
+    row = run(fp.transforms.flasc(0.25, 0.5), 3).metrics[-1]
     assert row["bytes_up"] == 5 * math.ceil((11 * 32 + 43) / 8)
     assert row["bytes_down"] == 5 * math.ceil((22 * 32 + 43) / 8)
     assert 0 < row["compression_error"] < 1
@@ -166,19 +162,28 @@ def test_a_run_with_flasc_is_sparse_in_its_rows():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: downlink(clip_norm(1.0)), "downlink takes a compressor such as .*'clip_norm' is"),
-        (lambda: downlink(sign()), "compressor without memory, and 'sign' has one"),
-        (lambda: downlink(power_sgd(error_feedback=False)), "'power_sgd' has one"),
-        (lambda: chain(downlink(int8()), flasc()), "Only one transform can change what clients"),
-        (lambda: run([top_k(0.5), flasc()]), "'flasc' must be the first transform of a chain"),
+        (
+            lambda: downlink(fp.transforms.clip_norm(1.0)),
+            "downlink takes a compressor such as .*'clip_norm' is",
+        ),
+        (lambda: downlink(fp.transforms.sign()), "compressor without memory, and 'sign' has one"),
+        (lambda: downlink(fp.transforms.power_sgd(error_feedback=False)), "'power_sgd' has one"),
+        (
+            lambda: chain(downlink(fp.transforms.int8()), fp.transforms.flasc()),
+            "Only one transform can change what clients",
+        ),
+        (
+            lambda: run([fp.transforms.top_k(0.5), fp.transforms.flasc()]),
+            "'flasc' must be the first transform of a chain",
+        ),
     ],
 )
 def test_what_cannot_compress_a_broadcast_is_refused(make, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         make()
 
 
 def test_a_transform_without_downlink_receives_the_leaves_themselves():
-    plain = Transform("plain", lambda update, *_: Encoded(update))
+    plain = fp.contracts.Transform("plain", lambda update, *_: fp.contracts.Encoded(update))
     assert chain(plain).receive is None
     assert chain(plain).down_wire is None

@@ -3,7 +3,7 @@
 import pytest
 from torch_reference import saved, tiny_model
 
-from fedjax_peft.models.hub import load_model
+import fedjax_peft as fp
 
 
 @pytest.fixture(scope="session")
@@ -14,4 +14,4 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model(base):
-    return load_model(base)
+    return fp.load_model(base)

@@ -18,12 +18,8 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 from tiny import trained
 
-from fedjax_peft.models.heads import token_classification
-from fedjax_peft.models.hub import load_model
-from fedjax_peft.peft import bottleneck, houlsby, pfeiffer
-from fedjax_peft.peft.base import attach
+import fedjax_peft as fp
 from fedjax_peft.peft.io.adapterhub import export_adapterhub, load_adapterhub
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +30,7 @@ NAMES = ["houlsby", "pfeiffer"]
 
 @functools.cache
 def base(family="bert"):
-    return load_model(GOLDEN / family)
+    return fp.load_model(GOLDEN / family)
 
 
 def read(path):
@@ -53,7 +49,7 @@ RUNS = ("*-houlsby", "bert-pfeiffer", "gpt2-pfeiffer")
 @pytest.mark.sample(*RUNS)
 def test_files_of_adapters_give_its_logits_and_hidden_states(family, name):
     directory = GOLDEN / family
-    model = attach(base(family), load_adapterhub(directory / name))
+    model = fp.attach(base(family), load_adapterhub(directory / name))
     batch = load_file(directory / "inputs.safetensors")
     expected = load_file(directory / name / "outputs.safetensors")
     apply = jax.jit(model.apply, static_argnums=4)
@@ -69,7 +65,7 @@ def test_files_of_adapters_give_its_logits_and_hidden_states(family, name):
 @pytest.mark.sample(*RUNS)
 def test_our_files_equal_those_of_adapters(family, name, tmp_path):
     golden = GOLDEN / family / name
-    model = attach(base(family), load_adapterhub(golden))
+    model = fp.attach(base(family), load_adapterhub(golden))
     export_adapterhub(model, model.trainable, tmp_path, name=name, base_model="")
     assert read(tmp_path / "adapter_config.json") == read(golden / "adapter_config.json")
     theirs = load_file(golden / "adapter.safetensors")
@@ -96,16 +92,16 @@ def test_our_files_equal_those_of_adapters(family, name, tmp_path):
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        ("bert", pfeiffer(size=3, activation="gelu_new", scaling=1.5, init="houlsby")),
-        ("bert", bottleneck(2.5, places=["attention"], after_norm=True)),
-        ("gpt2-classifier", houlsby(4)),
+        ("bert", fp.peft.pfeiffer(size=3, activation="gelu_new", scaling=1.5, init="houlsby")),
+        ("bert", fp.peft.bottleneck(2.5, places=["attention"], after_norm=True)),
+        ("gpt2-classifier", fp.peft.houlsby(4)),
     ],
     ids=["pfeiffer", "attention", "houlsby"],
 )
 def test_round_trip_is_exact(family, method, tmp_path):
-    model = attach(base(family), method)
+    model = fp.attach(base(family), method)
     params = trained(model)
-    again = attach(base(family), load_adapterhub(export_adapterhub(model, params, tmp_path)))
+    again = fp.attach(base(family), load_adapterhub(export_adapterhub(model, params, tmp_path)))
     assert again.trainable.keys() == params.keys()
     for name, x in params.items():
         np.testing.assert_array_equal(again.trainable[name], x)
@@ -125,7 +121,7 @@ def test_half_precision_is_read_as_float32(stored, tmp_path):
     file = changed(tmp_path) / "adapter.safetensors"
     exact = load_file(file)
     save_torch({name: torch.tensor(x).to(stored) for name, x in exact.items()}, file)
-    model = attach(base(), load_adapterhub(tmp_path))
+    model = fp.attach(base(), load_adapterhub(tmp_path))
     site = "bert.encoder.layer.0.output"
     got = model.trainable[f"{site}.residual.adapter.up.kernel"]
     assert got.dtype == np.float32
@@ -134,8 +130,10 @@ def test_half_precision_is_read_as_float32(stored, tmp_path):
 
 
 def test_head_of_tokens_is_exported_under_its_own_class(tmp_path):
-    model = load_model(GOLDEN / "bert", head=token_classification(["O", "B"], fresh=True))
-    model = attach(model, pfeiffer(4))
+    model = fp.load_model(
+        GOLDEN / "bert", head=fp.heads.token_classification(["O", "B"], fresh=True)
+    )
+    model = fp.attach(model, fp.peft.pfeiffer(4))
     export_adapterhub(model, trained(model), tmp_path, base_model="google/base")
     head_config = read(tmp_path / "head_config.json")
     assert head_config["model_class"] == "BertForTokenClassification"
@@ -187,7 +185,7 @@ def changed(directory, fields=None, **head_config):
 )
 def test_config_fields_that_change_the_maths(config, tmp_path):
     ((field, value),) = config.items()
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(fp.InputError) as caught:
         load_adapterhub(changed(tmp_path, config))
     assert f"{field} = {value!r}" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -205,25 +203,25 @@ def test_config_fields_that_change_the_maths(config, tmp_path):
     ids=["activation", "factor", "no places", "model type", "config"],
 )
 def test_invalid_configs_are_errors(config, head_config, message, tmp_path):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(fp.InputError, match=message):
         load_adapterhub(changed(tmp_path, config, **head_config))
 
 
 def test_missing_or_broken_files_are_errors(tmp_path):
-    with pytest.raises(InputError, match=r"holds no adapter_config.json"):
+    with pytest.raises(fp.InputError, match=r"holds no adapter_config.json"):
         load_adapterhub(tmp_path)
     weights = changed(tmp_path) / "adapter.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    with pytest.raises(InputError, match=r"not a whole safetensors file"):
+    with pytest.raises(fp.InputError, match=r"not a whole safetensors file"):
         load_adapterhub(tmp_path)
     weights.unlink()
-    with pytest.raises(InputError, match=r"holds no adapter.safetensors"):
+    with pytest.raises(fp.InputError, match=r"holds no adapter.safetensors"):
         load_adapterhub(tmp_path)
     (tmp_path / "pytorch_adapter.bin").write_bytes(b"")
-    with pytest.raises(InputError, match=r"pickle \(pytorch_adapter.bin\).*refused"):
+    with pytest.raises(fp.InputError, match=r"pickle \(pytorch_adapter.bin\).*refused"):
         load_adapterhub(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(InputError, match="not valid JSON"):
+    with pytest.raises(fp.InputError, match="not valid JSON"):
         load_adapterhub(tmp_path)
 
 
@@ -236,8 +234,8 @@ def test_all_that_does_not_fit_is_one_message(tmp_path):
     tensors[f"{layer}.gate.weight"] = np.zeros((1, 16), np.float32)
     save_file(tensors, file)
     save_file({"classifier.weight": np.zeros((5, 16), "f4")}, tmp_path / "model_head.safetensors")
-    with pytest.raises(InputError) as caught:
-        attach(base(), load_adapterhub(tmp_path))
+    with pytest.raises(fp.InputError) as caught:
+        fp.attach(base(), load_adapterhub(tmp_path))
     message = str(caught.value)
     assert "(5 mismatches)" in message
     assert f"{layer}.adapter_up.weight is [16, 5], the model needs [16, 4]" in message
@@ -249,16 +247,16 @@ def test_all_that_does_not_fit_is_one_message(tmp_path):
 def test_adapter_of_another_family_or_depth(tmp_path):
     # 16 tensors without a place, four sites that are none of RoBERTa's, and a head of other form.
     method = load_adapterhub(GOLDEN / "roberta" / "houlsby")
-    with pytest.raises(InputError, match=r"roberta adapter .* \(24 mismatches\).*and 20 more"):
-        attach(base(), method)
+    with pytest.raises(fp.InputError, match=r"roberta adapter .* \(24 mismatches\).*and 20 more"):
+        fp.attach(base(), method)
     config = read(GOLDEN / "bert" / "config.json") | {"num_hidden_layers": 1}
     shutil.copytree(GOLDEN / "bert", tmp_path, dirs_exist_ok=True)
     (tmp_path / "config.json").write_text(json.dumps(config))
     tensors = load_file(tmp_path / "model.safetensors")
     kept = {name: x for name, x in tensors.items() if ".layer.1." not in name}
     save_file(kept, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match=r"\(8 mismatches\).*layer.1.*has no place"):
-        attach(load_model(tmp_path), load_adapterhub(GOLDEN / "bert" / "houlsby"))
+    with pytest.raises(fp.InputError, match=r"\(8 mismatches\).*layer.1.*has no place"):
+        fp.attach(fp.load_model(tmp_path), load_adapterhub(GOLDEN / "bert" / "houlsby"))
 
 
 # -------------------------------------------------------------------------------- refused: writing
@@ -267,9 +265,9 @@ def test_adapter_of_another_family_or_depth(tmp_path):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (houlsby(4, targets=["query"]), r"in all layers.*query' has one"),
+        (fp.peft.houlsby(4, targets=["query"]), r"in all layers.*query' has one"),
         (
-            pfeiffer(4, targets=r".*layer\.1\.output\.residual"),
+            fp.peft.pfeiffer(4, targets=r".*layer\.1\.output\.residual"),
             r"layer.0.output.residual' has none",
         ),
     ],
@@ -277,7 +275,7 @@ def test_adapter_of_another_family_or_depth(tmp_path):
 )
 def test_places_that_the_format_does_not_have(method, message, tmp_path):
     """For methods see ``test_peft_io_export.py``, for families ``test_models_decoders.py``."""
-    model = attach(base(), method)
-    with pytest.raises(InputError, match=message):
+    model = fp.attach(base(), method)
+    with pytest.raises(fp.InputError, match=message):
         export_adapterhub(model, model.trainable, tmp_path)
     assert not any(tmp_path.iterdir())

@@ -7,18 +7,15 @@ from test_peft_io_merged import assert_merges
 from tiny import trained
 from torch_reference import layers, padded_batch, saved, tiny_model
 
-from fedjax_peft.models.hub import load_model
-from fedjax_peft.peft import lora_sb, lora_sum, ravan, slora
-from fedjax_peft.peft.base import attach
+import fedjax_peft as fp
 from fedjax_peft.peft.io.export import export
-from fedjax_peft.support.errors import InputError
 
 pytestmark = pytest.mark.slow
 METHODS = {
-    "slora": slora(4, density=0.1),
-    "lora_sb": lora_sb(4),
-    "lora_sum": lora_sum(2, alpha=3.0, rank_pattern={"value": 1}),
-    "ravan": ravan(4, heads=3),
+    "slora": fp.peft.slora(4, density=0.1),
+    "lora_sb": fp.peft.lora_sb(4),
+    "lora_sum": fp.peft.lora_sum(2, alpha=3.0, rank_pattern={"value": 1}),
+    "ravan": fp.peft.ravan(4, heads=3),
 }
 
 
@@ -36,9 +33,9 @@ def test_transformers_reads_the_merged_checkpoint(name, family, tmp_path):
 
 def test_peft_reads_slora_once_its_first_stage_has_ended(tmp_path):
     base = saved(tiny_model("bert", classes=CLASSES), tmp_path / "base")
-    model = attach(load_model(base), METHODS["slora"])
+    model = fp.attach(fp.load_model(base), METHODS["slora"])
     params = trained(model)
-    with pytest.raises(InputError, match="first stage"):
+    with pytest.raises(fp.InputError, match="first stage"):
         export(model, params, tmp_path / "refused")
     ended = {n: 0 * x if n.endswith(".sparse_values") else x for n, x in params.items()}
     adapter = export(model, ended, tmp_path / "adapter")

@@ -30,13 +30,9 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+import fedjax_peft as fp
 from fedjax_peft import peft
-from fedjax_peft.models.base import bind
-from fedjax_peft.models.heads import classification, token_classification
-from fedjax_peft.models.hub import load_model
-from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.io.export import export, export_clients
-from fedjax_peft.support.errors import InputError
 
 CLASSES = 3
 
@@ -77,7 +73,7 @@ def auto(family, kind):
 
 def assert_peft_reads(directory, method, tmp_path, *, family="bert", kind="classification"):
     """Asserts that peft has our logits on a base checkpoint, and writes the same file."""
-    model = attach(load_model(directory), method)
+    model = fp.attach(fp.load_model(directory), method)
     params = trained(model)
     adapter = export(model, params, tmp_path / "adapter")
     reference = auto(family, kind).from_pretrained(directory, attn_implementation="eager")
@@ -155,7 +151,7 @@ def test_fresh_head_of_a_bare_encoder_is_exported_with_its_pooler(tmp_path):
     encoder = randomised(AutoModel.from_config(config, add_pooling_layer=False))
     base = saved(encoder, tmp_path / "base")
     with pytest.warns(UserWarning, match="does not hold bert.pooler and classifier"):
-        model = attach(load_model(base, head=classification(CLASSES)), peft.lora(4))
+        model = fp.attach(fp.load_model(base, head=fp.heads.classification(CLASSES)), peft.lora(4))
     params = trained(model)
     adapter = export(model, params, tmp_path / "adapter")
     written = load_file(adapter / "adapter_model.safetensors")
@@ -168,7 +164,7 @@ def test_fresh_head_of_a_bare_encoder_is_exported_with_its_pooler(tmp_path):
 
 @pytest.mark.parametrize(("init", "rank"), [("kaiming", 4), ("svd", 8)])
 def test_config(model, init, rank, tmp_path):
-    adapted = attach(model, peft.lora(4, alpha=6.0, rslora=True, init=init))
+    adapted = fp.attach(model, peft.lora(4, alpha=6.0, rslora=True, init=init))
     export(adapted, trained(adapted), tmp_path, base_model="google/base")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["r"] == rank
@@ -185,7 +181,7 @@ def test_config(model, init, rank, tmp_path):
 
 
 def test_directions_that_a_client_does_not_own_are_written_as_zero(model, tmp_path):
-    adapted = attach(model, peft.lora(4))
+    adapted = fp.attach(model, peft.lora(4))
     params = trained(adapted)
     site = "bert.encoder.layer.0.attention.self.query"
     params[f"{site}.lora_scale"] = params[f"{site}.lora_scale"].at[2:].set(0)
@@ -203,7 +199,7 @@ def contents(directory):
 
 
 def test_same_parameters_give_the_same_bytes(model, tmp_path):
-    adapted = attach(model, peft.lora(4, init="svd"))
+    adapted = fp.attach(model, peft.lora(4, init="svd"))
     one, other = (export(adapted, trained(adapted), tmp_path / n) for n in "ab")
     names = ["README.md", "adapter_config.json", "adapter_model.safetensors", "labels.json"]
     assert sorted(p.name for p in one.iterdir()) == names
@@ -214,7 +210,7 @@ def test_same_parameters_give_the_same_bytes(model, tmp_path):
 @pytest.mark.parametrize(("format", "allowed"), [("peft", 1), ("merged", 0)])
 def test_interrupted_export_leaves_the_old_one(model, format, allowed, tmp_path, monkeypatch):
     """The interrupt comes at the first rename, or between the renames of the two directories."""
-    adapted = attach(model, peft.lora(4))
+    adapted = fp.attach(model, peft.lora(4))
     export(adapted, trained(adapted), tmp_path / "a", format=format)
     before = contents(tmp_path)
     replace, done = os.replace, []
@@ -234,21 +230,23 @@ def test_interrupted_export_leaves_the_old_one(model, format, allowed, tmp_path,
 
 
 def test_a_directory_that_is_not_an_export_is_not_changed(model, tmp_path):
-    adapted = attach(model, peft.lora(4))
+    adapted = fp.attach(model, peft.lora(4))
     (tmp_path / "a").mkdir()
     export(adapted, trained(adapted), tmp_path / "a")
     before = contents(tmp_path)
-    with pytest.raises(InputError, match=r"holds 'adapter_config.json', which this export would"):
+    with pytest.raises(
+        fp.InputError, match=r"holds 'adapter_config.json', which this export would"
+    ):
         export(adapted, trained(adapted), tmp_path / "a", format="merged", overwrite=True)
     assert contents(tmp_path) == before
-    with pytest.raises(InputError, match="is a file"):
+    with pytest.raises(fp.InputError, match="is a file"):
         export(adapted, trained(adapted), tmp_path / "a" / "adapter_config.json")
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(fp.InputError, match="cannot be written"):
         export(adapted, trained(adapted), tmp_path / "a" / "adapter_config.json" / "b")
     assert contents(tmp_path) == before
     # Another adapter is replaced on request only; the same one may be written again.
     export(adapted, trained(adapted), tmp_path / "a")
-    with pytest.raises(InputError, match=r"already holds another export.*--overwrite"):
+    with pytest.raises(fp.InputError, match=r"already holds another export.*--overwrite"):
         export(adapted, trained(adapted, seed=2), tmp_path / "a")
     assert contents(tmp_path) == before
     export(adapted, trained(adapted, seed=2), tmp_path / "a", overwrite=True)
@@ -257,7 +255,7 @@ def test_a_directory_that_is_not_an_export_is_not_changed(model, tmp_path):
 
 
 def test_one_export_for_each_client(model, tmp_path):
-    adapted = attach(model, peft.lora(4))
+    adapted = fp.attach(model, peft.lora(4))
     clients = {c: trained(adapted, seed=c) for c in (0, 12)}
     out = export_clients(adapted, clients.items(), tmp_path / "new" / "clients")
     assert sorted(p.name for p in out.iterdir()) == ["client_0000", "client_0012"]
@@ -268,9 +266,9 @@ def test_one_export_for_each_client(model, tmp_path):
 
     def failing():
         yield 0, clients[0]
-        raise InputError("no")
+        raise fp.InputError("no")
 
-    with pytest.raises(InputError):
+    with pytest.raises(fp.InputError):
         export_clients(adapted, failing(), tmp_path / "other" / "clients")
     assert not (tmp_path / "other").exists()
 
@@ -291,25 +289,27 @@ def test_one_export_for_each_client(model, tmp_path):
     ],
 )
 def test_formats_that_lack_a_method_are_errors(model, method, format, complaint, tmp_path):
-    adapted = model if method is None else attach(model, method)
-    with pytest.raises(InputError, match=complaint):
+    adapted = model if method is None else fp.attach(model, method)
+    with pytest.raises(fp.InputError, match=complaint):
         export(adapted, adapted.trainable, tmp_path / "a", format=format)
     assert not any(tmp_path.iterdir())
 
 
 def test_model_that_is_not_from_hugging_face(tmp_path):
     module = nnx.Dict(dense=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
-    own = attach(bind(module), peft.lora(2, targets=["dense"]))
-    with pytest.raises(InputError, match="Hugging Face model"):
+    own = fp.attach(fp.bind(module), peft.lora(2, targets=["dense"]))
+    with pytest.raises(fp.InputError, match="Hugging Face model"):
         export(own, own.trainable, tmp_path)
 
 
 def test_parameters_of_another_model(model, base, tmp_path):
-    adapted = attach(model, peft.lora(4))
+    adapted = fp.attach(model, peft.lora(4))
     half = {name: x for name, x in adapted.trainable.items() if "query" in name}
-    with pytest.raises(InputError, match=r"'bert.encoder.layer.0.attention.self.value.lora_a'"):
+    with pytest.raises(fp.InputError, match=r"'bert.encoder.layer.0.attention.self.value.lora_a'"):
         export(adapted, half, tmp_path)
-    other = attach(load_model(base, head=token_classification(2, fresh=True)), peft.lora(4))
-    with pytest.raises(InputError, match="are not this model's"):
+    other = fp.attach(
+        fp.load_model(base, head=fp.heads.token_classification(2, fresh=True)), peft.lora(4)
+    )
+    with pytest.raises(fp.InputError, match="are not this model's"):
         export(adapted, other.trainable, tmp_path)
     assert not any(tmp_path.iterdir())

@@ -10,10 +10,8 @@ from tiny import trained
 from torch_reference import layers, padded_batch, saved, tiny_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import fedjax_peft as fp
 from fedjax_peft import peft, testing
-from fedjax_peft.models.heads import classification
-from fedjax_peft.models.hub import load_model
-from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.io.export import export
 
 pytestmark = pytest.mark.slow
@@ -29,14 +27,14 @@ MERGED = {
 
 def assert_merges(directory, method, tmp_path, *, family="bert", kind="classification"):
     """Asserts that transformers and we get the same model from the merged checkpoint."""
-    model = attach(load_model(directory), method)
+    model = fp.attach(fp.load_model(directory), method)
     params = trained(model)
     out = export(model, params, tmp_path / "merged", format="merged")
     reference = auto(family, kind).from_pretrained(out, attn_implementation="eager")
     batch = padded_batch(reference.config)
     expected = ours(model, params, batch)
     assert_same(theirs(reference, batch), expected, batch)
-    again = load_model(out)
+    again = fp.load_model(out)
     assert_same(ours(again, again.trainable, batch), expected, batch)
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == [type(reference).__name__]
@@ -73,7 +71,7 @@ def test_merged_of_other_families(family, kind, method, tmp_path):
 def test_merged_checkpoint_has_the_tokenizer(tmp_path):
     base = testing.write_tiny_checkpoint(tmp_path / "base")
     labels = ["red", "green", "blue"]
-    model = attach(load_model(base, head=classification(labels)), peft.lora(2))
+    model = fp.attach(fp.load_model(base, head=fp.heads.classification(labels)), peft.lora(2))
     out = export(model, trained(model), tmp_path / "merged", format="merged")
     text = "w1 w2 w50"
     assert AutoTokenizer.from_pretrained(out)(text) == AutoTokenizer.from_pretrained(base)(text)
@@ -85,7 +83,7 @@ def test_merged_checkpoint_has_the_tokenizer(tmp_path):
 def test_merged_checkpoint_says_float32(tmp_path):
     """Transformers would cast it to the dtype that the original config names."""
     half = tiny_model("bert").half()
-    model = attach(load_model(saved(half, tmp_path / "base")), peft.bitfit())
+    model = fp.attach(fp.load_model(saved(half, tmp_path / "base")), peft.bitfit())
     out = export(model, trained(model), tmp_path / "merged", format="merged")
     reference = AutoModelForSequenceClassification.from_pretrained(out)
     batch = padded_batch(reference.config)

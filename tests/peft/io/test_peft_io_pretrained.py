@@ -14,9 +14,9 @@ from tiny import forward, trained
 from torch_reference import layers, logits_of, padded_batch, randomised, saved, tensors, tiny_model
 from transformers import AutoModel
 
+import fedjax_peft as fp
 from fedjax_peft import attach, count, heads, load_model, merge, peft, random_model
 from fedjax_peft.peft.io.export import export
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,9 @@ def test_a_head_is_brought_into_the_classes_of_the_model(name, tmp_path):
         own = value[..., np.array([2, 0, 1])] if leaf.startswith("classifier.") else value
         np.testing.assert_array_equal(turned.trainable[leaf], own, err_msg=leaf)
     assert attach(named(3), adapter).labels == ("no", "yes", "perhaps")
-    with pytest.raises(InputError, match=r"'never', and the head in .* the classes 'no', 'yes', '"):
+    with pytest.raises(
+        fp.InputError, match=r"'never', and the head in .* the classes 'no', 'yes', '"
+    ):
         attach(named(["no", "yes", "never"]), adapter)
     again = peft.pretrained(export(turned, turned.trainable, tmp_path / "b", format=format))
     back = attach(named(["no", "yes", "perhaps"]), again)
@@ -123,7 +125,7 @@ def test_an_imported_adapter_is_like_an_attached_one(model, tmp_path):
     assert count(model.config, method, head=heads.classification(3)) == adapted.counts()
     batch = padded_batch(tiny_model("bert").config)
     assert_close(ours(merge(again), batch), ours(again, batch), **EXACT)
-    with pytest.raises(InputError, match="already has 'lora' attached"):
+    with pytest.raises(fp.InputError, match="already has 'lora' attached"):
         attach(again, method)
 
 
@@ -310,7 +312,7 @@ def test_a_layer_of_the_head_whose_weights_are_not_there(base, tmp_path):
     """A copy of them in the file stands for those of the checkpoint."""
     reference = written(tmp_path, "bert", IN_HEAD["all linear"])
     bare = load_model(base).replace(fresh=("bert.pooler", "classifier"))
-    with pytest.raises(InputError, match=r"changes bert.pooler.dense by an update of low rank"):
+    with pytest.raises(fp.InputError, match=r"changes bert.pooler.dense by an update of low rank"):
         attach(bare, peft.pretrained(tmp_path))
     file = tmp_path / "adapter_model.safetensors"
     save_file(plain(reference.state_dict()), file)
@@ -373,11 +375,11 @@ def test_tensors_that_are_no_copies_are_named(base, model, tmp_path):
         change = {f"base_model.model.{key}": factor * stored[f"base_model.model.{key}"][:size]}
         save_file(plain({**stored, **change}), file)
         problem = "was trained whole" if size == 32 else r"is \[31, 64\], and that of the model"
-        with pytest.raises(InputError, match=rf"\(1 mismatches\): {key} {problem}"):
+        with pytest.raises(fp.InputError, match=rf"\(1 mismatches\): {key} {problem}"):
             attach(model, peft.pretrained(tmp_path))
     two = {n.replace(".default.", ".other."): x for n, x in stored.items()}
     save_file(plain({**two, **stored}), file)
-    with pytest.raises(InputError, match=r"several adapters \(default, other\)"):
+    with pytest.raises(fp.InputError, match=r"several adapters \(default, other\)"):
         peft.pretrained(tmp_path)
 
 
@@ -434,7 +436,7 @@ def spare(adapter, tmp_path):
 def test_options_that_change_the_maths(spare, fields):
     edit(spare, **fields)
     name, value = list(fields.items())[-1]
-    with pytest.raises(InputError) as error:
+    with pytest.raises(fp.InputError) as error:
         peft.pretrained(spare)
     assert f"{name} = {value!r}" in str(error.value)
     assert "not implemented" in str(error.value)
@@ -443,7 +445,7 @@ def test_options_that_change_the_maths(spare, fields):
 @pytest.mark.parametrize("start", ["pissa_niter_4", "olora"])
 def test_starts_that_changed_the_base(spare, start):
     edit(spare, init_lora_weights=start)
-    with pytest.raises(InputError, match=f"init_lora_weights = '{start}'.*weight_conversion"):
+    with pytest.raises(fp.InputError, match=f"init_lora_weights = '{start}'.*weight_conversion"):
         peft.pretrained(spare)
 
 
@@ -470,7 +472,7 @@ def test_every_field_of_peft_is_decided(model, tmp_path):
 )
 def test_config_that_does_not_fit_the_tensors(spare, fields, complaint):
     edit(spare, **fields)
-    with pytest.raises(InputError, match=complaint):
+    with pytest.raises(fp.InputError, match=complaint):
         peft.pretrained(spare)
 
 
@@ -478,15 +480,15 @@ def test_files(spare, tmp_path):
     """More in ``test_peft_io_adapterhub.py``."""
     file = spare / "adapter_model.safetensors"
     file.write_bytes(b"hello")
-    with pytest.raises(InputError, match="not a whole safetensors file"):
+    with pytest.raises(fp.InputError, match="not a whole safetensors file"):
         peft.pretrained(spare)
     file.rename(spare / "adapter_model.bin")
-    with pytest.raises(InputError, match=r"only as pickle \(adapter_model.bin\)"):
+    with pytest.raises(fp.InputError, match=r"only as pickle \(adapter_model.bin\)"):
         peft.pretrained(spare)
     (spare / "adapter_config.json").unlink()
-    with pytest.raises(InputError, match=r"holds no adapter_config.json"):
+    with pytest.raises(fp.InputError, match=r"holds no adapter_config.json"):
         peft.pretrained(spare)
-    with pytest.raises(InputError, match="is not a directory"):
+    with pytest.raises(fp.InputError, match="is not a directory"):
         peft.pretrained(tmp_path / "nowhere")
 
 
@@ -508,7 +510,7 @@ def test_tensors_that_do_not_belong(model, spare):
         stored[f"{prefix}classifier.weight"] = torch.zeros(5, 32)
         del stored[f"{prefix}classifier.bias"]
 
-    with pytest.raises(InputError, match=r"\(4 mismatches\)") as error:
+    with pytest.raises(fp.InputError, match=r"\(4 mismatches\)") as error:
         attach(model, spoil(spare, change))
     for text in (
         "word_embeddings.weight was trained whole, and is not part of the model's head",
@@ -521,17 +523,19 @@ def test_tensors_that_do_not_belong(model, spare):
 
 def test_half_an_update(spare):
     site = "bert.encoder.layer.1.attention.self.value"
-    with pytest.raises(InputError, match=rf"{site}.lora_B.weight is missing"):
+    with pytest.raises(fp.InputError, match=rf"{site}.lora_B.weight is missing"):
         spoil(spare, lambda stored: stored.pop(f"base_model.model.{site}.lora_B.weight"))
 
 
 def test_adapter_of_another_model(base, adapter, tmp_path):
     """Another family, another width, another head."""
     roberta = load_model(saved(tiny_model("roberta"), tmp_path / "roberta"))
-    with pytest.raises(InputError, match=r"\(8 mismatches\): there is no linear layer bert"):
+    with pytest.raises(fp.InputError, match=r"\(8 mismatches\): there is no linear layer bert"):
         attach(roberta, peft.pretrained(adapter))
     narrow = load_model(saved(tiny_model("bert", hidden_size=16), tmp_path / "narrow"))
-    with pytest.raises(InputError, match=r"lora_A.weight is \[4, 32\], the model needs \[4, 16\]"):
+    with pytest.raises(
+        fp.InputError, match=r"lora_A.weight is \[4, 32\], the model needs \[4, 16\]"
+    ):
         attach(narrow, peft.pretrained(adapter))
     for head, complaint in (
         (
@@ -540,15 +544,15 @@ def test_adapter_of_another_model(base, adapter, tmp_path):
         ),
         (heads.span_classification(fresh=True), r"classifier.bias \[3\] has no place"),
     ):
-        with pytest.raises(InputError, match=complaint):
+        with pytest.raises(fp.InputError, match=complaint):
             attach(load_model(base, head=head), peft.pretrained(adapter))
 
 
 def test_prompt_of_another_width(model, tmp_path):
     written(tmp_path, "bert", CONFIGS["prompt"], hidden_size=16)
-    with pytest.raises(InputError, match=r"does not fit this model"):
+    with pytest.raises(fp.InputError, match=r"does not fit this model"):
         attach(model, peft.pretrained(tmp_path))
     file = tmp_path / "adapter_model.safetensors"
     save_file({"prompt_embeddings": load_file(file)["prompt_embeddings"]}, file)
-    with pytest.raises(InputError, match=r"prompt_embeddings are \[4, 16\], .* needs \[4, 32\]"):
+    with pytest.raises(fp.InputError, match=r"prompt_embeddings are \[4, 16\], .* needs \[4, 32\]"):
         attach(model, peft.pretrained(tmp_path))
