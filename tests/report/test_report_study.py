@@ -452,6 +452,7 @@ def test_csv_holds_no_formulas():
     """A name that a spreadsheet would run is a text there; scores and numbers stay."""
     names = ["=1+2", "+a", "-2+3+cmd|' /C calc'!D2", "@sum(1)", "\t=1", "＝1", "-1 -HYPERLINK(1)"]
     kept = ["a=1", "-1", "+1.2", "-0.5 ± 0.25", "+1.2 (−0.1 to 2)", "-1e-05", "-", "−3", "a-b"]
+    kept += ["+1.9 [+0.9, +3.0], p = .034", "+0.0 n.s."]
     rows = [[name, *kept] for name in names]
     header = ["=head", *kept]
     for text in (
