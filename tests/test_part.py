@@ -283,3 +283,8 @@ def test_python_ends_quietly_with_parts(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_constants_inside_a_chain_are_named():
+    chain = fp.transforms.chain(fp.transforms.clip_norm(1.0), fp.transforms.top_k(0.1))
+    assert [*fp.call_of(chain).constants("transforms")] == ["transforms.transforms.1.share"]

@@ -16,7 +16,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -104,10 +104,8 @@ class Call:
 
     def constants(self, prefix: str) -> Iterator[str]:
         """Yields the dotted names of numbers that cannot be run-time values: they decide shapes."""
-        yield from (f"{prefix}.{name}" for name in getattr(self.factory(), "constants", ()))
-        for key, value in self.arguments:
-            if isinstance(value, Call):
-                yield from value.constants(f"{prefix}.{key}")
+        for at, call in _calls(prefix, self):
+            yield from (f"{at}.{name}" for name in getattr(call.factory(), "constants", ()))
 
     def is_known(self) -> bool:
         """Returns whether the call says all: its functions are of the library, its values fixed."""
@@ -115,9 +113,7 @@ class Call:
             hash(self)
         except TypeError:
             return False
-        return ":" not in self.name and all(
-            one.is_known() for _, value in self.arguments for one in _calls(value)
-        )
+        return not any(":" in call.name for _, call in _calls("", self))
 
     def unknown(self) -> dict[str, str]:
         """Returns dotted name -> what was there, for the values that a file could not hold."""
@@ -143,7 +139,7 @@ class Call:
             if key not in signature.parameters:
                 known = nearest(key, signature.parameters)
                 raise InputError(f"{self.name} has no argument {key!r}. {known}")
-            own = {n.partition(".")[2]: x for n, x in values.items() if n.partition(".")[0] == key}
+            own = dict(below(key, values))
             given[key] = _built(given.get(key), own, f"{at}.{key}" if at else key)
         # In the order of the signature, in which *arguments come first.
         ordered = {name: given[name] for name in signature.parameters if name in given}
@@ -280,11 +276,14 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _calls(value: Any) -> Iterator[Call]:
+def _calls(at: str, value: Any) -> Iterator[tuple[str, Call]]:
+    """Yields the dotted name and the call of every part in a value, its own first."""
+    items: Iterable[tuple[Any, Any]] = enumerate(value) if type(value) is tuple else ()
     if isinstance(value, Call):
-        yield value
-    for one in value if type(value) is tuple else ():
-        yield from _calls(one)
+        yield at, value
+        items = value.arguments
+    for key, one in items:
+        yield from _calls(f"{at}.{key}", one)
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:
@@ -332,7 +331,9 @@ def _built(value: Any, own: Mapping[str, Any], at: str) -> Any:
             " make it with a function that has the decorator fp.part."
         )
     if type(value) is tuple:
-        return tuple(_built(one, dict(_below(own, i)), f"{at}.{i}") for i, one in enumerate(value))
+        return tuple(
+            _built(one, dict(below(str(i), own)), f"{at}.{i}") for i, one in enumerate(value)
+        )
     if own:
         raise InputError(
             f"{at}.{next(iter(own))} has no place: {at} is {show(value, 60)}, which does not know"
@@ -341,10 +342,11 @@ def _built(value: Any, own: Mapping[str, Any], at: str) -> Any:
     return value
 
 
-def _below(own: Mapping[str, Any], index: int) -> Iterator[tuple[str, Any]]:
-    for name, value in own.items():
+def below(at: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the values of the places in ``at``, by their names from there; its own has ``""``."""
+    for name, value in values.items():
         head, _, rest = name.partition(".")
-        if head == str(index):
+        if head == at:
             yield rest, value
 
 

@@ -7,7 +7,7 @@ import copy
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ import numpy as np
 import tomli_w
 
 from fedjax_peft.contracts import Algorithm
-from fedjax_peft.contracts.part import Call, call_of
+from fedjax_peft.contracts.part import Call, below, call_of
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.engine.devices.distributed import processes
 from fedjax_peft.models.base import Model
@@ -357,14 +357,12 @@ class _Called:
     call: Call
 
     def __call__(self, values: Values) -> Any:
-        return self.call.build(dict(_below(self.name, values)), self.name)
+        return self.call.build(_inside(self.name, values), self.name)
 
 
-def _below(name: str, values: Values) -> Iterator[tuple[str, Any]]:
-    """Yields the values whose names begin with the name of an argument, without it."""
-    for key, value in values.items():
-        if key.startswith(f"{name}."):
-            yield key.removeprefix(f"{name}."), value
+def _inside(name: str, values: Values) -> dict[str, Any]:
+    """Returns the values for arguments of a part, by their names in it."""
+    return {key: value for key, value in below(name, values) if key}
 
 
 def _made(name: str, given: Any, point: Point, fixed: Point) -> Any:
@@ -375,7 +373,7 @@ def _made(name: str, given: Any, point: Point, fixed: Point) -> Any:
     """
     if callable(given):
         return _Made(given, point_key(fixed), fixed)
-    if not any(_below(name, point)):
+    if not _inside(name, point):
         return given
     if (call := call_of(given)) is None:
         raise InputError(
@@ -383,7 +381,7 @@ def _made(name: str, given: Any, point: Point, fixed: Point) -> Any:
             " that made it. Give a part as its function returned it, or a function of the point:"
             f" {name} = lambda p: ..."
         )
-    return _Called(name, cast(Call, call_of(call.build(dict(_below(name, fixed)), name))))
+    return _Called(name, cast(Call, call_of(call.build(_inside(name, fixed), name))))
 
 
 def _check_used(point: Point, functions: Mapping[str, Any], others: Sequence[Any]) -> None:
