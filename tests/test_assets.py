@@ -8,9 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from internals import assets
 
 import fedjax_peft as fp
-from fedjax_peft.support import assets
 
 FILES = {
     "pack/model/config.json": b"{}",

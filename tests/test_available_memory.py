@@ -1,8 +1,7 @@
 """The memory that a process may still use: that of the machine, or of its container."""
 
 import pytest
-
-from fedjax_peft.support import memory
+from internals import memory
 
 GB = 2**30
 

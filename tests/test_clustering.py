@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import reference
 from closeness import assert_close
+from internals import spectral_clusters, subspace_distances
 from scipy.linalg import subspace_angles
-
-from fedjax_peft.algorithms.clustering import spectral_clusters, subspace_distances
 
 pytestmark = pytest.mark.slow
 

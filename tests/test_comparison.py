@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from internals import cli
 
 from fedjax_peft import aggregators, algorithms
-from fedjax_peft.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
 comparison = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "_ext" / "comparison.py")))

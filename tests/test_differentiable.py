@@ -10,11 +10,11 @@ import pytest
 import toy
 from closeness import approx, assert_close
 from compiled import compilations
+from internals import measured_apart
 from options import session_options
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, privacy
-from fedjax_peft.engine.with_derivative import measured_apart
 
 pytestmark = pytest.mark.slow
 

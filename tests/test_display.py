@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
+from internals import display, nearest
 
 import fedjax_peft as fp
-from fedjax_peft.support import display
-from fedjax_peft.support.errors import nearest
 
 
 @pytest.mark.parametrize(

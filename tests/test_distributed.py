@@ -9,14 +9,10 @@ import sys
 import distributed_worker
 import pytest
 from closeness import assert_close
+from internals import main, read_metrics, record, sweep, sweeping
 from processes import HELPERS, free_port, run_together
 
 import fedjax_peft as fp
-from fedjax_peft.cli import sweeping
-from fedjax_peft.cli.main import main
-from fedjax_peft.report import sweep
-from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.simulation.storage import record
 
 WORKER = HELPERS / "distributed_worker.py"
 

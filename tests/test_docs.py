@@ -16,12 +16,11 @@ from unittest import mock
 
 import memory
 import pytest
+from internals import assets, build_parser
 from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, asynchronous, attacks, peft, testing, transforms
-from fedjax_peft.cli.parser import build_parser
-from fedjax_peft.support import assets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 

@@ -5,12 +5,11 @@ import runpy
 from pathlib import Path
 
 import pytest
+from internals import config, plan
 from made_runs import columns, read_table, write_sweep
 from shallow import no_drawings  # noqa: F401
 
 from fedjax_peft import asynchronous
-from fedjax_peft.config import config
-from fedjax_peft.config.sweeps import plan
 
 pytestmark = pytest.mark.usefixtures("no_drawings")
 

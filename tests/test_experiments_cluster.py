@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
+from internals import main, read_metrics
 from processes import free_port, run_together
 from shallow import shallow_encoder  # noqa: F401
 from small_config import small
 
 from fedjax_peft import testing
-from fedjax_peft.cli.main import main
-from fedjax_peft.simulation.rows import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from closeness import approx, assert_close, roughly
+from internals import config as configs
+from internals import read_toml
 from made_runs import columns, read_table, resolved, write_sweep
 from shallow import no_drawings  # noqa: F401
-
-from fedjax_peft.config import config as configs
-from fedjax_peft.support.toml import read_toml
 
 pytestmark = pytest.mark.usefixtures("no_drawings")
 

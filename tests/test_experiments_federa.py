@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from closeness import approx
+from internals import config as configs
+from internals import sweeps as plans
 from made_runs import columns, read_table, resolved, write_run, write_sweep
 from shallow import no_drawings  # noqa: F401
-
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import sweeps as plans
 
 pytestmark = pytest.mark.usefixtures("no_drawings")
 

@@ -11,14 +11,9 @@ import numpy as np
 import pytest
 import scipy.stats
 from closeness import approx
+from internals import Cell, Table, cli, config, plan
 from made_runs import read_table
 from shallow import no_drawings  # noqa: F401
-
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config
-from fedjax_peft.config.sweeps import plan
-from fedjax_peft.data.table import Table
-from fedjax_peft.report.cells import Cell
 
 pytestmark = pytest.mark.usefixtures("no_drawings")
 

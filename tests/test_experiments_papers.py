@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from closeness import approx
+from internals import read_printed
 
 import fedjax_peft as fp
-from fedjax_peft.report.printed import read_printed
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "papers"
 FEDERA, FEDMCP, FRA, FEDADAPTERS = (

@@ -6,11 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-
-from fedjax_peft.cli.reproducible import canonical, find, paper_of, read
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import sweeps
-from fedjax_peft.report.printed import read_printed
+from internals import canonical, find, paper_of, read, read_printed, sweeps
+from internals import config as configs
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 PAPERS = read(FOLDER)

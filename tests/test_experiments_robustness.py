@@ -8,12 +8,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+from internals import config, plan
 from made_runs import columns, write_sweep
 from shallow import no_drawings  # noqa: F401
 
 from fedjax_peft import aggregators, attacks
-from fedjax_peft.config import config
-from fedjax_peft.config.sweeps import plan
 
 pytestmark = pytest.mark.usefixtures("no_drawings")
 

@@ -5,8 +5,7 @@ import re
 import stat
 
 import pytest
-
-from fedjax_peft.support import files
+from internals import files
 
 
 def test_a_link_is_followed(tmp_path):

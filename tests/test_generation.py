@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 import torch
 from closeness import approx
+from internals import answer, complete, end_tokens, generation, likelihoods, with_options
 from torch_reference import log_likelihood
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
-from fedjax_peft.data.encode import with_options
-from fedjax_peft.models import generation
-from fedjax_peft.models.generation import complete, end_tokens, likelihoods
-from fedjax_peft.models.inference import answer
 
 pytestmark = pytest.mark.slow
 

@@ -12,13 +12,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 from huggingface_hub.utils import logging as hub_logging
+from internals import Checkpoints, errors, hub, libraries, linalg, main
 
 import fedjax_peft
-from fedjax_peft.cli.main import main
-from fedjax_peft.models import hub
-from fedjax_peft.numerics import linalg
-from fedjax_peft.simulation.storage.checkpoint import Checkpoints
-from fedjax_peft.support import errors, libraries
 
 VARIABLE = "OPENBLAS_NUM_THREADS"
 ROOT = Path(fedjax_peft.__file__).parent

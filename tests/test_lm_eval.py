@@ -11,11 +11,11 @@ from typing import NamedTuple
 import pytest
 import torch
 from closeness import approx
+from internals import lm_eval
 from torch_reference import log_likelihood
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedjax_peft as fp
-from fedjax_peft.config import lm_eval
 
 
 class Request(NamedTuple):

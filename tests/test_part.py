@@ -13,9 +13,9 @@ import optax
 import pytest
 import toy
 from compiled import compilations
+from internals import Call
 
 import fedjax_peft as fp
-from fedjax_peft.contracts.part import Call
 from fedjax_peft.simulation.description import describe
 
 ROOMS = (

@@ -5,11 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-
-from fedjax_peft.models.base import AdapterParam
-from fedjax_peft.models.layers import linear
-from fedjax_peft.numerics.precision import effective, is_wider, split
-from fedjax_peft.peft.lora import LoRALinear, frozen_output
+from internals import AdapterParam, LoRALinear, effective, frozen_output, is_wider, linear, split
 
 RNG = np.random.default_rng(0)
 NARROW = jnp.asarray(RNG.normal(size=(32, 16)), jnp.bfloat16).astype(jnp.float32)

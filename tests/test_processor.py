@@ -4,8 +4,7 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
-
-from fedjax_peft.support import processor
+from internals import processor
 
 INTEL = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz

@@ -5,8 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from fedjax_peft.numerics.random import client_key, host_rng, stream
+from internals import client_key, host_rng, stream
 
 
 def data(key):

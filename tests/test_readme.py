@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 from closeness import approx
+from internals import assets, cli
 from shallow import simplify
 
 from fedjax_peft import testing
-from fedjax_peft.cli import main as cli
-from fedjax_peft.support import assets
 
 pytestmark = pytest.mark.slow
 

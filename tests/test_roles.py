@@ -1,9 +1,9 @@
 """Rules assign a role to each leaf."""
 
 import pytest
+from internals import assign_roles, dual_roles, head_roles
 
 import fedjax_peft as fp
-from fedjax_peft.numerics.roles import assign_roles, dual_roles, head_roles
 
 KINDS = {
     "head.bias": "head",

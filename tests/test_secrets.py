@@ -1,9 +1,9 @@
 """Secrets in addresses: hidden where they can be, and nothing else."""
 
 import pytest
+from internals import hidden_option, hide, without_secrets
 
 import fedjax_peft as fp
-from fedjax_peft.support.secrets import hidden_option, hide, without_secrets
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ import re
 import tomllib
 
 import pytest
+from internals import read_config, toml
 
 import fedjax_peft as fp
-from fedjax_peft.simulation.storage.record import read_config
-from fedjax_peft.support import toml
 
 
 def test_files_are_read_as_utf8(tmp_path):

@@ -13,10 +13,10 @@ from closeness import assert_close, assert_small
 from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import dead_directions
 
 import fedjax_peft as fp
 from fedjax_peft.aggregators.fra import truncated_average
-from fedjax_peft.numerics.linalg import dead_directions
 
 pytestmark = pytest.mark.slow
 

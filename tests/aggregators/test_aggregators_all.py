@@ -14,13 +14,10 @@ import optax
 import pytest
 from closeness import assert_close
 from combining import aggregate, program
+from internals import as_received, by_field, pairs, product_changes, with_products
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
-from fedjax_peft.aggregators.fields import by_field
-from fedjax_peft.aggregators.products import product_changes, with_products
-from fedjax_peft.engine.uploads import as_received
-from fedjax_peft.numerics.lowrank import pairs
 
 CLIENTS, RANK, N_IN, N_OUT, SCALE = 4, 2, 9, 7, 1.5
 SGD = optax.sgd(0.1)

@@ -8,10 +8,10 @@ import slow_lora
 import toy
 from closeness import ROUNDOFF, approx, assert_close
 from combining import aggregate, program
+from internals import mean
 from slow_lora import A, B, Slow
 
 import fedjax_peft as fp
-from fedjax_peft.aggregators import mean
 
 SGD = optax.sgd(0.5)
 MEAN, ONCE, OFTEN = mean(), fp.aggregators.flora_na(steps=1), fp.aggregators.flora_na()

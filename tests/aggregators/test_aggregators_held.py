@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
+from internals import summation
 
 import fedjax_peft as fp
-from fedjax_peft.numerics import summation
 
 SLOTS, RANK = 4, 2
 # 4 x 2 x (in + out) numbers in the factors, against in x out.

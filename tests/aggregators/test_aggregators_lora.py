@@ -7,10 +7,10 @@ from closeness import approx, assert_close
 from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import dense, empty
 from test_aggregators import HEAD, SCALE, A, B, context, exact_average, share
 
 import fedjax_peft as fp
-from fedjax_peft.numerics.summation import dense, empty
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,10 @@ import pytest
 import toy
 from closeness import assert_close
 from combining import combine
+from internals import fedopt, pairs
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators
-from fedjax_peft.algorithms import fedopt
-from fedjax_peft.numerics.lowrank import pairs
 
 pytestmark = pytest.mark.slow
 

@@ -6,11 +6,10 @@ import jax
 import numpy as np
 import optax
 import toy
+from internals import Cohort, saved_parts, with_saved_parts
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators
-from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.simulation.storage.checkpoint import saved_parts, with_saved_parts
 
 
 def counting():

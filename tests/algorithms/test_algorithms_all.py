@@ -18,19 +18,21 @@ import reference
 import toy
 import toy_cores
 from closeness import assert_close
+from internals import (
+    Cohort,
+    assign_roles,
+    check_transforms,
+    evaluation,
+    peak_bytes,
+    summation,
+    with_products,
+    wrapped,
+)
 from toy_transforms import clip_by_state
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, attacks
-from fedjax_peft.aggregators.products import with_products
 from fedjax_peft.algorithms.checks import CLIENT_RATES
-from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.engine.program import peak_bytes
-from fedjax_peft.engine.work import evaluation
-from fedjax_peft.numerics import summation
-from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.simulation.checks import check_transforms
-from fedjax_peft.simulation.session import wrapped
 
 SGD = optax.sgd(0.1)
 SIZES = (7, 4, 12, 1, 9)

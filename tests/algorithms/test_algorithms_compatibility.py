@@ -3,12 +3,12 @@
 import re
 
 import pytest
+from internals import check_method, check_transforms
 from test_algorithms_all import NAMES, clients_of, facts, make, model_of
 from toy_transforms import feedback
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, asynchronous, attacks, privacy, transforms
-from fedjax_peft.simulation.checks import check_method, check_transforms
 
 RELAYED = ("fedex", "fedmomentum", "flora")
 SINGLE = ("fedavg_flora_na", "fedavg_geometric_median_product", "fedavg_median")

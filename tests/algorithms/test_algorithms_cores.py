@@ -11,11 +11,10 @@ import slow_lora
 import toy
 import toy_cores
 from closeness import assert_close
+from internals import Cohort, Ledger
 from slow_lora import Slow
 
 import fedjax_peft as fp
-from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.simulation.ledger import Ledger
 
 pytestmark = pytest.mark.slow
 

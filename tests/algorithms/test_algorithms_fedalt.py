@@ -14,13 +14,10 @@ import slow_lora
 import toy
 from closeness import assert_close
 from flax import nnx
+from internals import Dropout, MixedLoRALinear, attach_module, export
 from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
-from fedjax_peft.models.layers import Dropout
-from fedjax_peft.peft.base import attach_module
-from fedjax_peft.peft.io.export import export
-from fedjax_peft.peft.mixed_lora import MixedLoRALinear
 
 pytestmark = pytest.mark.usefixtures("simple_encoder")
 

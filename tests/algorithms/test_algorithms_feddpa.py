@@ -11,11 +11,11 @@ import slow_lora
 import toy
 import toy_cores
 from closeness import assert_close
+from internals import REFERENCE
 from slow_lora import FEDERATION
 from test_algorithms_cores import COHORTS, RATE, SGD, rounds_of
 
 import fedjax_peft as fp
-from fedjax_peft.contracts.instance_weights import REFERENCE
 
 pytestmark = pytest.mark.slow
 

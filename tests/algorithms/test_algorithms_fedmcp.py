@@ -13,18 +13,20 @@ import toy
 from closeness import EXACT, assert_close, roughly
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import (
+    SIMILARITIES,
+    assign_roles,
+    cka,
+    cka_debiased,
+    client_key,
+    cosine,
+    host_rng,
+    pool,
+    stream,
+)
 
 import fedjax_peft as fp
 from fedjax_peft import heads, peft, random_model, simulate
-from fedjax_peft.numerics.measures.representation import (
-    SIMILARITIES,
-    cka,
-    cka_debiased,
-    cosine,
-    pool,
-)
-from fedjax_peft.numerics.random import client_key, host_rng, stream
-from fedjax_peft.numerics.roles import assign_roles
 
 pytestmark = pytest.mark.slow
 

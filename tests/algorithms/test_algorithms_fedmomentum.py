@@ -8,11 +8,11 @@ import reference
 import slow_lora
 import toy
 from closeness import approx, assert_close, assert_small
+from internals import check_method
 from slow_lora import KERNEL, MODEL, A, B, S, Slow, average
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms.fedmomentum import _split
-from fedjax_peft.simulation.checks import check_method
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,9 @@ import reference
 import slow_lora
 import toy
 from closeness import approx, assert_close
+from internals import Cohort, check_method
 
 import fedjax_peft as fp
-from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.simulation.checks import check_method
 
 pytestmark = pytest.mark.slow
 

@@ -14,6 +14,7 @@ import reference
 import slow_lora
 import toy
 from closeness import ROUNDOFF, approx, assert_close, assert_small, roughly
+from internals import client_key, stream
 from options import run_options
 from shallow import simple_encoder  # noqa: F401
 from slow_lora import (
@@ -39,7 +40,6 @@ from slow_lora import (
 import fedjax_peft as fp
 from fedjax_peft.algorithms.common import freeze_where
 from fedjax_peft.algorithms.flora import _restarted
-from fedjax_peft.numerics.random import client_key, stream
 
 pytestmark = pytest.mark.slow
 

@@ -12,6 +12,7 @@ import slow_lora
 import toy
 from closeness import approx, assert_close
 from combining import aggregate
+from internals import Cohort, Ledger, check_method
 from slow_lora import (
     ADAM,
     FEDERATION,
@@ -30,9 +31,6 @@ from slow_lora import (
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms.fedsvd import with_orthonormal_a
-from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.simulation.checks import check_method
-from fedjax_peft.simulation.ledger import Ledger
 
 pytestmark = pytest.mark.slow
 

@@ -13,15 +13,10 @@ import reference
 import running
 import toy
 from closeness import approx, assert_close
+from internals import Cohort, Program, Setup, Task, fedopt, host_rng, make_plan
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators
-from fedjax_peft.algorithms import fedopt
-from fedjax_peft.engine.plan import Cohort, make_plan
-from fedjax_peft.engine.program import Program
-from fedjax_peft.engine.setup import Setup
-from fedjax_peft.numerics.random import host_rng
-from fedjax_peft.tasks import Task
 
 pytestmark = pytest.mark.slow
 

@@ -10,14 +10,11 @@ import pytest
 import reference
 import toy
 from closeness import approx, assert_close, assert_small, assert_trees_close
+from internals import Cohort, Task, assign_roles, tree
 from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.algorithms.moon import contrastive
-from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.numerics import tree
-from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.tasks import Task
 
 pytestmark = pytest.mark.slow
 

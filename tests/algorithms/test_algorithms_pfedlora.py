@@ -9,12 +9,11 @@ import slow_lora
 import toy
 from closeness import assert_close
 from flax import nnx
+from internals import AdapterParam, export
 from shallow import simple_encoder  # noqa: F401
 from slow_lora import KERNEL, A, B, S
 
 import fedjax_peft as fp
-from fedjax_peft.models.base import AdapterParam
-from fedjax_peft.peft.io.export import export
 
 pytestmark = pytest.mark.usefixtures("simple_encoder")
 

@@ -13,6 +13,7 @@ import pytest
 import running
 import toy
 from closeness import assert_close
+from internals import Cohort
 from test_algorithms_all import (
     AS_OTHERS,
     DUAL,
@@ -28,7 +29,6 @@ from test_algorithms_all import (
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms, privacy
-from fedjax_peft.engine.plan import Cohort
 
 QUICK = ("fedavg", "fedavg_fra", "scaffold")
 """Algorithms that are traced with every mechanism."""

@@ -11,12 +11,10 @@ import pytest
 import reference
 import toy
 from closeness import assert_close
+from internals import check_method, config, fedopt
 from small_config import small
 
 import fedjax_peft as fp
-from fedjax_peft.algorithms import fedopt
-from fedjax_peft.config import config
-from fedjax_peft.simulation.checks import check_method
 
 pytestmark = pytest.mark.slow
 

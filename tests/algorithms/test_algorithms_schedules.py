@@ -12,13 +12,10 @@ import optax
 import pytest
 import toy
 from closeness import assert_close
+from internals import Cohort, check_method, fedopt, with_products
 from toy import context
 
 import fedjax_peft as fp
-from fedjax_peft.aggregators.products import with_products
-from fedjax_peft.algorithms import fedopt
-from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.simulation.checks import check_method
 
 pytestmark = pytest.mark.slow
 

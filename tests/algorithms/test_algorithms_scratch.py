@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import Task
 
 import fedjax_peft as fp
 from fedjax_peft import heads
-from fedjax_peft.tasks import Task
 
 pytestmark = pytest.mark.slow
 

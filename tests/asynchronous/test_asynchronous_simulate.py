@@ -11,10 +11,9 @@ import pytest
 import running
 import toy
 from closeness import approx, assert_close
+from internals import batches, host_rng
 
 import fedjax_peft as fp
-from fedjax_peft.engine.plan import batches
-from fedjax_peft.numerics.random import host_rng
 
 pytestmark = pytest.mark.slow
 

@@ -11,16 +11,13 @@ import optax
 import pytest
 import toy
 from closeness import approx, assert_close, assert_trees_close
+from internals import Cohort, at_work, attack_key, mean
 from options import run_options, session_options
 from scipy.stats import norm
 from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, aggregators, attacks
-from fedjax_peft.aggregators import mean
-from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.engine.work import at_work
-from fedjax_peft.numerics.random import attack_key
 
 pytestmark = pytest.mark.slow
 

@@ -12,20 +12,15 @@ import jax
 import numpy as np
 import pytest
 from closeness import approx
+from internals import DATASETS, assets, build_parser, cli, config, load_run
 from safetensors.numpy import load_file
 from shallow import draw_nothing, simplify
 from tiny_project import fails, rows
 
 from fedjax_peft import __version__, algorithms
-from fedjax_peft.cli import main as cli
 from fedjax_peft.cli import process
-from fedjax_peft.cli.parser import build_parser
 from fedjax_peft.cli.results import print_table
 from fedjax_peft.cli.running import next_commands
-from fedjax_peft.config import config
-from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.report.records import load_run
-from fedjax_peft.support import assets
 
 pytestmark = pytest.mark.slow
 

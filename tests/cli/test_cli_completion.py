@@ -4,8 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-
-from fedjax_peft.cli import main as cli
+from internals import cli
 
 
 def completed(script: str, *words: str) -> set[str]:

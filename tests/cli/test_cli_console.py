@@ -6,15 +6,12 @@ import time
 import optax
 import pytest
 import toy
+from internals import Phase, append_metrics, cli, console, text
 from options import run_options
 from rich.console import Console
 
 import fedjax_peft as fp
-from fedjax_peft.cli import console, results
-from fedjax_peft.cli import main as cli
-from fedjax_peft.data import text
-from fedjax_peft.simulation.progress import Phase
-from fedjax_peft.simulation.rows import append_metrics
+from fedjax_peft.cli import results
 
 MODEL, FEDAVG = toy.model(), fp.algorithms.fedavg(optax.sgd(0.1))
 

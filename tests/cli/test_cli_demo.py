@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from internals import RunRecord, build_parser
 
 from fedjax_peft.cli import demo
-from fedjax_peft.cli.parser import build_parser
-from fedjax_peft.report.records import RunRecord
 from fedjax_peft.support.display import program
 
 SCORES = {"fedavg": 0.577, "local": 0.292, "fra": 0.562, "sign": 0.557, "full": 0.582}

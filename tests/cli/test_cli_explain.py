@@ -1,10 +1,7 @@
 """``run --explain`` and ``list``: the meaning of keys and names, from the docstrings."""
 
 import pytest
-
-from fedjax_peft.cli import explain
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config
+from internals import cli, config, explain
 
 KEYS = config.all_keys()
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from closeness import EXACT, approx, assert_close
+from internals import cli, export, load_clients, load_trained, predict, run_of, seen_clients
 from peft import PeftModel
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
@@ -27,12 +28,7 @@ from fedjax_peft import (
     lora,
     testing,
 )
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config.loading import load_clients, load_trained
-from fedjax_peft.models.inference import predict
 from fedjax_peft.peft.io.describe import describe
-from fedjax_peft.peft.io.export import export, run_of
-from fedjax_peft.simulation.rows import seen_clients
 
 TEXTS = ["w9 w10 w11 w40", "w30", "w50 w51 w52 w53 w54"]
 CLASSES = 4

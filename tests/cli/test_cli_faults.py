@@ -7,9 +7,9 @@ import sys
 
 import numpy as np
 import pytest
+from internals import cli
 
 from fedjax_peft.cli import faults
-from fedjax_peft.cli import main as cli
 
 pytestmark = pytest.mark.slow
 

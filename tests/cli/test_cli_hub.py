@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from closeness import approx, assert_close
 from huggingface_hub import HfApi, ModelCard
+from internals import cli, describe, load_run
+from internals import config as configs
 from markdown_it import MarkdownIt
 from peft import PeftModel
 from tiny_project import fails
@@ -18,11 +20,7 @@ from transformers import AutoModelForSequenceClassification
 
 import fedjax_peft as fp
 from fedjax_peft import InputError
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config as configs
-from fedjax_peft.peft.io import describe
 from fedjax_peft.report import hub
-from fedjax_peft.report.records import load_run
 
 pytestmark = pytest.mark.slow
 TEXTS = ["w9 w10 w11 w40", "w30"]

@@ -7,14 +7,10 @@ import re
 import warnings
 
 import pytest
+from internals import Reading, cli, config, load_tables, read_metrics
 
 from fedjax_peft import testing
 from fedjax_peft.cli import faults
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config
-from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
-from fedjax_peft.simulation.rows import read_metrics
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ import subprocess
 import sys
 
 import pytest
+from internals import config as configs
+from internals import registry, source
 
 import fedjax_peft as fp
 from fedjax_peft.cli import listing
-from fedjax_peft.config import config as configs
-from fedjax_peft.models import registry
-from fedjax_peft.support import source
 
 HEAVY = ("jax", "flax", "optax", "orbax", "pydantic", "transformers", "datasets", "rich")
 

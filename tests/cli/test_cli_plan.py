@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 import tomli_w
 from closeness import approx
+from internals import compiled_step, find_device, main
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import testing
-from fedjax_peft.cli.main import main
-from fedjax_peft.simulation.planning import compiled_step
-from fedjax_peft.support.accelerators import find_device
 
 CONFIG = small(
     batch_size=2,

@@ -7,11 +7,9 @@ import optax
 import pytest
 import toy
 from closeness import approx
+from internals import accounting, federation_of, main, schedule_of
 
 import fedjax_peft as fp
-from fedjax_peft.cli.main import main
-from fedjax_peft.privacy import accounting
-from fedjax_peft.simulation.session import federation_of, schedule_of
 
 EXAMPLES = ["--epsilon", "2", "--unit", "example", "--rounds", "5"]
 EXAMPLES += ["--examples", "200", "--batch-size", "8"]

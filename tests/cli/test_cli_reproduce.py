@@ -1,13 +1,13 @@
 """``fedjax-peft reproduce``: it runs what a result of a paper needs, continues it, writes it."""
 
 import pytest
+from internals import cli, sweeping
+from internals import config as configs
 from shallow import simple_encoder  # noqa: F401
 from tiny_project import CONFIG, fails, rows
 
 from fedjax_peft import testing
-from fedjax_peft.cli import main as cli
-from fedjax_peft.cli import reproduce, reproducible, sweeping
-from fedjax_peft.config import config as configs
+from fedjax_peft.cli import reproduce, reproducible
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 

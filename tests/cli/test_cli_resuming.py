@@ -4,11 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config as configs
-from fedjax_peft.simulation.interrupts import Terminated
-from fedjax_peft.simulation.storage import record
+from internals import Terminated, cli, record
+from internals import config as configs
 
 pytestmark = pytest.mark.slow
 

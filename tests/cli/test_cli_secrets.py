@@ -1,11 +1,9 @@
 """Passwords in the addresses of trackers: used by the run, and nowhere recorded or printed."""
 
 import pytest
+from internals import cli, sweeping
+from internals import config as configs
 from shallow import draw_nothing
-
-from fedjax_peft.cli import main as cli
-from fedjax_peft.cli import sweeping
-from fedjax_peft.config import config as configs
 
 OWN = """
 import pathlib

@@ -9,14 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import tomli_w
+from internals import cli, find_runs, read_toml, sweeping
 from made_runs import write_run
 from shallow import simple_encoder  # noqa: F401
 from tiny_project import fails, rows
-
-from fedjax_peft.cli import main as cli
-from fedjax_peft.cli import sweeping
-from fedjax_peft.report.records import find_runs
-from fedjax_peft.support.toml import read_toml
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 

@@ -2,7 +2,7 @@
 
 import json
 
-from fedjax_peft.cli import main as cli
+from internals import cli
 
 CONFIG = """
 rounds = 2

@@ -1,11 +1,11 @@
 """``[asynchronous]`` and ``[availability]`` in a config."""
 
 import pytest
+from internals import config as configs
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import testing
-from fedjax_peft.config import config as configs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 

@@ -4,15 +4,13 @@ import csv
 import json
 
 import pytest
+from internals import config as configs
+from internals import encoder_of, hub, sources
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import tasks, testing
-from fedjax_peft.config import config as configs
 from fedjax_peft.config import early
-from fedjax_peft.data import sources
-from fedjax_peft.data.encode import encoder_of
-from fedjax_peft.models import hub
 
 ROWS = [{"text": "w1 w2", "label": "good", "who": 1}, {"text": "w3", "label": "bad", "who": 2}]
 

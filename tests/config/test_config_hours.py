@@ -5,15 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from closeness import approx
+from internals import DATASETS, Table, hub, silo
+from internals import config as configs
 from small_config import small
 
 from fedjax_peft import testing
-from fedjax_peft.config import config as configs
 from fedjax_peft.config import hours
-from fedjax_peft.data import silo
-from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.data.table import Table
-from fedjax_peft.models import hub
 
 CONFIG = small(
     rounds=10,

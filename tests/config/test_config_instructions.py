@@ -4,11 +4,11 @@ import json
 import tomllib
 
 import pytest
+from internals import config as configs
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.config import config as configs
 
 SGD = {"name": "sgd", "learning_rate": 0.1}
 

@@ -1,11 +1,12 @@
 """The name of a result says what ran: methods that an override makes alike are refused."""
 
 import pytest
+from internals import config as configs
+from internals import sweeps
 from small_config import small
 
 from fedjax_peft import InputError
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import labels, sweeps
+from fedjax_peft.config import labels
 
 RAW = small(
     methods={

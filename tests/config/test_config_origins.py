@@ -5,13 +5,12 @@ import shutil
 import numpy as np
 import pytest
 import toy
+from internals import config as configs
+from internals import digests, save_rows, sweeps, write_config
 from small_config import small
 
 from fedjax_peft import InputError
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import origins, sweeps
-from fedjax_peft.simulation.storage.record import write_config
-from fedjax_peft.simulation.trained_rows import digests, save_rows
+from fedjax_peft.config import origins
 
 
 @pytest.fixture

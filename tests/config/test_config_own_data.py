@@ -5,13 +5,12 @@ import csv
 
 import numpy as np
 import pytest
+from internals import config, save_checkpoint, sweeps
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import testing
-from fedjax_peft.config import config, sweeps
 from fedjax_peft.config.federation import load_data
-from fedjax_peft.models.checkpoint import save_checkpoint
 
 ROWS = [(f"w{i} w{i % 7}", i % 3, f"user {i % 4}") for i in range(40)]
 

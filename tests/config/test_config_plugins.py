@@ -2,10 +2,10 @@
 
 import pytest
 import tomli_w
+from internals import config as configs
 from small_config import small
 
 import fedjax_peft as fp
-from fedjax_peft.config import config as configs
 
 OWN = '''
 """My functions."""

@@ -12,15 +12,12 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from internals import DATASETS, cli, flatten, presets
+from internals import config as configs
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import heads, peft, testing
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import presets
-from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.support.nested import flatten
 
 pytestmark = pytest.mark.slow
 

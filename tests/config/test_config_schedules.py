@@ -6,13 +6,12 @@ import optax
 import pytest
 import toy
 from closeness import assert_close
+from internals import config as configs
+from internals import explicit, running, sweeps
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import testing
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import running, sweeps
-from fedjax_peft.config.federation import explicit
 
 BASE = small(rounds=8, optimizer={"name": "sgd", "learning_rate": 0.1})
 

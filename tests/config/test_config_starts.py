@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 from closeness import assert_close
+from internals import config as configs
+from internals import gradient_start, running
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import load_run, testing
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import running
 from fedjax_peft.config.loading import load_models
-from fedjax_peft.peft import gradient_start
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 

@@ -1,12 +1,11 @@
 """The points of a sweep, from ``[sweep]`` and the command line."""
 
 import pytest
+from internals import Parts, running, sweeps
+from internals import config as configs
 from small_config import small
 
 import fedjax_peft as fp
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import running, sweeps
-from fedjax_peft.config.parts import Parts
 
 RAW = {
     "rounds": 2,

@@ -1,13 +1,11 @@
 """The keys of a config that say what is evaluated to choose settings by."""
 
 import pytest
+from internals import DATASETS, explicit, read_config
+from internals import config as configs
 from small_config import small
 
 import fedjax_peft as fp
-from fedjax_peft.config import config as configs
-from fedjax_peft.config.federation import explicit
-from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.simulation.storage.record import read_config
 
 pytestmark = pytest.mark.usefixtures("simple_encoder")
 

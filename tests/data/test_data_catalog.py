@@ -2,13 +2,10 @@
 
 import datasets
 import pytest
+from internals import DATASETS, Reading, assets, load_tables
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
-from fedjax_peft.support import assets
 
 LABELS = {
     "mrpc": "not_equivalent equivalent",

@@ -3,13 +3,11 @@
 import json
 
 import pytest
+from internals import Reading, Table, load_tables
 
 import fedjax_peft as fp
 from fedjax_peft.data.conversations import with_messages
 from fedjax_peft.data.formats.client_lists import read_client_lists
-from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
-from fedjax_peft.data.table import Table
 
 TALK = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 

@@ -7,12 +7,11 @@ import struct
 import datasets
 import numpy as np
 import pytest
+from internals import Reading, load_tables
 
 import fedjax_peft as fp
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.formats.files import find
-from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
 
 
 def put(folder, **files):

@@ -8,14 +8,11 @@ import datasets
 import huggingface_hub
 import numpy as np
 import pytest
+from internals import DATASETS, Reading, assets, load_tables
 from PIL import Image
 
 import fedjax_peft as fp
 from fedjax_peft import partition
-from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
-from fedjax_peft.support import assets
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "datasets"
 SCRIPT = runpy.run_path(str(FOLDER / "hub.py"))

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import transformers
 from closeness import approx, assert_close
+from internals import Table
 from PIL import Image
 
 import fedjax_peft as fp
 from fedjax_peft.data.encoders.pixels import encode_images
 from fedjax_peft.data.formats.images import decode, read_images
 from fedjax_peft.data.partition.features import shift_features
-from fedjax_peft.data.table import Table, label_names
+from fedjax_peft.data.table import label_names
 
 
 def images(n, *shape, seed=0):

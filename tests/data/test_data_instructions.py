@@ -6,12 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import tiny_tokenizers
+from internals import DATASETS, Table
 
 import fedjax_peft as fp
 from fedjax_peft.data import templates
-from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.instructions import FORMS, as_instructions
-from fedjax_peft.data.table import Table
 
 TOKENIZER = tiny_tokenizers.gpt2()
 

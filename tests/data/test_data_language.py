@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tiny_tokenizers
+from internals import Table
 
 import fedjax_peft as fp
 from fedjax_peft.data.encoders.language import encode_language
-from fedjax_peft.data.table import Table
 
 
 def encode(texts, tokenizer=None, max_length=8):

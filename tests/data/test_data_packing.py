@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 from closeness import assert_close
+from internals import Schedule
 from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
 from fedjax_peft.data.packing import bins
-from fedjax_peft.engine.schedule import Schedule
 
 pytestmark = pytest.mark.slow
 

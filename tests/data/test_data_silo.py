@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from closeness import approx
+from internals import Table
 
 import fedjax_peft as fp
 from fedjax_peft.data.silo import divide
-from fedjax_peft.data.table import Table
 
 TASKS = ("rte", "mrpc", "sst2", "qnli", "qqp", "mnli")
 

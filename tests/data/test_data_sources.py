@@ -9,12 +9,11 @@ from collections import Counter
 import datasets
 import numpy as np
 import pytest
+from internals import assets, load_tables
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import fedjax_peft as fp
-from fedjax_peft.data.sources import load_tables
-from fedjax_peft.support import assets
 
 ROWS = [("one", "y"), ("two", "x"), ("three", "y"), ("NA", "z")]
 

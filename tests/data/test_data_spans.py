@@ -5,11 +5,11 @@ import pytest
 import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import Table
 
 import fedjax_peft as fp
 from fedjax_peft.data.encoders.spans import encode_spans, span_text
 from fedjax_peft.data.formats.squad import canonical
-from fedjax_peft.data.table import Table
 
 TOKENIZERS = {
     name: getattr(tiny_tokenizers, name)() for name in ("bert", "roberta", "gpt2")

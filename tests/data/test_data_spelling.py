@@ -6,13 +6,12 @@ import datasets
 import pandas as pd
 import pytest
 import tiny_tokenizers
+from internals import Reading, Table, load_tables
 
 import fedjax_peft as fp
 from fedjax_peft.data.catalog import OWN
 from fedjax_peft.data.naming import prepare, rename_columns
-from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
-from fedjax_peft.data.table import Table, label_ids
+from fedjax_peft.data.table import label_ids
 
 TOKENIZER = tiny_tokenizers.bert()
 TEXTS = [f"w{i}" for i in range(6)]

@@ -4,11 +4,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from internals import DATASETS, Reading, load_tables
 
 import fedjax_peft as fp
-from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
 
 NAMES = [name for name, entry in DATASETS.items() if not entry.parts]
 

@@ -10,11 +10,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from internals import Reading, load_tables
 
 import fedjax_peft as fp
 from fedjax_peft.data.formats import tabular
-from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import check_header, load_tables
+from fedjax_peft.data.sources import check_header
 
 ODD = [
     ('say "hi", then\nleave', "01"),

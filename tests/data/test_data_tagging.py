@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tiny_tokenizers
+from internals import IGNORE, Table
 from seqeval import scheme as schemes
 from seqeval.scheme import Entities
 
 import fedjax_peft as fp
-from fedjax_peft.data.dataset import IGNORE
 from fedjax_peft.data.encoders.tags import encode_tags, tag_names, tag_set, type_set
 from fedjax_peft.data.iob import iob2, sentences
-from fedjax_peft.data.table import Table
 
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 ROWS = [

@@ -5,11 +5,11 @@ import functools
 import numpy as np
 import pytest
 import tiny_tokenizers
+from internals import Table, encode_conversations
 from tokenizers import processors
 
 import fedjax_peft as fp
-from fedjax_peft.data.encoders.conversations import encode_conversations, encode_prompts
-from fedjax_peft.data.table import Table
+from fedjax_peft.data.encoders.conversations import encode_prompts
 from fedjax_peft.data.templates import PLAIN, end_tokens, template_of
 
 SPECIAL = ["<begin>", "<end>", "<turn>", "<close>", "<head>", "</head>"]

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
+from internals import cache_dir, text, tokenize
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import fedjax_peft as fp
-from fedjax_peft.data import text, tokenize
-from fedjax_peft.support.assets import cache_dir
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "green"]
 

@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import DATASETS, TEXT, Reading, Table, load_tables
 
 import fedjax_peft as fp
-from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.encoders.base import Encoder
 from fedjax_peft.data.encoders.spans import SPANS
-from fedjax_peft.data.encoders.text import TEXT
 from fedjax_peft.data.held_out import hold_out_validation
-from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
-from fedjax_peft.data.table import Table
 
 OFFICIAL = {"wnut17"}
 SINGLE = [name for name, entry in DATASETS.items() if not entry.parts]

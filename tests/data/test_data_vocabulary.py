@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from internals import Table
+from internals import config as configs
 
 import fedjax_peft as fp
-from fedjax_peft.config import config as configs
 from fedjax_peft.data.subsets import keep_users
-from fedjax_peft.data.table import Table
 from fedjax_peft.data.vocabulary import count_words, word_tokenizer
 
 TEXTS = ["to be, or not to be", "To sleep; to dream", "be not afraid"]

@@ -9,11 +9,11 @@ import optax
 import pytest
 import toy
 from closeness import assert_trees_close
+from internals import Program, client_records
 from options import session_options
 
 import fedjax_peft as fp
-from fedjax_peft.engine.program import Program
-from fedjax_peft.engine.stores import client_records, client_store
+from fedjax_peft.engine.stores import client_store
 from fedjax_peft.engine.stores.client_records import ClientRow
 from fedjax_peft.engine.stores.store_files import memory_store, open_store, temporary_store
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 from closeness import approx
-
-from fedjax_peft.numerics.measures.diagnosis import diagnosis, spectrum, variation
+from internals import diagnosis, spectrum, variation
 
 A, B, SCALE = "x.lora_a", "x.lora_b", "x.lora_scale"
 RNG = np.random.default_rng(0)

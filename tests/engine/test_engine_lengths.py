@@ -12,11 +12,11 @@ import toy
 from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
+from internals import Task
 
 import fedjax_peft as fp
 from fedjax_peft import Clients, Dataset
 from fedjax_peft.engine.lengths import Lengths, token_columns
-from fedjax_peft.tasks import Task
 
 pytestmark = [pytest.mark.slow, pytest.mark.lengths]
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from closeness import approx, assert_small
+from internals import Layout, frozen_axis
 
 import fedjax_peft as fp
-from fedjax_peft.engine.devices.layout import Layout, layout_over
-from fedjax_peft.engine.devices.sharding import frozen_axis, lane_axis
+from fedjax_peft.engine.devices.layout import layout_over
+from fedjax_peft.engine.devices.sharding import lane_axis
 
 TESTS = Path(__file__).parents[1]
 RULES = ((r".+\.query\.kernel", 1), (r".+\.query\.lora_b", 1), (r".+\.query\.bias", 0))

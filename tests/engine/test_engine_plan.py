@@ -8,11 +8,11 @@ import pytest
 from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import Cohort, Schedule, batches, make_plan
 
 import fedjax_peft as fp
 from fedjax_peft.engine.lanes import SMALL_MODEL, best_lanes, cpu_lanes
-from fedjax_peft.engine.plan import Cohort, batches, make_plan, most_slots, pack, steps_of, window
-from fedjax_peft.engine.schedule import Schedule
+from fedjax_peft.engine.plan import most_slots, pack, steps_of, window
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=9)
 

@@ -10,10 +10,9 @@ import pytest
 import reference
 import toy
 from closeness import assert_close, assert_small
+from internals import Cohort, batches, client_key, stream
 
 import fedjax_peft as fp
-from fedjax_peft.engine.plan import Cohort, batches
-from fedjax_peft.numerics.random import client_key, stream
 
 SIZES = (7, 4, 12, 1, 9, 16, 3, 0, 5, 10, 2)
 FEDERATION = toy.clients(SIZES)

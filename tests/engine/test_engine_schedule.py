@@ -9,10 +9,9 @@ import pytest
 from closeness import approx, roughly
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import Schedule, host_rng
 
 from fedjax_peft.engine.plan import pack
-from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.numerics.random import host_rng
 
 SIZES = (5, 9, 0, 7, 40, 6, 3, 1)
 

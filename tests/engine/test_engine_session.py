@@ -12,13 +12,13 @@ import pytest
 import running
 import toy
 from closeness import approx, assert_trees_close
+from internals import programs, round_row
 from options import session_options
 from running import CLIENTS as FEDERATION
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, Placement, simulate
-from fedjax_peft.engine.compilation import options_that_repeat, programs
-from fedjax_peft.simulation.round_rows import round_row
+from fedjax_peft.engine.compilation import options_that_repeat
 
 TEST = toy.dataset(26, seed=7)
 TEXTS = fp.testing.tiny_dataset(24)

@@ -7,11 +7,7 @@ import tomli_w
 from fuzzing import STRINGS, VALUES, damaged, damaged_json, fuzz, refused_or_fine
 from hypothesis import given
 from hypothesis import strategies as st
-
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config
-from fedjax_peft.simulation.storage.record import read_config, write_config
-from fedjax_peft.support.display import printable
+from internals import cli, config, printable, read_config, write_config
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ import pytest
 from fuzzing import VALUES, damaged, damaged_json, dumped, fuzz, refused_or_fine
 from hypothesis import given
 from hypothesis import strategies as st
+from internals import partition as partition_report
+from internals import text as texts
 
 import fedjax_peft as fp
-from fedjax_peft.data import text as texts
-from fedjax_peft.report import partition as partition_report
 
 pytestmark = pytest.mark.slow
 

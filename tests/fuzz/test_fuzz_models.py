@@ -10,12 +10,10 @@ from formats import SHAPE, write_gguf, write_onnx
 from fuzzing import damaged, damaged_json, dumped, fuzz, refused_or_fine
 from hypothesis import given
 from hypothesis import strategies as st
+from internals import Gguf, Onnx, tokenize
 from torch_reference import tiny_model
 
 import fedjax_peft as fp
-from fedjax_peft.data.text import tokenize
-from fedjax_peft.models.gguf import Gguf
-from fedjax_peft.models.onnx import Onnx
 
 pytestmark = pytest.mark.slow
 

@@ -8,16 +8,12 @@ import pytest
 from fuzzing import EXAMPLES, VALUES, damaged, damaged_json, dumped, fuzz, refused_or_fine
 from hypothesis import given
 from hypothesis import strategies as st
+from internals import compare_methods, compare_runs, loading, read_study, record
+from internals import config as configs
+from internals import page as report
 from rich.console import Console
 
 from fedjax_peft import testing
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import loading
-from fedjax_peft.report import page as report
-from fedjax_peft.report.methods import compare_methods
-from fedjax_peft.report.runs import compare_runs
-from fedjax_peft.report.study import read_study
-from fedjax_peft.simulation.storage import record
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from internals import attach, bottleneck, export_adapterhub, houlsby, load_model, pfeiffer
 from safetensors.numpy import load_file, save_file
-
-from fedjax_peft.models.hub import load_model
-from fedjax_peft.peft import bottleneck, houlsby, pfeiffer
-from fedjax_peft.peft.base import attach
-from fedjax_peft.peft.io.adapterhub import export_adapterhub
 
 HERE = Path(__file__).parent / "adapters"
 METHODS = {

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import toy
-
-from fedjax_peft.numerics import summation
+from internals import summation
 
 
 def draw(shapes, clients, seed, spread=1.0):

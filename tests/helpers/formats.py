@@ -5,10 +5,8 @@ import json
 import numpy as np
 import tiny_tokenizers
 from gguf import GGMLQuantizationType, GGUFWriter, quants
+from internals import _LAYER, _NAMES, onnx
 from safetensors.numpy import load_file
-
-from fedjax_peft.models import onnx
-from fedjax_peft.models.gguf import _LAYER, _NAMES
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 400}
 TO_GGUF = {ours: theirs for theirs, ours in (_LAYER | _NAMES).items()}

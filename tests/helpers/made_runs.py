@@ -9,10 +9,8 @@ from typing import Any
 
 import tomli_w
 from documented_fields import field_names, find
-
-from fedjax_peft.config import config as configs
-from fedjax_peft.simulation.storage.record import write_config
-from fedjax_peft.support.nested import merge
+from internals import config as configs
+from internals import merge, write_config
 
 
 def columns(**values: Sequence[Any]) -> list[dict[str, Any]]:

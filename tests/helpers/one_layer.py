@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from internals import save_checkpoint
+
 from fedjax_peft import testing
-from fedjax_peft.models.checkpoint import save_checkpoint
 
 
 def write_checkpoint(directory: Path) -> Path:

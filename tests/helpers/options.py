@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from fedjax_peft.simulation.records import RECORDS
+from internals import RECORDS
 
 MOVED = {
     field.name: (table, field.name)

@@ -8,8 +8,7 @@ import itertools
 
 import jax
 import numpy as np
-
-from fedjax_peft.numerics.random import client_key, host_rng, stream
+from internals import client_key, host_rng, stream
 
 
 def gradients(frozen, leaves, x, labels, kept):

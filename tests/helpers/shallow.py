@@ -7,10 +7,9 @@ import contextlib
 
 import jax.numpy as jnp
 import pytest
+from internals import bert, figure_files
 
 from fedjax_peft import testing
-from fedjax_peft.models import bert
-from fedjax_peft.report import figure_files
 
 SHALLOW = {"num_hidden_layers": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 

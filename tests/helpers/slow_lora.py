@@ -11,8 +11,7 @@ import optax
 import reference
 import toy
 from closeness import assert_close
-
-from fedjax_peft.engine.plan import Cohort
+from internals import Cohort
 
 SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)

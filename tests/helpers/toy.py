@@ -8,17 +8,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from internals import (
+    Computation,
+    Schedule,
+    Session,
+    Setup,
+    assign_roles,
+    build_round,
+    make_plan,
+    rank_masks,
+    stream,
+)
 
 import fedjax_peft as fp
-from fedjax_peft.engine.computation import Computation
-from fedjax_peft.engine.plan import make_plan
-from fedjax_peft.engine.round import build_round
-from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.engine.session import Session
-from fedjax_peft.engine.setup import Setup
-from fedjax_peft.numerics.random import stream
-from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.peft.ranks import rank_masks
 
 FEATURES, WIDTH, RANK, CLASSES = 5, 6, 2, 3
 KINDS = {

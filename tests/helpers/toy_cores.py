@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import toy
-
-from fedjax_peft.contracts.instance_weights import REFERENCE, InstanceWeighted
+from internals import REFERENCE, InstanceWeighted
 
 HEADS = 2
 

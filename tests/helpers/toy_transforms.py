@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 import toy
+from internals import clipped, stream
 from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import simulate, transforms
-from fedjax_peft.numerics.random import stream
-from fedjax_peft.transforms.clip import clipped
 
 MODEL, ALGORITHM = toy.model(dropout=0), fp.algorithms.fedavg(optax.sgd(0.1))
 FEDERATION = toy.clients([7, 4, 12, 1, 9])

@@ -8,15 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
+from internals import TINY_BERT, TINY_LLAMA, Dropout, Layout, platform_of
+from internals import attention as forms
 from jax.extend.core import jaxprs_in_params
 
 import fedjax_peft as fp
-from fedjax_peft.engine.devices.layout import Layout, platform_of
-from fedjax_peft.models import attention as forms
 from fedjax_peft.models.attention import attention, choose
 from fedjax_peft.models.blocks import set_options
-from fedjax_peft.models.layers import Dropout
-from fedjax_peft.testing import TINY_BERT, TINY_LLAMA
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from internals import abstract_module
 
 import fedjax_peft as fp
 from fedjax_peft.models.blocks import set_options
-from fedjax_peft.models.registry import abstract_module
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.utils import filter_repo_objects
+from internals import registry
 from parity import assert_same_leaves
 from safetensors.torch import load_file, save_file, save_model
 from torch_reference import FAMILIES, layers, saved, tiny_model
 
 import fedjax_peft as fp
-from fedjax_peft.models import registry
 from fedjax_peft.models.head_classes import reordered
 from fedjax_peft.models.stored_head import HeadWarning
 

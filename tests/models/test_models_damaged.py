@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from internals import is_finite
 from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
 import fedjax_peft as fp
 from fedjax_peft import testing
-from fedjax_peft.numerics.linalg import is_finite
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from closeness import EXACT, assert_close
+from internals import default_targets, export, pool
 from parity import assert_equal, flipped, forward
 from peft import LoraConfig, get_peft_model
 from peft.utils import constants
@@ -16,9 +17,7 @@ from torch_reference import DECODER, GEMMA, padded_batch, saved, tensors, tiny_m
 from transformers import AutoModel
 
 import fedjax_peft as fp
-from fedjax_peft.models.registry import default_targets, parse_config
-from fedjax_peft.numerics.measures.representation import pool
-from fedjax_peft.peft.io.export import export
+from fedjax_peft.models.registry import parse_config
 
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 TINY = {"model_type": "llama", **DECODER, "initializer_range": 0.2}

@@ -14,6 +14,15 @@ import torch
 import transformers
 from closeness import EXACT, assert_close
 from flax import nnx
+from internals import (
+    PrefixSlot,
+    Residual,
+    abstract_model,
+    abstract_module,
+    export,
+    registry,
+    save_checkpoint,
+)
 from parity import assert_equal, assert_same_leaves, flipped, forward
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -32,13 +41,9 @@ from torch_reference import (
 from transformers import DynamicCache
 
 import fedjax_peft as fp
-from fedjax_peft.models import registry
-from fedjax_peft.models.checkpoint import save_checkpoint
-from fedjax_peft.models.layers import PrefixSlot, Residual, RMSNorm
+from fedjax_peft.models.layers import RMSNorm
 from fedjax_peft.models.modules import submodule, submodules
-from fedjax_peft.models.registry import abstract_module, parse_config
-from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.peft.io.export import export
+from fedjax_peft.models.registry import parse_config
 
 pytestmark = pytest.mark.slow
 

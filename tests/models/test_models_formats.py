@@ -10,15 +10,14 @@ import tiny_tokenizers
 import torch
 from closeness import assert_close
 from formats import SHAPE, write_gguf, write_onnx
+from internals import assets, onnx
 from torch_reference import padded_batch, saved, tensors, tiny_model
 from transformers import AutoModelForCausalLM
 
 import fedjax_peft as fp
 from fedjax_peft import testing
-from fedjax_peft.models import onnx
 from fedjax_peft.models.checkpoint import Safetensors, weight_files
 from fedjax_peft.models.hub import read_config
-from fedjax_peft.support import assets
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
+from internals import export
 from PIL import Image
 from torch_reference import VIT_SHAPE, saved, tiny_model
 from transformers import AutoImageProcessor, ViTImageProcessorPil
 
 import fedjax_peft as fp
 from fedjax_peft.models.images import prepare
-from fedjax_peft.peft.io.export import export
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from flax import nnx
+from internals import Dropout
 
 import fedjax_peft as fp
 from fedjax_peft.models import layers
-from fedjax_peft.models.layers import Dropout, dropout
+from fedjax_peft.models.layers import dropout
 
 KEY = jax.random.key(7)
 random_bytes = jax.jit(layers.random_bytes, static_argnums=1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import EXACT, assert_close, assert_small
+from internals import fetch
 from parity import assert_equal, assert_equal_outputs, forward
 from torch_reference import (
     FAMILIES,
@@ -20,7 +21,6 @@ from torch_reference import (
 from transformers import AutoModel
 
 import fedjax_peft as fp
-from fedjax_peft.support.assets import fetch
 
 pytestmark = pytest.mark.slow
 

@@ -11,14 +11,13 @@ import tiny
 import torch
 from closeness import ROUNDOFF, approx, assert_close, roughly
 from flax import nnx
+from internals import NF4, TINY_BERT
 from safetensors.numpy import load_file
 from scipy.stats import norm
 
 import fedjax_peft as fp
 from fedjax_peft.models import quantized
 from fedjax_peft.models.quantized import Int8Kernel, NF4Kernel, QuantizedLinear
-from fedjax_peft.testing import TINY_BERT
-from fedjax_peft.transforms.nf4 import NF4
 
 pytestmark = pytest.mark.slow
 

@@ -8,13 +8,12 @@ import optax
 import pytest
 import tiny
 from closeness import approx, assert_close
+from internals import abstract_model, completing
 from shallow import simplify
 from torch_reference import FAMILIES, layers
 
 import fedjax_peft as fp
 from fedjax_peft.models.reuse import STORED, split
-from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.tasks.completions import completing
 
 pytestmark = [pytest.mark.slow, pytest.mark.lengths]
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from closeness import EXACT, assert_close, assert_small, roughly
+from internals import abstract_module, save_checkpoint
 from torch import nn
 
 import fedjax_peft as fp
-from fedjax_peft.models.checkpoint import save_checkpoint
-from fedjax_peft.models.registry import abstract_module
 
 pytestmark = pytest.mark.slow
 

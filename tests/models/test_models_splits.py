@@ -3,12 +3,10 @@
 import re
 
 import pytest
+from internals import abstract_model, frozen_axis, registry
 from torch_reference import FAMILIES
 
 import fedjax_peft as fp
-from fedjax_peft.engine.devices.sharding import frozen_axis
-from fedjax_peft.models import registry
-from fedjax_peft.peft.base import abstract_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)

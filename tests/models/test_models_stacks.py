@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 from closeness import assert_close
+from internals import abstract_model
 from shallow import simplify
 from tiny import trained
 
 import fedjax_peft as fp
-from fedjax_peft.peft.base import abstract_model
 
 pytestmark = pytest.mark.slow
 

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from flax import nnx
+from internals import TINY_BERT, TokenEmbed, attach_module, default_targets
 from tiny import BATCH, logits, tiny, trained
 
 import fedjax_peft as fp
 from fedjax_peft import peft
-from fedjax_peft.models.layers import TokenEmbed
-from fedjax_peft.models.registry import default_targets
-from fedjax_peft.peft.base import attach_module
-from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 

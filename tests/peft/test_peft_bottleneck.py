@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from flax import nnx
+from internals import Residual, attach_module, layer_norm
 
 import fedjax_peft as fp
-from fedjax_peft.models.layers import Residual, layer_norm
-from fedjax_peft.peft.base import attach_module
 from fedjax_peft.peft.bottleneck import bottleneck_size, reduction_factor
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from closeness import ROUNDOFF, assert_close, roughly
 from flax import nnx
+from internals import attach_module, gradient_start
 from tiny import tiny, trained
 
 import fedjax_peft as fp
-from fedjax_peft.peft import gradient_start
-from fedjax_peft.peft.base import attach_module
 from fedjax_peft.peft.lora_sb import SBLinear
 from fedjax_peft.peft.ravan import RavanLinear
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from flax import nnx
+from internals import pairs
 from tiny import tiny
 
 import fedjax_peft as fp
-from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.peft.dora import DoRALinear
 
 pytestmark = pytest.mark.slow

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from flax import nnx
+from internals import MODES, Residual, assign_roles, attach_module, layer_norm, mode
 from safetensors.numpy import load_file
 
 import fedjax_peft as fp
-from fedjax_peft.contracts.dual_modes import MODES, mode
-from fedjax_peft.models.layers import Residual, layer_norm
-from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.peft.base import attach_module
 from fedjax_peft.peft.bottleneck import PLACEMENTS
 
 pytestmark = pytest.mark.slow

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from closeness import approx, assert_close
 from flax import nnx
+from internals import REFERENCE, embedding, with_weight
 from tiny import BATCH, logits, tiny
 
 import fedjax_peft as fp
-from fedjax_peft.contracts.instance_weights import REFERENCE, embedding, with_weight
 from fedjax_peft.peft.dual_lora import DualLoRALinear
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from flax import nnx
+from internals import FusedLinear, attach_module
 from tiny import tiny
 
 import fedjax_peft as fp
-from fedjax_peft.models.layers import FusedLinear
-from fedjax_peft.peft.base import attach_module
 from fedjax_peft.peft.ia3 import IA3Linear
 
 KEY = jax.random.key(3)

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 from closeness import ROUNDOFF, approx, assert_close
 from flax import nnx
+from internals import AdapterParam, FusedLinear, LoRALinear, attach_module
 from tiny import logits, tiny
 
 import fedjax_peft as fp
-from fedjax_peft.models.base import AdapterParam
-from fedjax_peft.models.layers import FusedLinear
-from fedjax_peft.peft.base import attach_module
-from fedjax_peft.peft.lora import LoRALinear
 from fedjax_peft.peft.lora_starts import orthonormal_factors, principal_factors
 
 pytestmark = pytest.mark.slow

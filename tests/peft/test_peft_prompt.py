@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import assert_close
+from internals import TINY_BERT, Dropout, PrefixSlot, TokenEmbed
 
 import fedjax_peft as fp
 from fedjax_peft.models.attention import attention
-from fedjax_peft.models.layers import Dropout, PrefixSlot, TokenEmbed
 from fedjax_peft.peft.prefix import Prefix
 from fedjax_peft.peft.prompt import PromptEmbed
-from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 

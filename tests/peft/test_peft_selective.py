@@ -7,11 +7,11 @@ import optax
 import pytest
 from closeness import assert_close
 from flax import nnx
+from internals import TINY_BERT
 from tiny import logits, tiny
 
 import fedjax_peft as fp
 from fedjax_peft import peft
-from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 

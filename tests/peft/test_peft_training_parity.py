@@ -10,14 +10,12 @@ import optax
 import pytest
 import torch
 from closeness import assert_close, assert_small
+from internals import Method, client, default_targets
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from torch_reference import FAMILIES, SHAPE, layers, padded_batch, saved, tensors, tiny_model
 
 import fedjax_peft as fp
 from fedjax_peft import peft, tasks
-from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.models.registry import default_targets
-from fedjax_peft.peft.base import Method
 
 STEPS = 5
 # A large eps: Adam would else magnify the rounding of a gradient that happens to be near zero.

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import toy
 from combining import aggregate
+from internals import summation
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
-from fedjax_peft.numerics import summation
 
 CLIENTS, RANK, N_IN, N_OUT = 4, 3, 24, 20
 QN = 5

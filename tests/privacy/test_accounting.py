@@ -7,10 +7,11 @@ import dp_accounting as dp
 import protection
 import pytest
 from closeness import approx, roughly
+from internals import accounting, guarantees
 from scipy import optimize, stats
 
 import fedjax_peft as fp
-from fedjax_peft.privacy import accounting, guarantees, statements
+from fedjax_peft.privacy import statements
 
 Relation = dp.NeighboringRelation
 # (noise multiplier, rounds, sampling probability, delta)

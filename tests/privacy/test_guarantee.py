@@ -11,15 +11,20 @@ import running
 import toy
 import toy_transforms
 from closeness import approx
+from internals import (
+    Accounted,
+    accounting,
+    guarantees,
+    load_run,
+    privacy_in_words,
+    read_metrics,
+    watched,
+    write_report,
+)
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, early_stop
-from fedjax_peft.privacy import accounting, guarantees, statements
-from fedjax_peft.report.page import write_report
-from fedjax_peft.report.records import load_run
-from fedjax_peft.simulation.guarantee import Accounted, watched
-from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.simulation.summaries import privacy_in_words
+from fedjax_peft.privacy import statements
 
 pytestmark = pytest.mark.slow
 

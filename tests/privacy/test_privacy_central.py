@@ -16,6 +16,7 @@ from combining import aggregate
 from compiled import compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import by_field, product_changes, summation
 from options import run_options, session_options
 from protection import (
     CLIENTS,
@@ -33,9 +34,6 @@ from protection import (
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
-from fedjax_peft.aggregators.fields import by_field
-from fedjax_peft.aggregators.products import product_changes
-from fedjax_peft.numerics import summation
 from fedjax_peft.privacy.guarantees import client_guarantee
 from fedjax_peft.privacy.lifted import product_norm
 

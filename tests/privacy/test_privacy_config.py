@@ -6,21 +6,24 @@ import pytest
 import tomli_w
 from closeness import approx
 from compiled import compilations
+from internals import (
+    Parts,
+    _tuples,
+    accounting,
+    explicit,
+    main,
+    read_metrics,
+    read_toml,
+    running,
+    sweeps,
+)
+from internals import config as configs
 from shallow import simple_encoder  # noqa: F401
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, testing
 from fedjax_peft.cli.explain import explain
-from fedjax_peft.cli.main import main
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import running, sweeps
-from fedjax_peft.config.federation import explicit
-from fedjax_peft.config.loading import _tuples
-from fedjax_peft.config.parts import Parts
-from fedjax_peft.privacy import accounting
-from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.support.toml import read_toml
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,12 @@ import scipy.linalg
 import scipy.stats
 import toy
 from closeness import approx, assert_close, roughly
+from internals import summation, tree
 from options import session_options
 from protection import BASES, FEDAVG, federation, showing
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, aggregators, algorithms
-from fedjax_peft.numerics import summation, tree
 from fedjax_peft.privacy.distributed import discrete_gaussian, grid, hadamard, rounded, senders
 
 pytestmark = pytest.mark.slow

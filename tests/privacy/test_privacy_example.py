@@ -15,15 +15,12 @@ import toy
 from closeness import approx, assert_close, roughly
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import Program, accounting, guarantees, head_roles, replace_server
 from protection import federation
 from tiny import trained
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, algorithms, peft
-from fedjax_peft.algorithms.common import replace_server
-from fedjax_peft.engine.program import Program
-from fedjax_peft.numerics.roles import head_roles
-from fedjax_peft.privacy import accounting, guarantees
 from fedjax_peft.privacy.example import clipped_sum, private_gradient
 
 pytestmark = pytest.mark.slow

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import approx, assert_close, roughly
+from internals import pairs
 from protection import (
     BASES,
     CLIENTS,
@@ -28,7 +29,6 @@ from protection import (
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators
-from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.privacy import lifted as lifting
 
 pytestmark = pytest.mark.slow

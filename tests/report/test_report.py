@@ -7,16 +7,14 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from internals import compare_runs, figure_files, main, make_study
+from internals import page as report
 from rich.console import Console
 from shallow import draw_nothing
 
 import fedjax_peft as fp
-from fedjax_peft.cli.main import main
-from fedjax_peft.report import figure_files, plots, records
-from fedjax_peft.report import page as report
+from fedjax_peft.report import plots, records
 from fedjax_peft.report.comparison import explanations
-from fedjax_peft.report.runs import compare_runs
-from fedjax_peft.report.study import make_study
 
 pytestmark = pytest.mark.slow
 

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from internals import MOST, RunRecord, make_study, of_entities, of_labels, page
 from shallow import draw_nothing
 
-from fedjax_peft.report import page
 from fedjax_peft.report.by_class import SHOWN, scores
-from fedjax_peft.report.records import RunRecord
-from fedjax_peft.report.study import make_study
-from fedjax_peft.tasks.by_class import MOST, of_entities, of_labels
 
 PATH = Path("runs")
 GOLD, SAID = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 1])

@@ -7,22 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from closeness import approx, assert_close
+from internals import RunRecord, client_distribution, local_models, make_study, page, summary
 from shallow import draw_nothing
 
-from fedjax_peft.report import chart, page
+from fedjax_peft.report import chart
 from fedjax_peft.report import details as details_module
-from fedjax_peft.report.details import (
-    client_distribution,
-    details,
-    heat_map,
-    local_models,
-    spectra,
-)
+from fedjax_peft.report.details import details, heat_map, spectra
 from fedjax_peft.report.figure_files import render
 from fedjax_peft.report.layers import HEAT_MAPS
-from fedjax_peft.report.records import RunRecord
-from fedjax_peft.report.study import make_study
-from fedjax_peft.simulation.summaries import summary
 
 LAYERS = [f"encoder.layer.{i}.attention.{part}.lora" for i in (0, 2, 10) for part in "qv"]
 

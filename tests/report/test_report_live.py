@@ -4,10 +4,10 @@ import http.client
 import threading
 
 import pytest
+from internals import main
 from made_runs import write_run
 
 import fedjax_peft as fp
-from fedjax_peft.cli.main import main
 from fedjax_peft.report import live
 
 

@@ -6,14 +6,12 @@ import re
 
 import pytest
 from closeness import approx
+from internals import compare_methods, main, read_study, write_report
 from made_runs import accuracy, write_rates
 from shallow import draw_nothing
 
 import fedjax_peft as fp
-from fedjax_peft.cli.main import main
-from fedjax_peft.report.methods import Options, compare, compare_methods
-from fedjax_peft.report.page import write_report
-from fedjax_peft.report.study import read_study
+from fedjax_peft.report.methods import Options, compare
 
 NOISE = (0.0, 0.06, -0.02)
 """Effect of each seed, which all methods share."""

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import tomli_w
 from closeness import approx
+from internals import cli
+from internals import partition as partition_report
 from rich.console import Console
 from shallow import draw_nothing
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import testing
-from fedjax_peft.cli import main as cli
 from fedjax_peft.data import partition
-from fedjax_peft.report import partition as partition_report
 from fedjax_peft.report import partition_files
 from fedjax_peft.report.figure_files import PAPER
 

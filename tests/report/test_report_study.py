@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 import tomli_w
 from closeness import approx
+from internals import RunRecord, find_runs, flatten, make_study, pruned, read_study
 from made_runs import accuracy, write_rates, write_run
 
 import fedjax_peft as fp
@@ -25,11 +26,7 @@ from fedjax_peft.report.intervals import (
     seeds_needed,
     summarise,
 )
-from fedjax_peft.report.records import RunRecord, find_runs
-from fedjax_peft.report.study import make_study, read_study
 from fedjax_peft.report.table_files import Bold, TextTable
-from fedjax_peft.simulation.stopping import pruned
-from fedjax_peft.support.nested import flatten
 
 
 @pytest.fixture

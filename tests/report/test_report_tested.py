@@ -4,13 +4,11 @@ import csv
 
 import pytest
 from closeness import approx
+from internals import load_run, main, make_study, read_study
 from made_runs import write_run, write_sweep
 from shallow import draw_nothing
 
-from fedjax_peft.cli.main import main
 from fedjax_peft.report.methods import Options, compare
-from fedjax_peft.report.records import load_run
-from fedjax_peft.report.study import make_study, read_study
 from fedjax_peft.report.targets import targets
 
 SEEDS = (0.0, 0.02, -0.02)

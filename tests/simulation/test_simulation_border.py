@@ -9,11 +9,11 @@ import pytest
 import running
 import toy
 from flax import nnx
+from internals import Question, check_method
 
 import fedjax_peft as fp
 from fedjax_peft import Clients, Dataset, InputError, TimeModel
-from fedjax_peft.data.encoders.spans import Question
-from fedjax_peft.simulation.checks import check_method, check_trusted
+from fedjax_peft.simulation.checks import check_trusted
 
 CLIENTS, TEST = toy.clients((9, 4, 0, 1, 13, 5, 6, 2)), toy.dataset(20, seed=5)
 NOTHING, SOME = (np.arange(0),) * 8, (np.arange(2),) * 8

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 import toy
 from closeness import assert_close
+from internals import predict
 from running import PRIVATE, rows, run
 from shallow import simplify
 from sklearn.metrics import confusion_matrix, f1_score
 
 import fedjax_peft as fp
-from fedjax_peft.models.inference import predict
 from fedjax_peft.simulation.rows import by_class_of
 
 TEST = toy.dataset(30, seed=1)

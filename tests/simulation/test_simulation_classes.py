@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 import toy
 from closeness import approx
+from internals import class_numbers, cli, numbered, read_metrics
 from options import run_options
 from running import FEDAVG, SIZES
 from shallow import simple_encoder  # noqa: F401
@@ -19,10 +20,7 @@ from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, testing
-from fedjax_peft.cli import main as cli
-from fedjax_peft.data.classes import class_numbers, numbered
 from fedjax_peft.simulation.classes import in_models_classes
-from fedjax_peft.simulation.rows import read_metrics
 
 pytestmark = pytest.mark.slow
 

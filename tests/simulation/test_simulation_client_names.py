@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import toy
 from closeness import assert_close
+from internals import client_distribution, client_scores, local_models
 from running import PRIVATE, rows, run
 
 import fedjax_peft as fp
-from fedjax_peft.report.details import client_distribution, client_scores, local_models
 from fedjax_peft.simulation.client_models import client_number, read_client, read_clients
 from fedjax_peft.simulation.rows import client_names
 

@@ -11,11 +11,11 @@ import pytest
 import running
 import toy
 from closeness import approx, assert_close
+from internals import client_records
 from killing import children
 from running import PRIVATE, model, rows
 
 import fedjax_peft as fp
-from fedjax_peft.engine.stores import client_records
 from fedjax_peft.simulation.storage.client_checkpoints import ClientCheckpoints
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ import pytest
 import running
 import toy
 from compiled import compilations
+from internals import programs
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.engine.compilation import programs
 
 pytestmark = pytest.mark.slow
 

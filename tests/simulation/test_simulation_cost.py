@@ -13,16 +13,12 @@ import toy
 from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import Ledger, Method, assign_roles, config, forecast, pairs
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, TimeModel, algorithms, lora, transforms, tree
-from fedjax_peft.config import config
-from fedjax_peft.numerics.lowrank import pairs
-from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.peft.base import Method
-from fedjax_peft.simulation.cost import Costs, forecast
-from fedjax_peft.simulation.ledger import Ledger
+from fedjax_peft.simulation.cost import Costs
 
 pytestmark = pytest.mark.slow
 

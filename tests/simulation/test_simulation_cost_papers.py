@@ -19,13 +19,10 @@ from pathlib import Path
 import optax
 import pytest
 from closeness import approx, roughly
+from internals import abstract_model, forecast, presets, read_printed
 
 import fedjax_peft as fp
 from fedjax_peft import heads, peft
-from fedjax_peft.config import presets
-from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.report.printed import read_printed
-from fedjax_peft.simulation.cost import forecast
 from fedjax_peft.simulation.time_model import DEVICES
 
 pytestmark = pytest.mark.slow

@@ -16,16 +16,14 @@ import optax
 import pytest
 import toy
 from closeness import roughly
+from internals import DEVICES, abstract_model, attention, find_device
 
 import fedjax_peft as fp
-from fedjax_peft.models import attention
-from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.simulation.planning.activations import activations
 from fedjax_peft.simulation.planning.compiled_step import compile_step, describe_gpu, target_devices
 from fedjax_peft.simulation.planning.compiled_text import step_traffic
 from fedjax_peft.simulation.planning.memory_plan import example_batch, lowered_round
 from fedjax_peft.simulation.planning.step_cost import _passes, count_flops
-from fedjax_peft.support.accelerators import DEVICES, find_device
 
 H100 = {
     **{"threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 49152},

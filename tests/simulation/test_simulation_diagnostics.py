@@ -6,12 +6,11 @@ import pytest
 import running
 import toy
 from closeness import approx
+from internals import TINY_BERT, real_rows, total
 from running import model
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, attach, heads, partition, peft, random_model, tasks
-from fedjax_peft.tasks.common import real_rows, total
-from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 

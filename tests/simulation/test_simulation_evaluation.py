@@ -6,13 +6,12 @@ import pytest
 import running
 import toy
 from closeness import approx
+from internals import Task, host_rng, seen_clients
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, early_stop, tasks
-from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.simulation.evaluation import evaluations, is_lower_better, worst
-from fedjax_peft.simulation.rows import headline_is_lower_better, seen_clients
-from fedjax_peft.tasks import Task
+from fedjax_peft.simulation.rows import headline_is_lower_better
 
 pytestmark = pytest.mark.slow
 

@@ -19,6 +19,7 @@ import pytest
 import tomli_w
 import toy
 from flax import nnx
+from internals import RECORDS
 from options import run_options
 
 import fedjax_peft as fp
@@ -34,7 +35,6 @@ from fedjax_peft import (
     transforms,
 )
 from fedjax_peft.simulation import description
-from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.simulate import check_recorded
 from fedjax_peft.simulation.storage.fingerprint import (
     MAY_CHANGE,

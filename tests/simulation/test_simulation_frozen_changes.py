@@ -8,14 +8,12 @@ import optax
 import pytest
 import running
 from closeness import approx, assert_close
+from internals import TINY_BERT, effective, load_trained
 from shallow import SHALLOW, simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft import Clients, attach, load_model, lora, random_model
-from fedjax_peft.config.loading import load_trained
-from fedjax_peft.numerics.precision import effective
 from fedjax_peft.simulation.storage.record import read_params
-from fedjax_peft.testing import TINY_BERT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 

@@ -7,12 +7,11 @@ import optax
 import pytest
 from closeness import approx, assert_small
 from compiled import compilations
+from internals import cli, exact_match, mean_score, rouge_l
 from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import simulate, tasks
-from fedjax_peft.cli import main as cli
-from fedjax_peft.tasks.text_scores import exact_match, mean_score, rouge_l
 
 pytestmark = pytest.mark.slow
 

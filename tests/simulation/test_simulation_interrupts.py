@@ -9,11 +9,11 @@ import orbax.checkpoint as ocp
 import pytest
 import running
 import toy
+from internals import Terminated, read_metrics
 from running import PRIVATE
 
-from fedjax_peft.simulation.interrupts import Terminated, noted
+from fedjax_peft.simulation.interrupts import noted
 from fedjax_peft.simulation.points import Job, run_points
-from fedjax_peft.simulation.rows import read_metrics
 
 pytestmark = pytest.mark.usefixtures("interrupts")
 

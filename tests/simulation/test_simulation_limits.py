@@ -7,16 +7,12 @@ import optax
 import pytest
 import running
 import toy
+from internals import Shape, bench, host_rng, memory, no_larger, stream, tokenize
 from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms, peft, testing
-from fedjax_peft.cli.bench import Shape, bench
-from fedjax_peft.data import tokenize
-from fedjax_peft.engine.plan import no_larger
-from fedjax_peft.numerics.random import host_rng, stream
 from fedjax_peft.simulation.planning import memory_plan
-from fedjax_peft.support import memory
 
 pytestmark = pytest.mark.slow
 

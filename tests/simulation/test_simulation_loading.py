@@ -12,13 +12,13 @@ import running
 import tomli_w
 import toy
 from closeness import EXACT, assert_close
+from internals import cli
 from options import run_options
 from safetensors.numpy import load_file, save_file
 from shallow import draw_nothing, simple_encoder  # noqa: F401
 from small_config import small
 
 import fedjax_peft as fp
-from fedjax_peft.cli import main as cli
 from fedjax_peft.simulation.client_models import check_global
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]

@@ -9,11 +9,9 @@ import threading
 import pytest
 import running
 import toy
+from internals import cli, read_metrics, record
 
 from fedjax_peft import InputError
-from fedjax_peft.cli import main as cli
-from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.simulation.storage import record
 from fedjax_peft.simulation.storage.lock import NAME, RunLock
 
 CLIENTS = toy.clients([4, 4])

@@ -4,13 +4,11 @@ import numpy as np
 import optax
 import pytest
 import toy
+from internals import Schedule, federation_of, random
+from internals import schedule as schedules
 
 import fedjax_peft as fp
-from fedjax_peft.engine import schedule as schedules
-from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.numerics import random
 from fedjax_peft.simulation import time_model
-from fedjax_peft.simulation.session import federation_of
 from fedjax_peft.simulation.time_model import Slowness
 
 PRIVATE = fp.algorithms.fedavg(optax.sgd(0.1), head="private")

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 import pytest
 from closeness import roughly
+from internals import abstract_model
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, heads, lora, random_model, testing
 from fedjax_peft.config import memory
-from fedjax_peft.peft.base import abstract_model
 from fedjax_peft.simulation.planning.activations import Activations, activations
 from fedjax_peft.simulation.planning.liveness import needed_memory
 from fedjax_peft.simulation.planning.memory_plan import (

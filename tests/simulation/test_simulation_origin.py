@@ -11,13 +11,12 @@ import running
 import tomli_w
 import toy
 from closeness import assert_close
+from internals import cli, read_metrics
 from shallow import simple_encoder  # noqa: F401
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, testing
-from fedjax_peft.cli import main as cli
-from fedjax_peft.simulation.rows import read_metrics
 
 pytestmark = pytest.mark.slow
 

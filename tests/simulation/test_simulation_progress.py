@@ -8,9 +8,10 @@ import types
 import pytest
 import running
 import toy
+from internals import Phase
 from running import model
 
-from fedjax_peft.simulation.progress import Phase, describe, phase_display
+from fedjax_peft.simulation.progress import describe, phase_display
 
 CLIENTS, TEST = toy.clients([7, 4, 12, 1]), toy.dataset(20, seed=3)
 

@@ -13,17 +13,15 @@ import orbax.checkpoint as ocp
 import pytest
 import running
 import toy
+from internals import Checkpoints, programs, read_metrics, record
+from internals import load_run as load_record
 from killing import children
 from running import PRIVATE
 
 import fedjax_peft as fp
 from fedjax_peft import InputError
-from fedjax_peft.engine.compilation import programs
-from fedjax_peft.report.records import load_run as load_record
 from fedjax_peft.simulation import rows as history
-from fedjax_peft.simulation.rows import read_metrics
-from fedjax_peft.simulation.storage import checkpoint, record
-from fedjax_peft.simulation.storage.checkpoint import Checkpoints
+from fedjax_peft.simulation.storage import checkpoint
 from fedjax_peft.support.processor import processor
 
 pytestmark = pytest.mark.slow

@@ -6,17 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from internals import RunRecord, append_metrics, read_metrics, summary
 
 import fedjax_peft as fp
-from fedjax_peft.report.records import RunRecord
-from fedjax_peft.simulation.rows import (
-    append_metrics,
-    has_ended,
-    read_metrics,
-    without_scores,
-    write_metrics,
-)
-from fedjax_peft.simulation.summaries import rounds_to, series, summary
+from fedjax_peft.simulation.rows import has_ended, without_scores, write_metrics
+from fedjax_peft.simulation.summaries import rounds_to, series
 
 ROWS = [
     {"round": 0, "test_accuracy": 0.1, "bytes_up": 0, "bytes_down": 0, "simulated_seconds": 0.0},

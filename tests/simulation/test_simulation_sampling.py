@@ -12,13 +12,12 @@ import running
 import toy
 from closeness import approx, assert_close, roughly
 from compiled import compilations
+from internals import Schedule, poisson_batches
 from running import assert_same_models, rows
 from scipy.stats import binom
 
 import fedjax_peft as fp
 from fedjax_peft import Clients, TimeModel
-from fedjax_peft.engine.plan import poisson_batches
-from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.simulation.session import poisson_width
 
 pytestmark = pytest.mark.slow

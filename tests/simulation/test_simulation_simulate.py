@@ -13,16 +13,12 @@ import running
 import toy
 from closeness import approx
 from compiled import compilations
+from internals import TINY_BERT, Layout, Schedule, choose_lanes, host_rng
 from options import run_options
 from running import leaves, rows
 from shallow import simplify
 
 import fedjax_peft as fp
-from fedjax_peft.engine.devices.layout import Layout
-from fedjax_peft.engine.lanes import choose_lanes
-from fedjax_peft.engine.schedule import Schedule
-from fedjax_peft.numerics.random import host_rng
-from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 

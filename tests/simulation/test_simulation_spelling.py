@@ -4,11 +4,9 @@ import runpy
 import sys
 
 import pytest
+from internals import cli, config, errors
 
 from fedjax_peft import peft, testing
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config
-from fedjax_peft.support import errors
 
 BASE = {
     "rounds": 2,

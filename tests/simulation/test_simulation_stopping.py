@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import running
 import toy
+from internals import Phase, console, read_metrics
 from running import rows as rows_of
 
 from fedjax_peft import InputError, early_stop
-from fedjax_peft.cli import console
-from fedjax_peft.simulation.progress import Phase
-from fedjax_peft.simulation.rows import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -10,17 +10,14 @@ import pytest
 import toy
 from closeness import approx, assert_close
 from compiled import compilations
+from internals import Replicas, _Shared, named_points, program, read_toml
 from options import run_options
 from running import CLIENTS as FEDERATION
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, random_model
-from fedjax_peft.engine import program
-from fedjax_peft.engine.replicas import Replicas
-from fedjax_peft.report.sweep import _Shared, named_points
 from fedjax_peft.simulation.points import PointDone
 from fedjax_peft.simulation.stopping import median_rule
-from fedjax_peft.support.toml import read_toml
 
 pytestmark = pytest.mark.slow
 

@@ -9,15 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import approx, assert_close
+from internals import DATASETS, cli, config, programs, read_metrics
 from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
 from fedjax_peft import embed, heads, load_model, load_tokenizer, tasks, testing
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config
-from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.engine.compilation import programs
-from fedjax_peft.simulation.rows import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 

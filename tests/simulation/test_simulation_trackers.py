@@ -11,14 +11,13 @@ import time
 import types
 
 import pytest
+from internals import cli, read_metrics
+from internals import config as configs
 from running import run
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import InputError
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config as configs
-from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.storage import tracking
 from fedjax_peft.simulation.storage.record import Record
 from fedjax_peft.simulation.trackers.base import scalars, tag

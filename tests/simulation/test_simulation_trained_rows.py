@@ -6,11 +6,12 @@ import numpy as np
 import optax
 import pytest
 import toy
+from internals import digests
 from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft import InputError
-from fedjax_peft.simulation.trained_rows import NAME, digests, read_rows, trained_rows
+from fedjax_peft.simulation.trained_rows import NAME, read_rows, trained_rows
 
 ROWS = toy.dataset(40, seed=4)
 SPLIT, OTHER = np.arange(30, dtype=np.int32), np.arange(20, 40, dtype=np.int32)

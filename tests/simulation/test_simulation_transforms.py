@@ -9,19 +9,14 @@ import pytest
 import running
 import toy
 from closeness import assert_close
+from internals import Ledger, assign_roles, explain, forecast, made_from_values, sweeps
+from internals import config as configs
 from running import CLIENTS, FEDAVG, PRIVATE
 from small_config import small
 from toy_transforms import feedback, ones, record
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, aggregators, algorithms, transforms
-from fedjax_peft.cli import explain
-from fedjax_peft.config import config as configs
-from fedjax_peft.config import sweeps
-from fedjax_peft.config.running import made_from_values
-from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.simulation.cost import forecast
-from fedjax_peft.simulation.ledger import Ledger
 
 pytestmark = pytest.mark.slow
 

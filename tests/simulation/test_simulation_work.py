@@ -10,13 +10,13 @@ import running
 import toy
 from closeness import approx
 from compiled import compilations
+from internals import Schedule
+from internals import config as configs
 from running import assert_same_models, model, rows
 from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, TimeModel
-from fedjax_peft.config import config as configs
-from fedjax_peft.engine.schedule import Schedule
 
 pytestmark = pytest.mark.slow
 

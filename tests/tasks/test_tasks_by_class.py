@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from closeness import assert_close
+from internals import IGNORE, MOST, of_labels
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.data.dataset import IGNORE
-from fedjax_peft.tasks.by_class import MOST, ByClass, of_labels
+from fedjax_peft.tasks.by_class import ByClass
 
 ROUNDING = {"rtol": 1e-12, "atol": 0}  # quotients of whole numbers in float64
 

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import approx
+from internals import Table, encode_conversations
 
 import fedjax_peft as fp
 from fedjax_peft import load_tokenizer, tasks
-from fedjax_peft.data.encoders.conversations import encode_conversations
-from fedjax_peft.data.table import Table
 
 TASK = tasks.instruction_tuning()
 RNG = np.random.default_rng(0)

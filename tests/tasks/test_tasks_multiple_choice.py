@@ -5,13 +5,11 @@ import numpy as np
 import pytest
 import torch
 from closeness import approx, assert_close
+from internals import Table, encode, inference
 from transformers import AutoModelForCausalLM
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.data.encode import encode
-from fedjax_peft.data.table import Table
-from fedjax_peft.models import inference
 
 pytestmark = pytest.mark.slow
 

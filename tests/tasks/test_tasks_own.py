@@ -10,14 +10,12 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import TEXT, cli, read_metrics
 from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft
 import fedjax_peft as fp
 from fedjax_peft import tasks, testing
-from fedjax_peft.cli import main as cli
-from fedjax_peft.data.encoders.text import TEXT
-from fedjax_peft.simulation.rows import read_metrics
 
 pytestmark = pytest.mark.slow
 

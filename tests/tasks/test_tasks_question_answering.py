@@ -11,11 +11,11 @@ import pytest
 from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
+from internals import Question, exact_match
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.data.encoders.spans import Question
-from fedjax_peft.tasks.text_scores import exact_match, overlap_f1
+from fedjax_peft.tasks.text_scores import overlap_f1
 from fedjax_peft.tasks.words import squad_words
 
 LENGTH = 12

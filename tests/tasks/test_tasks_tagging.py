@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import approx, assert_close
+from internals import IGNORE
 from seqeval.metrics import f1_score, precision_score, recall_score
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
-from fedjax_peft.data.dataset import IGNORE
 
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 

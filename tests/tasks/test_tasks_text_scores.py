@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import regex
 from closeness import approx
+from internals import exact_match, mean_score, rouge_l
 from rouge_score.rouge_scorer import RougeScorer
 
 import fedjax_peft as fp
@@ -18,15 +19,12 @@ from fedjax_peft.tasks.text_scores import (
     OF_WORDS,
     SCORES,
     best_score,
-    exact_match,
     final_number,
     gsm8k_match,
-    mean_score,
     overlap_f1,
     pass_at_k,
     pass_rate,
     perplexity,
-    rouge_l,
 )
 from fedjax_peft.tasks.words import has_words, rule_for
 

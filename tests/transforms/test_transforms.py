@@ -9,13 +9,10 @@ import optax
 import pytest
 import toy
 from closeness import assert_close
+from internals import Cohort, chain, client_key, encoder, server_key, stream
 from toy_transforms import ALGORITHM, FEDERATION, MODEL, feedback, ones, record, upload
 
 import fedjax_peft as fp
-from fedjax_peft.engine.plan import Cohort
-from fedjax_peft.engine.uploads import encoder
-from fedjax_peft.numerics.random import client_key, server_key, stream
-from fedjax_peft.transforms import chain
 from fedjax_peft.transforms.clip import share_and_median
 
 pytestmark = pytest.mark.slow

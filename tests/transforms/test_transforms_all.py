@@ -6,15 +6,12 @@ import numpy as np
 import optax
 import pytest
 import toy
+from internals import Ledger, assign_roles, check_transforms, encoder
 from options import run_options
 from toy_transforms import compressors, example, upload
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, session, transforms
-from fedjax_peft.engine.uploads import encoder
-from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.simulation.checks import check_transforms
-from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.transforms import downlink
 
 SGD = optax.sgd(0.1)

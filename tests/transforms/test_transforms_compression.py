@@ -9,17 +9,14 @@ import numpy as np
 import pytest
 import toy
 from closeness import assert_close
+from internals import NF4, chain, constants_of, encoder, plan
 from small_config import small
 from toy_transforms import ALGORITHM, FEDERATION, compressors, example, run, upload
 
 import fedjax_peft as fp
 from fedjax_peft import transforms
-from fedjax_peft.config.sweeps import plan
-from fedjax_peft.engine.uploads import encoder
-from fedjax_peft.numerics.hyperparameters import constants_of
-from fedjax_peft.transforms import chain, error_feedback
+from fedjax_peft.transforms import error_feedback
 from fedjax_peft.transforms.compressing import count, index_bits
-from fedjax_peft.transforms.nf4 import NF4
 from fedjax_peft.transforms.packing import pack, wires_of
 
 pytestmark = pytest.mark.slow

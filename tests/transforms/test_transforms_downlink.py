@@ -10,13 +10,12 @@ import numpy as np
 import optax
 import pytest
 from closeness import approx, assert_close, assert_small
+from internals import Ledger, chain, scheduled
 from toy_transforms import ALGORITHM, FEDERATION, MODEL, feedback, run
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms
-from fedjax_peft.numerics.schedules import scheduled
-from fedjax_peft.simulation.ledger import Ledger
-from fedjax_peft.transforms import chain, downlink
+from fedjax_peft.transforms import downlink
 
 BITS = {"head.bias": 3, "head.kernel": 18, "layer.lora_a": 10, "layer.lora_b": 12}
 

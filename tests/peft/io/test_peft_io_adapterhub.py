@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
+from internals import export_adapterhub
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 from tiny import trained
 
 import fedjax_peft as fp
-from fedjax_peft.peft.io.adapterhub import export_adapterhub, load_adapterhub
+from fedjax_peft.peft.io.adapterhub import load_adapterhub
 
 pytestmark = pytest.mark.slow
 

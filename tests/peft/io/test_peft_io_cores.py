@@ -1,6 +1,7 @@
 """LoRA-SB, RAVAN, SLoRA and sums of LoRAs leave as one LoRA, or merged into the model."""
 
 import pytest
+from internals import export
 from peft import PeftModel
 from test_peft_io_export import CLASSES, assert_peft_reads, assert_same, auto, ours, theirs
 from test_peft_io_merged import assert_merges
@@ -8,7 +9,6 @@ from tiny import trained
 from torch_reference import layers, padded_batch, saved, tiny_model
 
 import fedjax_peft as fp
-from fedjax_peft.peft.io.export import export
 
 pytestmark = pytest.mark.slow
 METHODS = {

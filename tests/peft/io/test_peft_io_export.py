@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from closeness import EXACT, assert_close
 from flax import nnx
+from internals import export
 from peft import PeftModel
 from safetensors.numpy import load_file
 from tiny import forward, trained
@@ -32,7 +33,7 @@ from transformers import (
 
 import fedjax_peft as fp
 from fedjax_peft import peft
-from fedjax_peft.peft.io.export import export, export_clients
+from fedjax_peft.peft.io.export import export_clients
 
 CLASSES = 3
 

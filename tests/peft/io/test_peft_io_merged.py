@@ -4,6 +4,7 @@ import json
 
 import pytest
 from closeness import EXACT, assert_close
+from internals import export
 from safetensors.numpy import load_file
 from test_peft_io_export import CLASSES, assert_same, auto, ours, theirs
 from tiny import trained
@@ -12,7 +13,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import fedjax_peft as fp
 from fedjax_peft import peft, testing
-from fedjax_peft.peft.io.export import export
 
 pytestmark = pytest.mark.slow
 

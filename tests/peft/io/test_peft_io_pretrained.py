@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import EXACT, assert_close
+from internals import TINY_BERT, export
 from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny import forward, trained
@@ -16,8 +17,6 @@ from transformers import AutoModel
 
 import fedjax_peft as fp
 from fedjax_peft import attach, count, heads, load_model, merge, peft, random_model
-from fedjax_peft.peft.io.export import export
-from fedjax_peft.testing import TINY_BERT
 
 pytestmark = pytest.mark.slow
 
