@@ -20,13 +20,12 @@ minutes for a GPU's cell, five or more for a TPU's.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "accelerators.json"
+import harness
+
+RESULTS = harness.RESULTS / "accelerators.json"
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 128256,
@@ -144,17 +143,10 @@ def key_of(row: str, device: str, attention: str) -> str:
 
 def ask(key: str, limit: float, layers: int | None) -> dict[str, Any] | str:
     """Returns the figures of a cell, or why there are none."""
-    command = [sys.executable, __file__, "--cell", *key.split(" | ")]
-    command += [] if layers is None else ["--layers", str(layers)]
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return f"not compiled within {limit:.0f} s"
-    if done.returncode:
-        lines = [x for x in done.stderr.splitlines() if "Error: " in x] or ["failed"]
-        return lines[-1][:300]
-    return json.loads(done.stdout.splitlines()[-1])
+    more = [] if layers is None else ["--layers", layers]
+    return harness.ask(
+        *(__file__, "--cell", *key.split(" | "), *more), limit=limit, JAX_PLATFORMS="cpu"
+    )
 
 
 def grown(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -171,33 +163,25 @@ def table(found: dict[str, Any]) -> str:
     names = ["round", "device", "attention", "kernels", "GB", "GFLOP", "temporary, GB"]
     names += ["memory, GB", "planned / memory", "least step, ms", "limit", "of the peak"]
     names += ["program, MB", "compile, s"]
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    rows = []
     order = {key_of(r, d, a): 0 for r in ROWS for d in DEVICES for a in ("whole", "auto")}
     for key in [key for key in order if key in found]:
         cells, x = key.split(" | "), found[key]
         if isinstance(x, str):
-            lines.append("| " + " | ".join([*cells, x] + [""] * (len(names) - 4)) + " |")
+            rows.append([*cells, x] + [""] * (len(names) - 4))
             continue
         cells += [f"{x['kernels']:,}", f"{x['nbytes'] / 1e9:.2f}", f"{x['flops'] / 1e9:,.0f}"]
         cells += [f"{x[name] / 1e9:.2f}" for name in ("temporary", "memory")]
         cells += [f"{x['planned'] / x['memory']:.2f}", f"{1e3 * x['seconds']:.2f}", x["limit"]]
         cells.append(f"{x['share of the arithmetic peak']:.0%}")
         cells += [f"{x['program'] / 1e6:.0f}" if x["program"] else "", str(x["compile seconds"])]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def write(found: dict[str, Any]) -> None:
-    """Writes the results and their table."""
-    RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-    RESULTS.with_suffix(".md").write_text(table(found))
+        rows.append(cells)
+    return harness.markdown(names, rows)
 
 
 def main() -> int:
     """Compiles the missing cells, or compares; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.arguments(__doc__)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--devices", nargs="+", choices=DEVICES, default=list(DEVICES))
     parser.add_argument("--attention", nargs="+", choices=["auto", "whole"], default=["auto"])
@@ -211,11 +195,11 @@ def main() -> int:
     if a.cell:
         print(json.dumps(measure(*a.cell, a.layers)))
         return 0
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found = harness.known(RESULTS)
     if a.planned:
         for key in [key for key, cell in found.items() if isinstance(cell, dict)]:
             found[key]["planned"] = planned_bytes(*key.split(" | "))
-        write(found)
+        harness.write(RESULTS, found, table(found))
         return 0
     faults = []
     for key in [key_of(r, d, t) for r in a.rows for d in a.devices for t in a.attention]:
@@ -232,7 +216,7 @@ def main() -> int:
             ]
             continue
         found[key] = new
-        write(found)
+        harness.write(RESULTS, found, table(found))
     print("\n".join(faults), end="\n" if faults else "")
     return int(bool(faults))
 

@@ -8,9 +8,10 @@ compiled program. The forms run alternately in one process; medians are reported
 """
 
 import argparse
-import statistics
-import time
+from functools import partial
+from statistics import median
 
+import harness
 import jax
 import jax.numpy as jnp
 
@@ -43,14 +44,8 @@ def compare(length: int, a: argparse.Namespace) -> None:
     shape = (a.batch, length, a.heads, a.width)
     inputs = tuple(jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4))
     programs = {form: program(form, a, inputs) for form in FORMS}
-    seconds = {form: [] for form in FORMS}
-    for repeat in range(a.repeats + 1):
-        for form, run in programs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run(*inputs))
-            if repeat:  # the first call is a warm-up
-                seconds[form].append(time.perf_counter() - start)
-    times = {form: statistics.median(x) for form, x in seconds.items()}
+    runs = {form: partial(harness.timed, partial(x, *inputs)) for form, x in programs.items()}
+    times = {form: median(x) for form, x in harness.turns(runs, a.repeats).items()}
     memory = {f: x.memory_analysis().temp_size_in_bytes / 1e6 for f, x in programs.items()}
     cells = [f"{1e3 * times[f]:9.1f} {memory[f]:8.1f}" for f in FORMS]
     print(f"{length:6}  {'  '.join(cells)}  {times['whole'] / times['blocks']:5.2f}")
@@ -58,12 +53,8 @@ def compare(length: int, a: argparse.Namespace) -> None:
 
 def main() -> None:
     """Measures and prints a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = harness.arguments(__doc__, batch=16, heads=12, width=64, repeats=7)
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 197, 256, 512])
-    for option, default in {"batch": 16, "heads": 12, "width": 64, "repeats": 7}.items():
-        parser.add_argument(f"--{option}", type=int, default=default, help=f"default {default}")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--padding", action="store_true", help="mask the padding of some examples")
     parser.add_argument("--causal", action="store_true", help="the same, and later tokens")

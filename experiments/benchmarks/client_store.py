@@ -16,18 +16,18 @@ its own before the first round, as if all had trained.
 """
 
 import argparse
-import json
-import os
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
+import harness
 import numpy as np
 import optax
-from scaffold_memory import CLASSES, MINILM, peak, texts  # beside this script
+from accelerators import MINILM
+from harness import peak
 
 import fedjax_peft as fp
 from fedjax_peft.engine.stores.client_store import room_for
@@ -37,25 +37,25 @@ PLACES = ("device", "host", "disk")
 
 def main() -> None:
     """Measures what the arguments say; prints the results and one line of JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = harness.arguments(
+        __doc__,
+        **{"clients": 2000, "per_round": 10, "rounds": 12, "steps": 2, "batch": 16},
+        **{"examples": 8, "length": 64, "rank": 8},
     )
-    defaults = {"clients": 2000, "per-round": 10, "rounds": 12, "steps": 2, "batch": 16}
-    for name, default in {**defaults, "examples": 8, "length": 64, "rank": 8}.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     parser.add_argument("--only", choices=PLACES, help="measure the memory of one place")
     parser.add_argument("--dense", action="store_true", help="all clients have their own state")
     a = parser.parse_args()
     report = turns(a) if a.only is None else memory(a)
-    load = os.getloadavg()[0]
-    print(json.dumps({"arguments": vars(a), "cores": os.cpu_count(), "load": load, **report}))
+    harness.print_json(a, **report)
 
 
 def parts(a: argparse.Namespace) -> tuple[Any, ...]:
     """Returns the model, the algorithm and the clients."""
-    model = fp.random_model(MINILM, head=fp.heads.classification(CLASSES))
+    model = fp.random_model(MINILM, head=fp.heads.classification(20))
     model = fp.attach(model, fp.lora(rank=a.rank, targets=["query", "value"]))
-    clients = fp.partition.iid(texts(a.clients * a.examples, a.length), clients=a.clients)
+    clients = fp.partition.iid(
+        harness.random_texts(a.clients * a.examples, a.length), clients=a.clients
+    )
     return model, fp.algorithms.ditto(optax.adam(1e-3)), clients
 
 
@@ -70,20 +70,21 @@ def turns(a: argparse.Namespace) -> dict[str, Any]:
         states[place] = sessions[place].init(0)
         if a.dense and place != "device":
             fill(states[place].client_state)
-    seconds: dict[str, list[float]] = {place: [] for place in PLACES}
-    for number in range(a.rounds + 2):
-        for place in PLACES[number % 3 :] + PLACES[: number % 3]:
-            began = time.perf_counter()
+
+    def round_of(place: str) -> float:
+        def step() -> Any:
             states[place], info = sessions[place].step(states[place])
-            jax.block_until_ready((info.sums, states[place].server))
-            if number > 1:  # the first rounds compile
-                seconds[place].append(time.perf_counter() - began)
+            return info.sums, states[place].server
+
+        return harness.timed(step)
+
+    programs = {place: partial(round_of, place) for place in PLACES}
+    seconds = harness.turns(programs, a.rounds, warm=2)  # the first rounds compile
     for place, found in seconds.items():
-        paired = [x / y for x, y in zip(found, seconds["device"], strict=True)]
         ratio = statistics.median(found) / statistics.median(seconds["device"])
         print(
             f"{place:6} median {statistics.median(found):.3f} s, {ratio:.3f} of the device;"
-            f" median of paired ratios {statistics.median(paired):.3f}"
+            f" median of paired ratios {harness.ratio(found, seconds['device']):.3f}"
         )
     return {"seconds": seconds, "peak": peak()}
 
@@ -132,15 +133,17 @@ def dense(a: argparse.Namespace, given: tuple[Any, ...]) -> dict[str, Any]:
     session = fp.session(
         *given, rounds=a.rounds, placement=fp.Placement(client_state=a.only), **options
     )
-    state, seconds = session.init(0), []
+    state = session.init(0)
     began = time.perf_counter()
     fill(state.client_state)
     filled = time.perf_counter() - began
-    for _ in range(a.rounds):
-        began = time.perf_counter()
+
+    def step() -> Any:
+        nonlocal state
         state, info = session.step(state)
-        jax.block_until_ready((info.sums, state.server))
-        seconds.append(time.perf_counter() - began)
+        return info.sums, state.server
+
+    seconds = [harness.timed(step) for _ in range(a.rounds)]
     store = state.client_state.store
     size = store.slots * store.packing.nbytes
     print(f"{a.clients} clients that all have trained, {a.only}: {size / 1e9:.1f} GB of records,")

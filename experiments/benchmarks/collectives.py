@@ -9,12 +9,10 @@ are never made. ``tensor``: two lanes of 2 x 1,024 tokens, which all four device
 device, and a device's memory are written to ``results/collectives.json`` and ``.md``.
 """
 
-import argparse
-import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
+
+import harness
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -23,7 +21,7 @@ os.environ["XLA_FLAGS"] = (
 
 from accelerators import LLAMA_8B
 
-RESULTS = Path(__file__).parent / "results" / "collectives.json"
+RESULTS = harness.RESULTS / "collectives.json"
 LANES = {"tensor": 2, "gather": 4}
 DEVICES = ("v5e", "h100")
 
@@ -63,37 +61,32 @@ def measure(device: str, form: str) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     """Returns the table in Markdown."""
-    lines = [
-        "| devices | model_sharding | lanes | memory of a device, GB | collectives of a step: GB |",
-        "|---|---|---|---|---|",
-    ]
+    names = ["devices", "model_sharding", "lanes", "memory of a device, GB"]
+    names += ["collectives of a step: GB"]
+    rows = []
     for key, x in found.items():
         device, form = key.split(" | ")
         moved = ", ".join(
             f"{x['calls'][n]} {n}: {x['exchanged'][n] / 1e9:.2f}" for n in x["exchanged"]
         )
         memory = f"{x['memory'] / 1e9:.2f}"
-        lines.append(f"| 4 x {device} | {form} | {LANES[form]} | {memory} | {moved or 'none'} |")
-    return "\n".join(lines) + "\n"
+        rows.append([f"4 x {device}", form, LANES[form], memory, moved or "none"])
+    return harness.markdown(names, rows)
 
 
-def main() -> int:
-    """Compiles the rounds; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> None:
+    """Compiles the rounds."""
+    parser = harness.arguments(__doc__)
     parser.add_argument("--devices", nargs="+", choices=DEVICES, default=list(DEVICES))
     parser.add_argument("--forms", nargs="+", choices=LANES, default=list(LANES))
     given = parser.parse_args()
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found = harness.known(RESULTS)
     for device in given.devices:
         for form in given.forms:
             found[f"{device} | {form}"] = measure(device, form)
             print(device, form, found[f"{device} | {form}"], flush=True)
-            RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-            RESULTS.with_suffix(".md").write_text(table(found))
-    return 0
+            harness.write(RESULTS, found, table(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,12 +10,9 @@ which needs no compilation. Times are those of the Python thread and of all thre
 """
 
 import argparse
-import json
-import os
 import time
-from importlib import metadata
 
-import jax
+import harness
 import numpy as np
 import optax
 
@@ -53,23 +50,20 @@ def seconds(layers: int, a: argparse.Namespace, *, scan: bool) -> dict[str, floa
         batch_size=4,
     )
     state = session.init(seed=0)
-    times = []
-    for _ in range(2):
-        start = time.process_time()
+
+    def step() -> object:
+        nonlocal state
         state, _ = session.step(state)
-        jax.block_until_ready(state.server)
-        times.append(time.process_time() - start)
+        return state.server
+
+    times = [harness.timed(step, time.process_time) for _ in range(2)]
     return {"compile_s": times[0] - times[1], "round_s": times[1]}
 
 
 def main() -> None:
     """Measures and prints a table and one line of JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.arguments(__doc__, width=64, length=64)
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 32])
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--remat", choices=["none", "blocks", "dots"], default="none")
     a = parser.parse_args()
     results = []
@@ -82,9 +76,7 @@ def main() -> None:
                 f"{layers:7} {scan!s:>6} {found['compile_s']:9.1f} {found['round_s']:8.2f}",
                 flush=True,
             )
-    versions = {name: metadata.version(name) for name in ("jax", "flax")}
-    facts = {"cores": os.cpu_count(), "load_average": os.getloadavg()[0], **versions}
-    print(json.dumps({"arguments": vars(a), "environment": facts, "results": results}))
+    harness.print_json(a, results=results)
 
 
 if __name__ == "__main__":

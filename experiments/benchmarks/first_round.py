@@ -6,13 +6,10 @@ compiled program there. Each run is a process of its own; the interpreter's star
     python experiments/benchmarks/first_round.py
 """
 
-import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
+
+import harness
 
 RUN = """
 import json, time
@@ -37,33 +34,30 @@ print(json.dumps({"import": imported - began, "prepare": prepared - imported,
 
 def measure(cache):
     """Returns the seconds of the parts, in a new process with this compilation cache."""
-    environment = {
-        **os.environ,
-        "JAX_COMPILATION_CACHE_DIR": cache,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-    command = [sys.executable, "-c", RUN]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return harness.ask(
+        *("-c", RUN),
+        check=True,
+        JAX_COMPILATION_CACHE_DIR=cache,
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+        JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+    )
 
 
 def main():
     """Prints the medians of some repeats as a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
-    repeats = parser.parse_args().repeats
+    a = harness.arguments(__doc__, repeats=3).parse_args()
     found = {"cold": [], "warm": []}
-    for _ in range(repeats):
+    for _ in range(a.repeats):
         with tempfile.TemporaryDirectory() as cache:
-            found["cold"].append(measure(cache))
-            found["warm"].append(measure(cache))
+            for runs in found.values():
+                runs.append(measure(cache))
     parts = list(found["cold"][0])
-    print(f"load average {os.getloadavg()[0]:.1f}\n")
-    print(f"| cache | {' | '.join(parts)} |\n|{'---|' * (len(parts) + 1)}")
-    for name, runs in found.items():
-        medians = (statistics.median(run[part] for run in runs) for part in parts)
-        print(f"| {name} | {' | '.join(f'{x:.2f}' for x in medians)} |")
+    rows = [
+        [name, *(f"{statistics.median(run[part] for run in runs):.2f}" for part in parts)]
+        for name, runs in found.items()
+    ]
+    print(harness.markdown(["cache", *parts], rows))
+    harness.print_json(a, results=found)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,11 @@ FlexLoRA's products are decomposed by the same function.
 
 import argparse
 import functools
-import json
-import os
-import statistics
 import time
-from importlib import metadata
-from pathlib import Path
+from statistics import median
 from typing import Any
 
+import harness
 import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
@@ -31,27 +28,22 @@ from fedjax_peft.aggregators.fra import truncated_average
 
 TARGETS = {"seconds": 0.5, "ratio": 4.0}
 FORMS = {"qr": False, "dense": True}
-RESULTS = Path(__file__).parent / "results" / "server_step.json"
+RESULTS = harness.RESULTS / "server_step.json"
 
 
 def main() -> None:
     """Measures and prints a table and one line of JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = harness.arguments(
+        __doc__, clients=10, rank=16, matrices=24, inputs=768, outputs=768, repeats=5
     )
-    defaults = {"clients": 10, "rank": 16, "matrices": 24, "inputs": 768, "outputs": 768}
-    for name, default in {**defaults, "repeats": 5}.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     parser.add_argument(
         "--no-error", dest="error", action="store_false", help="without the aggregation error"
     )
     parser.add_argument("--devices", nargs="+", help="compile for these, and time nothing")
     a = parser.parse_args()
     if a.devices:
-        found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        found |= planned(a)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-        RESULTS.with_suffix(".md").write_text(table(found))
+        found = harness.known(RESULTS) | planned(a)
+        harness.write(RESULTS, found, table(found))
         return
 
     keys = jax.random.split(jax.random.key(0), 2)
@@ -69,30 +61,23 @@ def main() -> None:
     results = {name: jax.block_until_ready(program(*uploads)) for name, program in programs.items()}
     difference = _difference(results["qr"], results["dense"])
 
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(a.repeats):
-        for name, program in programs.items():
-            began = time.perf_counter()
-            jax.block_until_ready(program(*uploads))
-            seconds[name].append(time.perf_counter() - began)
-    medians = {name: statistics.median(s) for name, s in seconds.items()}
+    seconds = harness.turns(
+        {
+            name: functools.partial(harness.timed, functools.partial(program, *uploads))
+            for name, program in programs.items()
+        },
+        a.repeats,
+        warm=0,
+    )
+    medians = {name: median(s) for name, s in seconds.items()}
     ratio = medians["dense"] / medians["qr"]
 
     print(f"{a.matrices} matrices {a.inputs}x{a.outputs}, {a.clients} clients, rank {a.rank}")
-    for name, median in medians.items():
-        print(f"{name:>6} {median:8.3f} s   compiled in {compile_s[name]:.1f} s")
+    for name, middle in medians.items():
+        print(f"{name:>6} {middle:8.3f} s   compiled in {compile_s[name]:.1f} s")
     print(f"dense / qr = {ratio:.1f}; relative difference of the products {difference:.1e}")
     print(f"targets: qr within {TARGETS['seconds']} s, ratio at least {TARGETS['ratio']}")
-    device = jax.devices()[0]
-    environment = {
-        "device": f"{device.device_kind} ({device.platform})",
-        "cores": os.cpu_count(),
-        "openblas_threads": os.environ.get("OPENBLAS_NUM_THREADS"),
-        "load_average": os.getloadavg()[0],
-        **{n: metadata.version(n) for n in ("jax", "jaxlib")},
-    }
-    report = {"seconds": seconds, "medians": medians, "ratio": ratio, "compile_s": compile_s}
-    print(json.dumps({"arguments": vars(a), "environment": environment, **report}))
+    harness.print_json(a, seconds=seconds, medians=medians, ratio=ratio, compile_s=compile_s)
 
 
 def _step(a: argparse.Namespace, form: str) -> Any:
@@ -124,15 +109,15 @@ def table(cells: dict[str, dict[str, Any]]) -> str:
     """Returns the table in Markdown."""
     names = ["device", "step", "kernels", "MB", "temporary, MB", "library kernels", "program, MB"]
     names.append("compile, s")
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    rows = []
     for key, x in cells.items():
         # A TPU's decompositions are loops, whose turns are not counted.
         sizes = [x["kernels"], x["nbytes"] / 1e6] if x["nbytes"] > 1e5 else ["in loops"] * 2
         words = [y if isinstance(y, str) else f"{y:,.0f}" for y in [*sizes, x["temporary"] / 1e6]]
         words.append(", ".join(f"{n} x {name}" for name, n in x["calls"].items()))
         words += [f"{x['program'] / 1e6:.0f}" if x["program"] else "", str(x["compile seconds"])]
-        lines.append("| " + " | ".join([key, *words]) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([key, *words])
+    return harness.markdown(names, rows)
 
 
 def _difference(one: tuple, other: tuple) -> float:

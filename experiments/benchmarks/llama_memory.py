@@ -10,8 +10,7 @@ the arithmetic of ``simulation/planning/memory_plan.py``; a device's compiler ma
 The table is in ``docs/explanation/planned-memory.md``. Five minutes on an idle CPU core.
 """
 
-import sys
-
+import harness
 import optax
 
 from fedjax_peft import aggregators, algorithms, heads, lora, tasks
@@ -82,20 +81,18 @@ def row(size: str, quantize: str | None, remat: str) -> str:
     cells.append(f"{plan.per_lane / 1e9:.2f}")
     cells += [f"{plan.total(n) / 1e9:.1f}" for n in LANES]
     cells += [str(plan.most_lanes(0.9e9 * memory)) for memory in MEMORY]
-    return "| " + " | ".join(cells) + " |"
+    return harness.line(cells)
 
 
 def main() -> None:
     names = ["model", "base", "`remat`", "frozen, GB", "a lane, GB"]
     names += [f"{n} lane{'s' * (n > 1)}, GB" for n in LANES]
     names += [f"lanes in {memory} GB" for memory in MEMORY]
-    print("| " + " | ".join(names) + " |")
-    print("|" + "---|" * len(names))
+    print(harness.heading(names))
     for size in SHAPES:
         for remat in ("none", "blocks"):
             for quantize in (None, "int8", "nf4"):
                 print(row(size, quantize, remat), flush=True)
-                print(size, remat, quantize, file=sys.stderr)
     for size in SHAPES:
         for cohort in COHORTS:
             uploads = plan_of(size, "nf4", "blocks", error=True, cohort=cohort).uploads / 1e9

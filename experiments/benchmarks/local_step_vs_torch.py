@@ -18,17 +18,16 @@ TF32 in both. Needs the package's ``test`` extra (torch, peft).
 """
 
 import argparse
-import json
 import os
-import statistics
 import time
 import warnings
 from functools import partial
-from importlib import metadata
+from statistics import median
 
 # Two frameworks share the device, so neither may reserve all of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+import harness
 import jax
 import jax.numpy as jnp
 import torch
@@ -157,53 +156,31 @@ def compare(a: argparse.Namespace, dropout: float) -> dict:
     ours = Bench(Shape(**sizes, dropout=dropout))
     theirs, product = TorchLoop(a, dropout), Product(a)
     assert ours.plan.useful == theirs.useful
-    ours.round(), theirs.round(), product.rate()  # warm-up
-    seconds: dict[str, list[float]] = {"ours": [], "torch": []}
-    rates, flops = [], theirs.useful * our_flops(a, dropout)
-    for _ in range(a.repeats):
-        rates.append(product.rate())
-        seconds["ours"].append(ours.round())
-        seconds["torch"].append(theirs.round())
-    speed = {name: theirs.useful / statistics.median(s) for name, s in seconds.items()}
+    programs = {"product": product.rate, "ours": ours.round, "torch": theirs.round}
+    seconds = harness.turns(programs, a.repeats)
+    rates, flops = seconds.pop("product"), theirs.useful * our_flops(a, dropout)
+    speed = {name: theirs.useful / median(s) for name, s in seconds.items()}
     return {
         "dropout": dropout,
         "ours_client_steps_per_s": speed["ours"],
         "torch_client_steps_per_s": speed["torch"],
         # Ratios of consecutive runs, which have the same load of the machine; then their median.
-        "ratio": statistics.median(
-            t / o for o, t in zip(seconds["ours"], seconds["torch"], strict=True)
-        ),
-        "product_gflops": statistics.median(rates) / 1e9,
-        "share_of_product": statistics.median(
-            flops / o / rate for o, rate in zip(seconds["ours"], rates, strict=True)
-        ),
+        "ratio": harness.ratio(seconds["torch"], seconds["ours"]),
+        "product_gflops": median(rates) / 1e9,
+        "share_of_product": harness.ratio([flops / s for s in seconds["ours"]], rates),
         "lanes": ours.plan.lanes,
         "compile_s": ours.compile_seconds,
         "seconds": seconds,
     }
 
 
-def environment() -> dict:
-    """Returns the devices, versions and load that the numbers depend on."""
-    return {
-        "jax_device": f"{jax.devices()[0].device_kind} ({jax.devices()[0].platform})",
-        "torch_device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "load_average": os.getloadavg()[0],
-        **{n: metadata.version(n) for n in ("jax", "flax", "torch", "peft", "transformers")},
-    }
-
-
 def main() -> None:
     """Measures and prints a table and one line of JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = harness.arguments(
+        __doc__,
+        **{"layers": 6, "hidden": 384, "heads": 12, "ffn": 1536, "vocab": 30522, "length": 64},
+        **{"batch": 16, "rank": 8, "clients": 4, "steps": 4, "repeats": 5},
     )
-    defaults = {"layers": 6, "hidden": 384, "heads": 12, "ffn": 1536, "vocab": 30522, "length": 64}
-    defaults |= {"batch": 16, "rank": 8, "clients": 4, "steps": 4, "repeats": 5}
-    for name, default in defaults.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--lanes", type=lambda x: x if x == "auto" else int(x), default="auto")
     parser.add_argument("--dropout", type=float, nargs="+", default=[0.1, 0.0])
@@ -221,7 +198,9 @@ def main() -> None:
         note = f"  lanes {r['lanes']}, compiled in {r['compile_s']:.1f} s"
         shares = f"{r['ratio']:7.2f} {r['share_of_product']:7.0%}"
         print(f"{dropout:8} {ours:8.2f} {theirs:8.2f} {shares}{note}", flush=True)
-    print(json.dumps({"arguments": vars(a), "environment": environment(), "results": results}))
+    torch_device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    torch_facts = {"torch_device": torch_device, "torch_threads": torch.get_num_threads()}
+    harness.print_json(a, ("torch", "peft", "transformers"), results=results, **torch_facts)
 
 
 if __name__ == "__main__":

@@ -26,15 +26,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+import harness
+from accelerators import RESULTS as PLANNED
 from accelerators import ROWS, key_of, round_of
 
-RESULTS = Path(__file__).parent / "results" / "on_device.json"
-PLANNED = RESULTS.with_name("accelerators.json")
+RESULTS = harness.RESULTS / "on_device.json"
 KNOWN = {"H100": "h100", "A100": "a100-80gb", "T4": "t4", "v5 lite": "v5e"}
 """A part of a device's name -> its name in ``accelerators.json``."""
 FREE = "--xla_gpu_exclude_nondeterministic_ops=false"
@@ -113,13 +113,15 @@ def measure(row: str, attention: str, lanes: int, steps: int, repeats: int) -> d
     prepared = time.perf_counter() - began
     print("ready", flush=True)
     sys.stdin.readline()
-    state, seconds = session.init(seed=0), []
-    for _ in range(repeats + 1):
-        jax.block_until_ready(state)
-        began = time.perf_counter()
+    state = session.init(seed=0)
+
+    def step() -> Any:
+        nonlocal state
         state, _ = session.step(state)
-        jax.block_until_ready(state.server)
-        seconds.append(time.perf_counter() - began)
+        return state.server
+
+    jax.block_until_ready(state)
+    seconds = [harness.timed(step) for _ in range(repeats + 1)]
     stats = jax.local_devices()[0].memory_stats() or {}
     plan = session.plan(1)
     lowered = session.program(plan).lower(session.init(seed=0), plan)
@@ -143,11 +145,8 @@ def ceilings() -> dict[str, Any]:
     import jax.numpy as jnp
 
     def rate(function: Any, *x: Any) -> float:
-        run, seconds = jax.jit(function), []
-        for _ in range(12):
-            began = time.perf_counter()
-            jax.block_until_ready(run(*x))
-            seconds.append(time.perf_counter() - began)
+        run = jax.jit(function)
+        seconds = [harness.timed(lambda: run(*x)) for _ in range(12)]
         return 1 / statistics.median(seconds[2:])
 
     n = 8192
@@ -178,23 +177,21 @@ def result_of(child: subprocess.Popen, errors: Any) -> dict[str, Any] | str:
     if child.returncode == 0:
         return json.loads(out.splitlines()[-1])
     errors.seek(0)
-    text = errors.read().splitlines()
-    return ([x for x in text if "Error" in x] or text or ["failed"])[-1][:300]
+    return harness.fault(errors.read())
 
 
 def table(cells: dict[str, Any], device: str, best: dict[str, Any]) -> str:
     """Returns the table of a device in Markdown."""
     known = next((name for part, name in KNOWN.items() if part in device), "")
-    planned = json.loads(PLANNED.read_text()) if PLANNED.exists() else {}
+    planned, rows = harness.known(PLANNED), []
     rates = [f"{best[dtype] / 1e12:.0f}" for dtype in ("bfloat16", "float32")]
-    lines = [
+    title = (
         f"**{device}**, jax {best['jax']}: products of 8,192 x 8,192 matrices reach {rates[0]}"
         f" TFLOP/s in bfloat16 and {rates[1]} in float32, a copy"
-        f" {best['bandwidth'] / 1e12:.2f} TB/s.\n"
-    ]
+        f" {best['bandwidth'] / 1e12:.2f} TB/s.\n\n"
+    )
     names = ["round", "attention", "lanes", "step, ms", "least, ms", "of the product"]
     names += ["examples/s", "peak, GB", "asked to repeat", "same bits"]
-    lines += ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     for key, x in cells.items():
         row, attention, lanes = key.split(" | ")[:3]
         words = [row, attention, lanes]
@@ -210,29 +207,26 @@ def table(cells: dict[str, Any], device: str, best: dict[str, Any]) -> str:
             words += [f"{int(lanes) * ROWS[row][4] / step:,.0f}", f"{(x['peak'] or 0) / 1e9:.2f}"]
             words.append("yes" if x["asked to repeat"] else "no")
             words.append("yes" if x["same bits"] else "**no**")
-        lines.append("| " + " | ".join(words) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append(words)
+    return title + harness.markdown(names, rows)
 
 
 def report(found: dict[str, Any]) -> None:
     """Writes the file and its tables."""
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     texts = [table(x["cells"], device, x["best"]) for device, x in found.items()]
-    RESULTS.with_suffix(".md").write_text("\n".join(texts))
+    harness.write(RESULTS, found, "\n".join(texts))
 
 
 def steps_for(row: str, lanes: int) -> int:
     """Returns the steps of a round that takes long enough, by the least time of a step."""
-    plan = json.loads(PLANNED.read_text()).get(key_of(row, "h100", "auto"), {})
+    plan = harness.known(PLANNED).get(key_of(row, "h100", "auto"), {})
     least = plan.get("seconds", 0.01) * max(lanes / ROWS[row][3], 0.3)
     return max(4, min(128, round(ROUND / least)))
 
 
 def main() -> int:
     """Measures the cells, or reports; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.arguments(__doc__)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--attention", nargs="+", choices=["auto", "whole"], default=["auto"])
     parser.add_argument("--lanes", nargs="+", type=int, help="default: those of the row")
@@ -253,13 +247,11 @@ def main() -> int:
         return 0
     if a.free:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FREE}"
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found = harness.known(RESULTS)
     if a.report:
         report(found)
         return 0
-    asked = [sys.executable, __file__, "--best"]
-    done = subprocess.run(asked, check=True, capture_output=True, text=True)
-    best = json.loads(done.stdout.splitlines()[-1])
+    best = harness.ask(__file__, "--best", check=True)
     print(best, flush=True)
     own = found.setdefault(best["device"], {"cells": {}})
     own["best"] = best

@@ -11,15 +11,14 @@ is ``privacy.local``. Methods that such a mechanism refuses are left out. The fi
 core, and up to two minutes with ``example``.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "planned_algorithms.json"
-METHODS = HERE.parent / "algorithms" / "20news.toml"
+import harness
+
+RESULTS = harness.RESULTS / "planned_algorithms.json"
+METHODS = Path(__file__).parents[1] / "algorithms" / "20news.toml"
 BERT_TINY = {"model_type": "bert", "vocab_size": 30522, "hidden_size": 128, "num_hidden_layers": 2}
 BERT_TINY |= {"num_attention_heads": 2, "intermediate_size": 512, "max_position_embeddings": 512}
 NOISE = {"clip": 1.0, "noise_multiplier": 1.0}
@@ -70,20 +69,18 @@ def cells(
 
 def table(found: dict[str, dict[str, int]]) -> str:
     """Returns the table in Markdown."""
-    lines = ["| method | privacy of | planned, MB | compiler, MB | planned / compiler |"]
-    lines.append("|" + "---|" * 5)
+    rows = []
     for key, x in found.items():
         method, unit = key.split(" | ")
-        sizes = f"{x['planned'] / 1e6:.0f} | {x['compiler'] / 1e6:.0f}"
-        lines.append(f"| {method} | {unit} | {sizes} | {x['planned'] / x['compiler']:.2f} |")
-    return "\n".join(lines) + "\n"
+        sizes = [f"{x[name] / 1e6:.0f}" for name in ("planned", "compiler")]
+        rows.append([method, unit, *sizes, f"{x['planned'] / x['compiler']:.2f}"])
+    names = ["method", "privacy of", "planned, MB", "compiler, MB", "planned / compiler"]
+    return harness.markdown(names, rows)
 
 
 def main() -> None:
     """Compiles the missing cells, or plans again; writes the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.arguments(__doc__)
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS))
     parser.add_argument("--again", action="store_true", help="also compile cells that are known")
@@ -91,7 +88,7 @@ def main() -> None:
     a = parser.parse_args()
     from fedjax_peft.simulation.planning.memory_plan import compiled_bytes
 
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found = harness.known(RESULTS)
 
     def wanted(key: str) -> bool:
         return key in found if a.planned else a.again or key not in found
@@ -100,8 +97,7 @@ def main() -> None:
         known = found.get(key)
         compiler = known["compiler"] if known and not a.again else compiled_bytes(planned.parts, 1)
         found[key] = {"planned": planned.plan.total(1), "compiler": compiler}
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-        RESULTS.with_suffix(".md").write_text(table(found))
+        harness.write(RESULTS, found, table(found))
         print(key, found[key], flush=True)
 
 

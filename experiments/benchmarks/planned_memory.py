@@ -11,15 +11,13 @@ server and clients keep, the examples and the activations, but not Python and no
 Linux only (``/proc/self/clear_refs`` resets the peak).
 """
 
-import argparse
 import ctypes
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
+
+import harness
 
 MODELS = {
     "bert": {
@@ -145,14 +143,12 @@ def row(case: tuple, found: dict[str, int]) -> str:
     cells = [str(x) for x in case]
     cells += [f"{found[key] / 1e6:.0f}" for key in ("frozen", "planned", "compiler", "measured")]
     cells += [f"{found['planned'] / found[key]:.2f}" for key in ("compiler", "measured")]
-    return "| " + " | ".join(cells) + " |"
+    return harness.line(cells)
 
 
 def main() -> None:
     """Measures and prints a table and one line of JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS))
     parser.add_argument("--remat", nargs="+", choices=REMAT, default=list(REMAT))
@@ -165,16 +161,11 @@ def main() -> None:
         return
     names = ["model", "weights", "`remat` and scan", "lanes", "frozen, MB", "planned, MB"]
     names += ["compiler, MB", "measured, MB", "planned / compiler", "planned / measured"]
-    print("| " + " | ".join(names) + " |")
-    print("|" + "---|" * len(names))
+    print(harness.heading(names))
     results = []
     cases = [(m, w, r, n) for m in a.models for w in a.weights for r in a.remat for n in a.lanes]
     for case in cases:
-        command = [sys.executable, __file__, "--case", *map(str, case)]
-        done = subprocess.run(
-            command, env={**os.environ, **MALLOC}, check=True, capture_output=True, text=True
-        )
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = harness.ask(__file__, "--case", *case, check=True, **MALLOC)
         print(row(case, found), flush=True)
         results.append({"case": case, **found})
     for key in ("compiler", "measured"):
@@ -183,7 +174,7 @@ def main() -> None:
             f"planned / {key}: {min(ratios):.2f} to {max(ratios):.2f},"
             f" median {statistics.median(ratios):.2f}"
         )
-    print(json.dumps({"arguments": vars(a), "results": results}))
+    harness.print_json(a, results=results)
 
 
 if __name__ == "__main__":

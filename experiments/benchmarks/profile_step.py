@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -23,10 +22,11 @@ from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+import harness
 from accelerators import ROWS
 from on_device import session_of, steps_for
 
-RESULTS = Path(__file__).parent / "results" / "profile.json"
+RESULTS = harness.RESULTS / "profile.json"
 KINDS = {
     "attention": r"fmha|sdpa|flash|cudnn",
     "products": r"gemm|nvjet|cutlass|cublas|dot|splitK|xmma",
@@ -107,28 +107,25 @@ def measure(row: str, attention: str, lanes: int, steps: int, kernels: int) -> d
 
 def report(found: dict[str, Any], file: Path) -> None:
     """Writes the file and its table."""
-    file.write_text(json.dumps(found, indent=1) + "\n")
     names = ["round", "attention", "lanes", *KINDS, "kernels together", "launches"]
-    lines = []
+    tables = []
     for device, rows in found.items():
-        lines += [f"**{device}**, milliseconds of a step:\n", "| " + " | ".join(names) + " |"]
-        lines += ["|" + "---|" * len(names)]
+        cells = []
         for key, x in rows.items():
             own = [*x["kinds, ms"].values()]
             words = [*key.split(" | "), *(f"{ms:.2f}" for ms in [*own, sum(own)])]
-            lines.append("| " + " | ".join([*words, f"{x['launches']}"]) + " |")
-    file.with_suffix(".md").write_text("\n".join(lines) + "\n")
+            cells.append([*words, x["launches"]])
+        title = f"**{device}**, milliseconds of a step:\n\n"
+        tables.append(title + harness.markdown(names, cells))
+    harness.write(file, found, "".join(tables))
 
 
 def main() -> int:
     """Traces the rows, or reports; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.arguments(__doc__, kernels=20)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--attention", choices=["auto", "whole"], default="auto")
     parser.add_argument("--lanes", type=int, help="default: those of the row")
-    parser.add_argument("--kernels", type=int, default=20, help="how many are listed")
     parser.add_argument("--file", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="trace nothing")
     parser.add_argument("--cell", action="store_true", help=argparse.SUPPRESS)
@@ -138,15 +135,14 @@ def main() -> int:
         steps = steps_for(a.rows[0], lanes)
         print(json.dumps(measure(a.rows[0], a.attention, lanes, steps, a.kernels)))
         return 0
-    found = json.loads(a.file.read_text()) if a.file.exists() else {}
+    found = harness.known(a.file)
     for row in [] if a.report else a.rows:
-        command = [sys.executable, __file__, "--cell", "--rows", row, "--attention", a.attention]
-        command += ["--kernels", str(a.kernels)] + (["--lanes", str(a.lanes)] if a.lanes else [])
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            print(f"{row}: {done.stderr.strip().splitlines()[-1:]}", flush=True)
+        lanes = ["--lanes", a.lanes] if a.lanes else []
+        cell = ("--cell", "--rows", row, "--attention", a.attention, "--kernels", a.kernels)
+        figures = harness.ask(__file__, *cell, *lanes)
+        if isinstance(figures, str):
+            print(f"{row}: {figures}", flush=True)
             continue
-        figures = json.loads(done.stdout.splitlines()[-1])
         key = f"{row} | {a.attention} | {a.lanes or ROWS[row][3]}"
         found.setdefault(figures.pop("device"), {})[key] = figures
         print(f"{key}: { ({k: v for k, v in figures.items() if k != 'longest'}) }", flush=True)

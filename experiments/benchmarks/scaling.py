@@ -12,7 +12,6 @@ are installed into an environment of their own; see `peers.py`.
 Points that the file has already are not measured again, unless `--again` is given.
 """
 
-import argparse
 import json
 import math
 import os
@@ -21,8 +20,10 @@ import sys
 import time
 from pathlib import Path
 
+import harness
+
 HERE = Path(__file__).parent
-FILE = HERE / "results" / "scaling.json"
+FILE = harness.RESULTS / "scaling.json"
 TASK = {"examples": 4, "batch": 4, "steps": 2, "length": 12, "rank": 4, "rate": 0.1}
 SIZES = {
     "clients": (10, 100, 1_000, 10_000, 100_000),  # with a cohort of 10
@@ -32,6 +33,11 @@ OURS = ("fedavg", "ditto")
 PEERS = ("pfl", "flower")
 PEER_LIMITS = {"pfl": {"cohort": 1_000}, "flower": {"clients": 1_000, "cohort": 100}}
 """The largest sizes at which another library is run, so that a point takes minutes at most."""
+FIELDS = (
+    *("system", "axis", "clients", "cohort", "round_seconds", "peak_mb", "program_mb"),
+    *("prepare_seconds", "compile_seconds", "first_round_seconds", "load_before"),
+)
+"""The columns of the CSV."""
 LABELS = {
     "fedavg": "fedjax_peft, FedAvg",
     "ditto": "fedjax_peft, Ditto (state for each client)",
@@ -69,8 +75,6 @@ def make_federation(clients):
 
 def measure(system, clients, cohort, rounds):
     """Returns the measurements of one point of our library, in this process."""
-    import resource
-
     import jax
     import numpy as np
     import optax
@@ -78,7 +82,7 @@ def measure(system, clients, cohort, rounds):
     import fedjax_peft as fp
 
     def memory():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return harness.peak() / 2**20
 
     model, federation = make_federation(clients)
     algorithm = getattr(fp.algorithms, system)(optax.sgd(TASK["rate"]))
@@ -93,14 +97,16 @@ def measure(system, clients, cohort, rounds):
     )
     state = jax.block_until_ready(session.init(seed=0))
     prepared = time.perf_counter() - began
-    seconds, losses = [], []
-    for _ in range(rounds + 1):
-        began = time.perf_counter()
+    losses = []
+
+    def step():
+        nonlocal state
         state, info = session.step(state)
-        jax.block_until_ready(state.server)
-        seconds.append(time.perf_counter() - began)
-        total, count = info.sums["loss"]
-        losses.append(float(total.sum() / count.sum()))
+        losses.append(info.sums["loss"])
+        return state.server
+
+    seconds = [harness.timed(step) for _ in range(rounds + 1)]
+    losses = [float(total.sum() / count.sum()) for total, count in losses]
     return {
         "prepare_seconds": prepared,
         "compile_seconds": session.compile_seconds,
@@ -122,15 +128,10 @@ def run_point(system, axis, clients, cohort, rounds, python, limit):
     """Returns the row of a point that a child process measures."""
     script = Path(__file__) if system in OURS else HERE / "peers.py"
     point = {"system": system, "clients": clients, "cohort": cohort, "rounds": rounds}
-    command = [python, str(script), "--point", json.dumps({**TASK, **point})]
     load = os.getloadavg()[0]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-        failed = done.returncode != 0
-        error = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-    except subprocess.TimeoutExpired:
-        failed, error = True, [f"stopped after {limit} s"]
-    found = {"error": error[0]} if failed else json.loads(done.stdout.strip().splitlines()[-1])
+    words = ("--point", json.dumps({**TASK, **point}))
+    found = harness.ask(script, *words, limit=limit, PYTHON=python)
+    found = {"error": found} if isinstance(found, str) else found
     return {"axis": axis, **point, "load_before": load, **found}
 
 
@@ -158,27 +159,14 @@ def report(rows, path):
     import matplotlib.pyplot as plt
 
     good = [row for row in rows if "error" not in row]
-    fields = (
-        "system",
-        "axis",
-        "clients",
-        "cohort",
-        "round_seconds",
-        "peak_mb",
-        "program_mb",
-        "prepare_seconds",
-        "compile_seconds",
-        "first_round_seconds",
-        "load_before",
-    )
     with path.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fields, extrasaction="ignore", restval="")
+        writer = csv.DictWriter(file, FIELDS, extrasaction="ignore", restval="")
         writer.writeheader()
         writer.writerows(good)
     figure, axes = plt.subplots(2, 2, figsize=(9, 7), constrained_layout=True)
     styles = dict(zip(LABELS, ("o-", "s--", "^-.", "v:"), strict=True))
-    print("| system | against | sizes | round: slope | last, s | memory: slope | last, MB |")
-    print("|---|---|---|---|---|---|---|")
+    heads = ["system", "against", "sizes", "round: slope", "last, s", "memory: slope", "last, MB"]
+    print(harness.heading(heads))
     for i, axis in enumerate(SIZES):
         for system in LABELS:
             own = sorted(
@@ -194,11 +182,8 @@ def report(rows, path):
                 axes[j][i].loglog(sizes, values, styles[system], label=LABELS[system])
                 slope, half = fit(sizes, values)
                 words += [f"{slope:.2f} ± {half:.2f}", f"{values[-1]:.3g}"]
-            print(
-                f"| {LABELS[system]} | {axis} | {sizes[0]:,} to {sizes[-1]:,} | "
-                + " | ".join(words)
-                + " |"
-            )
+            ends = f"{sizes[0]:,} to {sizes[-1]:,}"
+            print(harness.line([LABELS[system], axis, ends, *words]))
         fixed = "cohort of 10" if axis == "clients" else "10,000 clients"
         for j, unit in enumerate(("seconds of a round", "peak memory, MB")):
             axes[j][i].set(xlabel=f"{axis} ({fixed})", ylabel=unit)
@@ -214,9 +199,8 @@ def report(rows, path):
 
 def main():
     """Measures the missing points, and reports all."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.arguments(__doc__, rounds=5)
     parser.add_argument("--point", help="measure this point in this process (JSON)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of a point")
     parser.add_argument("--limit", type=float, default=240, help="seconds of a point at most")
     parser.add_argument("--systems", nargs="+", default=list(OURS), choices=[*OURS, *PEERS])
     parser.add_argument("--peers", metavar="DIR", help="environment of the other libraries")
@@ -245,15 +229,8 @@ def main():
             rows = [old for old in rows if old not in known] + [row]
             args.file.parent.mkdir(exist_ok=True)
             args.file.write_text(json.dumps(rows, indent=1))
-            print(
-                system,
-                axis,
-                clients,
-                cohort,
-                row.get("error") or f"{row['round_seconds']:.4f} s, {row['peak_mb']:.0f} MB",
-                file=sys.stderr,
-                flush=True,
-            )
+            figures = row.get("error") or f"{row['round_seconds']:.4f} s, {row['peak_mb']:.0f} MB"
+            print(system, axis, clients, cohort, figures, file=sys.stderr, flush=True)
     report(rows, args.file)
 
 

@@ -13,12 +13,12 @@ Writes results/tune_trials.csv, a row for each trial, and the table results/tune
 Searches that are already in tune_trials.csv are not run again.
 """
 
-import argparse
 import csv
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import harness
 import optax
 import optuna
 
@@ -26,7 +26,6 @@ import fedjax_peft as fp
 from fedjax_peft.report.intervals import paired, summarise
 from fedjax_peft.report.table_files import TextTable, csv_text
 
-RESULTS = Path(__file__).parent / "results"
 ROUNDS, TRIALS, BATCH = 12, 24, 4
 SAMPLERS: dict[str, Any] = {
     "TPE": lambda seed: optuna.samplers.TPESampler(seed=seed, constant_liar=True),  # fp.tune's
@@ -131,10 +130,9 @@ def table(rows: list[dict[str, Any]]) -> TextTable:
 
 def main() -> None:
     """Runs the searches that are missing, and writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.arguments(__doc__, seeds=3)
     parser.add_argument("--model", default="google/bert_uncased_L-2_H-128_A-2")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=harness.RESULTS)
     options = parser.parse_args()
     file = options.out / "tune_trials.csv"
     rows: list[dict[str, Any]] = []

@@ -12,18 +12,19 @@ round`` is what comes before and after the loop. The bytes are those of ring alg
 devices, each sends ``(n - 1) / n`` of a gathered array, and twice that of a summed one.
 """
 
-import argparse
 import math
 import os
 import re
 from collections import Counter
 from typing import Any, NamedTuple
 
+import harness
+from accelerators import MINILM
+
 SHAPES = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8,
              "intermediate_size": 256, "vocab_size": 1024},
-    "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
-               "intermediate_size": 1536},
+    "minilm": MINILM,
     "base": {},
 }  # fmt: skip
 MESHES = [
@@ -124,20 +125,14 @@ def compiled(shape: str, lanes: int, model_devices: int, form: Any) -> tuple[str
     import optax
 
     import fedjax_peft as fp
-    from fedjax_peft.data import Clients, Dataset
+    from fedjax_peft.data import Clients
     from fedjax_peft.models import heads, registry
 
     config = {"model_type": "bert", **SHAPES[shape]}
     devices, length, batch = lanes * model_devices, 64, 16
     model = fp.attach(registry.random_model(config, head=heads.classification(4)), fp.peft.lora(8))
     each, count = 2 * batch, 16 * devices
-    rng = np.random.default_rng(0)
-    columns = {
-        "input_ids": rng.integers(5, 1000, (each * count, length)).astype(np.int32),
-        "attention_mask": np.ones((each * count, length), bool),
-        "labels": rng.integers(0, 4, each * count).astype(np.int32),
-    }
-    data = Dataset(columns, tuple("abcd"), "random")
+    data = harness.random_texts(each * count, length, classes=4, words=1000)
     clients = Clients(data, tuple(np.arange(each * count, dtype=np.int32).reshape(count, each)))
     session = fp.session(
         model,
@@ -179,22 +174,20 @@ def row(shape: str, lanes: int, model_devices: int, form: str) -> str:
         total += times * sent
         said = ", ".join(f"{counts[k]} {k}" for k in KINDS if counts[k])
         cells += [f"{said or 'none'}: {sent / 1e6:.2f}"]
-    return "| " + " | ".join([*cells, f"{total / 1e6:.1f}"]) + " |"
+    return harness.line([*cells, f"{total / 1e6:.1f}"])
 
 
 def main() -> None:
     """Prints a table in Markdown, a row for every mesh."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.arguments(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="minilm")
     options = parser.parse_args()
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    print(
-        "| mesh, lanes x model | form | frozen MB | clients' state MB | a step: MB sent"
-        " | a client's begin and end: MB sent | before and after the loop: MB sent | a round: MB |"
-    )
-    print("|" + "---|" * 8)
+    names = ["mesh, lanes x model", "form", "frozen MB", "clients' state MB", "a step: MB sent"]
+    names += ["a client's begin and end: MB sent", "before and after the loop: MB sent"]
+    print(harness.heading([*names, "a round: MB"]))
     for mesh in MESHES:
         print(row(options.shape, *mesh), flush=True)
 
