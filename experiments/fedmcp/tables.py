@@ -8,7 +8,8 @@ rate is the one with the best mean validation accuracy over seeds and clients. A
 of the last round, on each client's own test examples; ± is the standard deviation over seeds.
 """
 
-import argparse
+import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.data.catalog import DATASETS
-from fedjax_peft.report.figure_files import bands, line_look, save, style, subplots
-from fedjax_peft.report.printed import read_printed
-from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
+from fedjax_peft.report.figure_files import line_look, save, style, subplots
+from fedjax_peft.report.study import Cell, Study, summarise
 from fedjax_peft.report.table_files import TextTable
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 TASKS = DATASETS["glue_silo"].parts
 CLIENTS = sorted(TASKS)
@@ -32,7 +35,7 @@ NAMES = {
     "qqp": "QQP",
     "mnli": "MNLI",
 }
-PAPER = read_printed(Path(__file__).parents[1] / "papers" / "fedmcp.csv")
+PAPER = paper.printed("fedmcp")
 METHODS = {
     "fedft": "FedAvg (full)",
     "local": "Local",
@@ -51,35 +54,11 @@ ABLATION = {
 }
 """Method -> its name in our Table II, and the paper's row."""
 SIMILARITIES = {"fedmcp": "CKA", "cosine": "cosine", "cka_debiased": "debiased CKA (ours)"}
+ALL = ["table1", "table2", "figure3", "figure4", "figure5"]
 POOLINGS = {"fedmcp": "mean", "cls": "CLS"}
 
 
 # ------------------------------------------------------------------------------------ reading runs
-
-
-def studies(paths: Iterable[Path]) -> list[Study]:
-    """Returns a study for each sweep at or below the paths, or for a path without a sweep."""
-    found = []
-    for path in paths:
-        sweeps = sorted(file.parent for file in path.rglob("sweep.toml"))
-        found += [read_study(sweep) for sweep in sweeps or [path]]
-    return found
-
-
-def chosen(found: Sequence[Study]) -> tuple[dict[str, Cell], list[str]]:
-    """Returns method -> its chosen setting, and sentences about the choice.
-
-    If a method is in several sweeps, the sweep with the most settings counts.
-    """
-    cells: dict[str, Cell] = {}
-    notes: dict[str, None] = {}
-    for study in sorted(found, key=lambda one: -len(one.cells)):
-        choice = study.choice()
-        new = {name: cell for name, cell in choice.cells.items() if name not in cells}
-        cells |= new
-        if new:
-            notes |= dict.fromkeys([*study.notes, *choice.notes])
-    return cells, list(notes)
 
 
 def per_client(cell: Cell, metric: str = "accuracy") -> dict[Any, np.ndarray]:
@@ -88,9 +67,19 @@ def per_client(cell: Cell, metric: str = "accuracy") -> dict[Any, np.ndarray]:
     return {seed: np.array(one[metric], float) for seed, one in tests.items() if metric in one}
 
 
-def averages(values: Mapping[Any, np.ndarray]) -> dict[Any, float]:
+def average(cell: Cell) -> dict[Any, float]:
     """Returns seed -> the mean over clients."""
-    return {seed: float(one.mean()) for seed, one in values.items()}
+    return {seed: float(one.mean()) for seed, one in per_client(cell).items()}
+
+
+def second(cell: Cell) -> Cell:
+    """Returns the runs with the accuracies of the second classifier in place of the first one's."""
+    runs = {}
+    for seed, run in cell.runs.items():
+        tests = run.rows[-1]["client_tests"]
+        last = {**run.rows[-1], "client_tests": tests | {"accuracy": tests["accuracy_global"]}}
+        runs[seed] = run._replace(rows=[*run.rows[:-1], last])
+    return cell._replace(runs=runs)
 
 
 def footprint(cell: Cell) -> tuple[float, float]:
@@ -106,29 +95,28 @@ def footprint(cell: Cell) -> tuple[float, float]:
     return 100 * parameters["adapter"] / backbone, 100 * sent / backbone
 
 
-def rate(cell: Cell) -> str:
-    """Returns the learning rate of a setting."""
-    run = cell.first
-    return f"{run.config['optimizer']['learning_rate']:g}"
-
-
 # ------------------------------------------------------------------------------------------ tables
 
 
-def accuracies(values: Mapping[Any, np.ndarray]) -> list[str]:
-    """Returns the cells of the six tasks and of their average, mean ± sd in %."""
-    columns = [{s: one[CLIENTS.index(task)] for s, one in values.items()} for task in TASKS]
-    return [summarise(one).text(100) for one in [*columns, averages(values)]]
+def accuracies() -> dict[str, paper.Column]:
+    """Returns the columns of the six tasks and of their average, mean ± sd in %."""
+
+    def text(cell: Cell, client: int) -> str:
+        return summarise(one[client] for one in per_client(cell).values()).text(100)
+
+    found = {
+        NAMES[task]: paper.of_runs(functools.partial(text, client=CLIENTS.index(task)))
+        for task in TASKS
+    }
+    return found | {"average": paper.of_runs(lambda cell: summarise(average(cell)).text(100))}
 
 
 def facts(cells: Iterable[Cell], notes: Sequence[str]) -> list[str]:
     """Returns the notes that every table has."""
     cells = list(cells)
-    seeds = sorted({len(cell.runs) for cell in cells})
-    models = sorted({Path(r.config["model"]["name"]).name for c in cells for r in c.runs.values()})
     return [
         f"Accuracy in % on each client's own test examples after the last round; mean ± standard"
-        f" deviation over {' or '.join(map(str, seeds))} seeds. Model: {', '.join(models)}."
+        f" deviation over {paper.seeds(cells)} seeds. Model: {paper.models(cells)}."
         " Differences are of averages, in points, paired by seed, with the 95 % t interval.",
         *notes,
     ]
@@ -136,32 +124,30 @@ def facts(cells: Iterable[Cell], notes: Sequence[str]) -> list[str]:
 
 def table1(cells: Mapping[str, Cell], notes: Sequence[str]) -> TextTable:
     """Returns Table I: nine methods on six tasks."""
-    used = {name: cells[name] for name in METHODS if name in cells}
-    base = averages(per_client(used["fedavg"])) if "fedavg" in used else None
-    columns = [*(NAMES[task] for task in TASKS), "average"]
-    rows = []
+    used, labels = {}, {}
+    for name, label in METHODS.items():
+        if name not in cells:
+            continue
+        used[name], labels[name] = cells[name], label
+        if per_client(cells[name], "accuracy_global"):
+            used[f"{name}, second"] = second(cells[name])
+            labels[f"{name}, second"] = f"{label}, second classifier"
+    columns: dict[str, paper.Column] = {}
 
-    def add(label: str, cell: Cell, values: Mapping[Any, np.ndarray]) -> None:
-        row = [label]
-        for column, ours in zip(columns, accuracies(values), strict=True):
-            row += [ours, PAPER("I", label, column)]
-        gap = "-"
-        if base is not None and label != METHODS["fedavg"]:
-            gap = paired(averages(values), base).text(100)
-        row += [gap, paper_gap(label), rate(cell)]
-        for column, ours in zip(("trained %", "sent %"), footprint(cell), strict=True):
-            row += [f"{ours:.3f}", PAPER("I", label, column)]
-        rows.append(row)
+    def beside(head: str, ours: paper.Column) -> None:
+        columns[head] = ours
+        columns[f"paper: {head}"] = paper.of_paper(PAPER, "I", labels, head)
 
-    for name, cell in used.items():
-        add(METHODS[name], cell, per_client(cell))
-        if second := per_client(cell, "accuracy_global"):
-            add(f"{METHODS[name]}, second classifier", cell, second)
-    header = ["method", *(x for column in columns for x in (column, f"paper: {column}"))]
-    header += ["minus FedAvg (PEFT)", "paper: minus FedAvg (PEFT)", "learning rate"]
-    header += ["trained %", "paper: trained %", "sent %", "paper: sent %"]
-    ours = "The paper: RoBERTa-base, mean ± deviation over three runs."
-    return TextTable("FedMCP, Table I", header, rows, [*facts(used.values(), notes), ours])
+    for head, ours in accuracies().items():
+        beside(head, ours)
+    columns["minus FedAvg (PEFT)"] = paper.minus("fedavg", used, average)
+    columns["paper: minus FedAvg (PEFT)"] = lambda method, cell: paper_gap(labels[method])
+    columns["learning rate"] = paper.RATE
+    beside("trained %", paper.of_runs(lambda cell: f"{footprint(cell)[0]:.3f}"))
+    beside("sent %", paper.of_runs(lambda cell: f"{footprint(cell)[1]:.3f}"))
+    notes = [*facts(used.values(), notes)]
+    notes.append("The paper: RoBERTa-base, mean ± deviation over three runs.")
+    return paper.table("FedMCP, Table I", labels, used, columns, notes)
 
 
 def paper_gap(label: str) -> str:
@@ -175,16 +161,14 @@ def paper_gap(label: str) -> str:
 def table2(cells: Mapping[str, Cell], notes: Sequence[str]) -> TextTable:
     """Returns Table II: FedMCP without one of its losses."""
     used = {name: cells[name] for name in ABLATION if name in cells}
-    base = averages(per_client(used["fedmcp"])) if "fedmcp" in used else None
-    rows = []
-    for name, cell in used.items():
-        label, paper = ABLATION[name]
-        values = per_client(cell)
-        gap = "-" if name == "fedmcp" or base is None else paired(averages(values), base).text(100)
-        rows.append([label, *accuracies(values), PAPER("II", paper, "average"), gap, rate(cell)])
-    header = ["variant", *(NAMES[task] for task in TASKS), "average", "paper: average"]
-    header += ["minus complete", "learning rate"]
-    return TextTable("FedMCP, Table II", header, rows, facts(used.values(), notes))
+    labels, printed = ({name: ABLATION[name][i] for name in used} for i in (0, 1))
+    columns = accuracies() | {
+        "paper: average": paper.of_paper(PAPER, "II", printed, "average"),
+        "minus complete": paper.minus("fedmcp", used, average),
+        "learning rate": paper.RATE,
+    }
+    own = facts(used.values(), notes)
+    return paper.table("FedMCP, Table II", labels, used, columns, own, "variant")
 
 
 # ----------------------------------------------------------------------------------------- figures
@@ -209,34 +193,25 @@ def curves(found: Sequence[Study]) -> dict[str, Cell]:
     return best
 
 
-def legend(figure: Any, axes: Any) -> None:
-    """Draws one legend for all panels, below them."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-
-
 def figure3(cells: Mapping[str, Cell], stem: Path) -> None:
     """Writes Figure 3: accuracy of each client in every round, mean and deviation over seeds."""
-    data: list[dict[str, Any]] = []
-    with style():
-        fig, axes = subplots(2, 3, size=(9.0, 5.2))
-        for task, ax in zip(TASKS, axes.flat, strict=True):
-            client = CLIENTS.index(task)
-            for name in ("fedavg", "fedmcp"):
-                if name not in cells:
-                    continue
-                by_seed, rounds = {}, []
-                for seed, run in cells[name].runs.items():
-                    rows = [row for row in run.rows if "client_tests" in row]
-                    rounds = [row["round"] for row in rows]
-                    values = [row["client_tests"]["accuracy"][client] for row in rows]
-                    by_seed[seed] = [None if x is None else 100 * x for x in values]
-                drawn = bands(ax, METHODS[name], rounds, by_seed)
-                data += [{"task": NAMES[task], **row} for row in drawn]
-            ax.set(title=NAMES[task], xlabel="Communication round", ylabel="Test accuracy (%)")
-            ax.xaxis.get_major_locator().set_params(integer=True)
-        legend(fig, axes.flat[0])
-    save(fig, stem, data)
+
+    def curve(cell: Cell, client: int) -> paper.Points:
+        by_seed, rounds = {}, []
+        for seed, run in cell.runs.items():
+            rows = [row for row in run.rows if "client_tests" in row]
+            rounds = [row["round"] for row in rows]
+            values = [row["client_tests"]["accuracy"][client] for row in rows]
+            by_seed[seed] = [None if x is None else 100 * x for x in values]
+        return rounds, by_seed
+
+    panels = []
+    for task in TASKS:
+        shown = [name for name in ("fedavg", "fedmcp") if name in cells]
+        curves = {METHODS[x]: curve(cells[x], CLIENTS.index(task)) for x in shown}
+        look = {"xlabel": "Communication round", "ylabel": "Test accuracy (%)"}
+        panels.append(paper.Panel(curves, {"title": NAMES[task], **look}, {"task": NAMES[task]}))
+    paper.draw(stem, panels, (2, 3), size=(9.0, 5.2))
 
 
 def by_client(cells: Mapping[str, Cell], names: Mapping[str, str], stem: Path) -> None:
@@ -264,39 +239,31 @@ def by_client(cells: Mapping[str, Cell], names: Mapping[str, str], stem: Path) -
             ]
         ax.set_xticks(range(len(TASKS)), [NAMES[task] for task in TASKS])
         ax.set(ylabel="Test accuracy (%)")
-        legend(fig, ax)
+        paper.below(fig, ax)
     save(fig, stem, data)
+
+
+def parts(found: Sequence[Study], out: Path) -> dict[str, Callable[[], Any] | str]:
+    """Returns name -> a function that makes the table or the figure, or which runs are missing."""
+    cells, notes = paper.choose(found)
+    known: dict[str, tuple[set[str], int, Callable[[], Any]]] = {
+        "table1": (set(METHODS), 1, lambda: table1(cells, notes)),
+        "table2": (set(ABLATION), 2, lambda: table2(cells, notes)),
+        "figure3": ({"fedavg", "fedmcp"}, 2, lambda: figure3(curves(found), out / "figure3")),
+        "figure4": (set(SIMILARITIES), 2, lambda: by_client(cells, SIMILARITIES, out / "figure4")),
+        "figure5": (set(POOLINGS), 2, lambda: by_client(cells, POOLINGS, out / "figure5")),
+    }
+    return {
+        name: make
+        if len(wanted & cells.keys()) >= least
+        else f"no runs of {', '.join(sorted(wanted - cells.keys()))}"
+        for name, (wanted, least, make) in known.items()
+    }
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Writes all tables and figures that the given sweeps have runs for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps")
-    parser.add_argument("--out", required=True, type=Path, help="directory for the files")
-    parser.add_argument("--only", metavar="NAME", help="write this one alone, such as table1")
-    a = parser.parse_args(words)
-    a.out.mkdir(parents=True, exist_ok=True)
-    found = studies(a.sweeps)
-    cells, notes = chosen(found)
-    parts: list[tuple[str, set[str], int, Callable[[Path], Any]]] = [
-        ("table1", set(METHODS), 1, lambda stem: table1(cells, notes)),
-        ("table2", set(ABLATION), 2, lambda stem: table2(cells, notes)),
-        ("figure3", {"fedavg", "fedmcp"}, 2, lambda stem: figure3(curves(found), stem)),
-        ("figure4", set(SIMILARITIES), 2, lambda stem: by_client(cells, SIMILARITIES, stem)),
-        ("figure5", set(POOLINGS), 2, lambda stem: by_client(cells, POOLINGS, stem)),
-    ]
-    for name, wanted, least, make in parts:
-        if a.only not in (None, name):
-            continue
-        if len(wanted & cells.keys()) < least:
-            print(f"{name}: left out, no runs of {', '.join(sorted(wanted - cells.keys()))}\n")
-            continue
-        made = make(a.out / name)
-        if isinstance(made, TextTable):
-            made.write(a.out / name)
-            print(made.markdown())
-        else:
-            print(f"{name}: {a.out / name}.png, .svg, .pdf and .csv\n")
+    paper.report(words, __doc__, ALL, parts)
 
 
 if __name__ == "__main__":

@@ -8,21 +8,23 @@ method's rate is the one with the best mean validation accuracy over seeds. ± i
 deviation over seeds.
 """
 
-import argparse
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_peft.config import config as configs
-from fedjax_peft.report.figure_files import bands, rolling, save, style, subplots
-from fedjax_peft.report.printed import read_printed
-from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
+from fedjax_peft.report.figure_files import rolling
+from fedjax_peft.report.study import Cell, Study
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.support.errors import InputError
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 NAMES = {"sst2": "SST-2", "mnli": "MNLI"}
 METHODS = {
@@ -31,7 +33,7 @@ METHODS = {
     "ffa": "FFA-LoRA",
     "fra": "FRA-LoRA",
 }
-PAPER = read_printed(Path(__file__).parents[1] / "papers" / "fra.csv")
+PAPER = paper.printed("fra")
 LABELS = {
     "sst2": ("II", ("negative", "positive")),
     "mnli": ("IV", ("entailment", "neutral", "contradiction")),
@@ -42,9 +44,11 @@ SHARES = {
     for data, (n, labels) in LABELS.items()
 }
 """Data -> label -> the paper's shares of the two clients, in %."""
+TEST = "test_accuracy"
 FIGURES = {("sst2", "iid"): 3, ("mnli", "iid"): 4, ("sst2", "skew"): 5, ("mnli", "skew"): 6}
 WIDTH = 7
 """Rounds of the rolling mean in Figures 3 to 6."""
+RELATIVE = "aggregation_error_relative"
 FIRST = 10
 """Rounds that Figure 7 shows."""
 
@@ -64,15 +68,6 @@ class Results(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------ reading runs
-
-
-def studies(paths: Iterable[Path]) -> list[Study]:
-    """Returns a study for each sweep at or below the paths, or for a path without a sweep."""
-    found = []
-    for path in paths:
-        sweeps = sorted(file.parent for file in path.rglob("sweep.toml"))
-        found += [read_study(sweep) for sweep in sweeps or [path]]
-    return [study for study in found if study.cells]
 
 
 def split_of(study: Study) -> Split:
@@ -95,18 +90,12 @@ def results(found: Sequence[Study]) -> dict[Split, Results]:
     rounds or test examples than that one, such as those of Figures 3 to 6, are not mixed with it.
     The centralised method knows no split, so that of the IID sweep is also in the skewed results.
     """
-    made: dict[Split, Results] = {}
-    settings: dict[Split, Any] = {}
+    groups: dict[Split, list[Study]] = {}
     for study in sorted(found, key=lambda one: -len(one.cells)):
-        split = split_of(study)
-        if settings.setdefault(split, tested(study)) != tested(study):
-            continue
-        into = made.setdefault(split, Results({}, []))
-        choice = study.choice()
-        new = {name: cell for name, cell in choice.cells.items() if name not in into.cells}
-        into.cells.update(new)
-        if new:
-            into.notes.extend(x for x in (*study.notes, *choice.notes) if x not in into.notes)
+        group = groups.setdefault(split_of(study), [study])
+        if study is not group[0] and tested(study) == tested(group[0]):
+            group.append(study)
+    made = {split: Results(*paper.choose(group)) for split, group in groups.items()}
     for (data, split), one in made.items():
         other = made.get((data, "iid"))
         if split == "skew" and other is not None and "centralised" in other.cells:
@@ -120,40 +109,33 @@ def results(found: Sequence[Study]) -> dict[Split, Results]:
 def accuracy_table(number: str, split: str, made: Mapping[Split, Results]) -> TextTable:
     """Returns Table I (IID) or III (skewed labels): best and final accuracy of each method."""
     used = {data: made[data, split] for data in NAMES if (data, split) in made}
-    header = ["method"]
-    for data in used:
-        columns = ("best", "paper: best", "final", "minus FedAvg", "learning rate")
-        header += [f"{NAMES[data]}: {column}" for column in columns]
-    rows = []
-    for name, label in METHODS.items():
-        row = [label]
-        for data, one in used.items():
-            printed = f"{PAPER.value(number, label, NAMES[data]):.2f}"
-            if (cell := one.cells.get(name)) is None:
-                row += ["-", printed, "-", "-", "-"]
-                continue
-            best, final = (cell.values("test_accuracy", at) for at in ("best", "final"))
-            gap = "-"
-            if name != "fedavg" and "fedavg" in one.cells:
-                base = one.cells["fedavg"].values("test_accuracy")
-                gap = paired(final, base).text(100)
-            rate = cell.learning_rate
-            texts = [summarise(x).text(100) for x in (best, final)]
-            row += [texts[0], printed, texts[1], gap, f"{rate:g}"]
-        rows.append(row)
+    columns: dict[str, paper.Column] = {}
+    for data, one in used.items():
+        own = {
+            "best": paper.score(TEST, "best"),
+            "paper: best": printed(number, data),
+            "final": paper.score(TEST),
+            "minus FedAvg": paper.minus("fedavg", one.cells, lambda cell: cell.values(TEST)),
+            "learning rate": paper.RATE,
+        }
+        columns |= {f"{NAMES[data]}: {x}": paper.among(one.cells, own[x]) for x in own}
     cells = [cell for one in used.values() for cell in one.cells.values()]
-    seeds = sorted({len(cell.runs) for cell in cells})
-    models = sorted({Path(r.config["model"]["name"]).name for c in cells for r in c.runs.values()})
     notes = dict.fromkeys(note for one in used.values() for note in one.notes)
     about = (
         f"Accuracy of the global model in %; mean ± standard deviation over"
-        f" {' or '.join(map(str, seeds))} seeds. Model: {', '.join(models)}. The best of the"
+        f" {paper.seeds(cells)} seeds. Model: {paper.models(cells)}. The best of the"
         " evaluated rounds is chosen on test examples, so it is optimistic. Differences are of"
         " final accuracies, in points, paired by seed, with the 95 % t interval. The rows with"
         " differential privacy are in the tables of private.py."
     )
     words = {"iid": "IID", "skew": "skewed labels"}[split]
-    return TextTable(f"FRA-LoRA, Table {number}: {words}", header, rows, [about, *notes])
+    title = f"FRA-LoRA, Table {number}: {words}"
+    return paper.table(title, METHODS, {}, columns, [about, *notes])
+
+
+def printed(number: str, data: str) -> paper.Column:
+    """Returns the column of the paper's best accuracies."""
+    return lambda method, _: f"{PAPER.value(number, METHODS[method], NAMES[data]):.2f}"
 
 
 def label_table(number: str, data: str, one: Results) -> TextTable:
@@ -185,60 +167,49 @@ def label_table(number: str, data: str, one: Results) -> TextTable:
 # ----------------------------------------------------------------------------------------- figures
 
 
-def legend(figure: Any, axes: Any) -> None:
-    """Draws one legend for all panels, below them."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-
-
 def local_figure(study: Study, title: str, stem: Path) -> None:
     """Writes one of Figures 3 to 6: each client's accuracy before aggregation, rolling mean."""
-    data: list[dict[str, Any]] = []
-    with style():
-        fig, axes = subplots(1, 2, size=(9.0, 3.6), sharey=True)
-        for client, ax in enumerate(axes):
-            for name, cell in study.chosen().items():
-                by_seed: dict[Any, list[float]] = {}
-                rounds: list[int] = []
-                for seed, run in cell.runs.items():
-                    rows = [row for row in run.rows if "local_accuracy" in row]
-                    rounds = [row["round"] for row in rows]
-                    values = [row["local_accuracy"][row["clients"].index(client)] for row in rows]
-                    percent = [math.nan if x is None else 100 * x for x in values]
-                    by_seed[seed] = rolling(percent, WIDTH)
-                if rounds:
-                    drawn = bands(ax, METHODS.get(name, name), rounds, by_seed)
-                    data += [{"client": client + 1, **row} for row in drawn]
-            ax.set(title=f"{title}, client {client + 1}", xlabel="Communication round")
-            ax.xaxis.get_major_locator().set_params(integer=True)
-        axes[0].set(ylabel=f"Accuracy before aggregation (%),\nrolling mean of {WIDTH} rounds")
-        legend(fig, axes[0])
-    save(fig, stem, data)
+
+    def curve(cell: Cell, client: int) -> paper.Points:
+        by_seed: dict[Any, list[float]] = {}
+        rounds: list[int] = []
+        for seed, run in cell.runs.items():
+            rows = [row for row in run.rows if "local_accuracy" in row]
+            rounds = [row["round"] for row in rows]
+            values = [row["local_accuracy"][row["clients"].index(client)] for row in rows]
+            percent = [math.nan if x is None else 100 * x for x in values]
+            by_seed[seed] = rolling(percent, WIDTH)
+        return rounds, by_seed
+
+    panels = []
+    for client in (0, 1):
+        found = {METHODS.get(x, x): curve(cell, client) for x, cell in study.chosen().items()}
+        look = {"title": f"{title}, client {client + 1}", "xlabel": "Communication round"}
+        if client == 0:
+            look["ylabel"] = f"Accuracy before aggregation (%),\nrolling mean of {WIDTH} rounds"
+        curves = {label: points for label, points in found.items() if points[0]}
+        panels.append(paper.Panel(curves, look, {"client": client + 1}))
+    paper.draw(stem, panels, (1, 2), size=(9.0, 3.6), sharey=True)
 
 
 def error_figure(one: Results, stem: Path) -> None:
     """Writes Figure 7: aggregation errors of FedAvg and FRA in the first rounds."""
-    metrics = {
-        "aggregation_error": "Aggregation error (Frobenius)",
-        "aggregation_error_relative": "Error / norm of the exact average",
-    }
-    data: list[dict[str, Any]] = []
-    with style():
-        fig, axes = subplots(1, 2, size=(9.0, 3.6))
-        for (metric, label), ax in zip(metrics.items(), axes, strict=True):
-            for name in ("fedavg", "fra"):
-                by_seed, rounds = {}, []
-                for seed, run in one.cells[name].runs.items():
-                    rows = [row for row in run.rows[1 : FIRST + 1] if metric in row]
-                    rounds = [row["round"] for row in rows]
-                    by_seed[seed] = [row[metric] for row in rows]
-                drawn = bands(ax, METHODS[name], rounds, by_seed)
-                data += [{"metric": metric, **row} for row in drawn]
-            ax.set(xlabel="Communication round", ylabel=label)
-            ax.set_ylim(bottom=0)
-            ax.xaxis.get_major_locator().set_params(integer=True)
-        legend(fig, axes[0])
-    save(fig, stem, data)
+
+    def curve(cell: Cell, metric: str) -> paper.Points:
+        rows = {
+            seed: [row for row in run.rows[1 : FIRST + 1] if metric in row]
+            for seed, run in cell.runs.items()
+        }
+        rounds = [row["round"] for row in [*rows.values()][-1]]
+        return rounds, {seed: [row[metric] for row in found] for seed, found in rows.items()}
+
+    labels = ("Aggregation error (Frobenius)", "Error / norm of the exact average")
+    panels = []
+    for metric, label in zip(("aggregation_error", RELATIVE), labels, strict=True):
+        curves = {METHODS[x]: curve(one.cells[x], metric) for x in ("fedavg", "fra")}
+        look = {"xlabel": "Communication round", "ylabel": label, "ylim": (0, None)}
+        panels.append(paper.Panel(curves, look, {"metric": metric}))
+    paper.draw(stem, panels, (1, 2), size=(9.0, 3.6))
 
 
 def parts(found: Sequence[Study], out: Path) -> dict[str, Callable[[], TextTable | None]]:
@@ -265,22 +236,7 @@ def parts(found: Sequence[Study], out: Path) -> dict[str, Callable[[], TextTable
 
 def main(words: Sequence[str] | None = None) -> None:
     """Writes all tables and figures that the given sweeps have runs for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps")
-    parser.add_argument("--out", required=True, type=Path, help="directory for the files")
-    parser.add_argument("--only", metavar="NAME", help="write this one alone, such as table1")
-    a = parser.parse_args(words)
-    a.out.mkdir(parents=True, exist_ok=True)
-    known = parts(studies(a.sweeps), a.out)
-    wanted = ALL if a.only is None else [a.only]
-    for name in (name for name in wanted if name in known):
-        if (table := known[name]()) is not None:
-            table.write(a.out / name)
-            print(table.markdown())
-        else:
-            print(f"{name}: {a.out}/{name}.png, .svg, .pdf and .csv\n")
-    if absent := [name for name in wanted if name not in known]:
-        print(f"left out, no runs: {', '.join(absent)}")
+    paper.report(words, __doc__, ALL, parts)
 
 
 if __name__ == "__main__":
