@@ -1,9 +1,12 @@
 """FLoRA-NA equals alternating least squares over dense matrices in NumPy float64."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 import slow_lora
 import toy
 from closeness import ROUNDOFF, approx, assert_close
@@ -34,7 +37,7 @@ def fitted(a, b, weights, steps):
 
 
 class SlowFLoRANA(Slow):
-    rate = 0.5
+    optimizer = functools.partial(reference.Sgd, 0.5)
 
     def aggregate(self, uploads, weights, number):
         super().aggregate(uploads, weights, number)

@@ -486,13 +486,12 @@ def test_unchanged_clients_have_an_update_norm_of_zero(name):
 
 def trained_by_hand(client, dropout):
     """Returns a client's leaves after plain SGD in round 1, in float64."""
-    model = toy.model()
-    frozen, leaves = reference.leaves64(model.frozen), reference.leaves64(model.trainable)
-    options = {"batch_size": 4, "epochs": 1, "dropout": dropout}
-    for x, labels, kept in reference.local_batches(FEDERATION, client, 1, **options):
-        by = reference.gradients(frozen, leaves, x, labels, kept)
-        leaves = {**leaves, **{n: leaves[n] - 0.1 * by[n] for n in toy.SHARED}}
-    return leaves
+    slow = reference.Slow(
+        **{"model": toy.model(), "federation": FEDERATION, "shared": toy.SHARED},
+        optimizer=functools.partial(reference.Sgd, 0.1),
+        local={"batch_size": 4, "epochs": 1, "dropout": dropout},
+    )
+    return slow.train(client, 1)
 
 
 LIKE_FEDAVG = ("fedavg", "fedavg_fra", "fednova", "fedex", "flora", "fra_ffa_plateau", "scaffold")

@@ -26,14 +26,8 @@ SGD = optax.sgd(RATE)
 class SlowSB(Slow):
     """LoRA-SB's layer: the gradient of R is the projection of the kernel's."""
 
-    trained, model, size_weights = ("layer.sb_r",), staticmethod(toy_cores.sb_model), False
-
-    def __init__(self):
-        model = self.model()
-        self.shared = (*toy.HEAD, *self.trained)
-        self.kernel = np.asarray(model.frozen["layer.base.kernel"], float)
-        self.leaves = reference.leaves64(model.trainable)
-        self.own = [{} for _ in slow_lora.SIZES]
+    shared, model, size_weights = (*toy.HEAD, "layer.sb_r"), toy_cores.sb_model(), False
+    optimizer = functools.partial(reference.Sgd, RATE)
 
     def change(self, p):
         return p["layer.sb_a"] @ p["layer.sb_r"] @ p["layer.sb_b"]
@@ -41,19 +35,15 @@ class SlowSB(Slow):
     def by_adapter(self, p, g, number):
         return {"layer.sb_r": p["layer.sb_a"].T @ g @ p["layer.sb_b"].T}
 
-    def train(self, client, number):
-        p = self.start(client, number)
-        for batch in slow_lora.batches(client, number):
-            g, head = reference.by_kernel(self.kernel + self.change(p), p, *batch)
-            by = {**head, **self.by_adapter(p, g, number)}
-            p = {**p, **{n: p[n] - RATE * by[n] for n in by}}
-        return p
+    def gradient(self, p, batch, client, number):
+        g, head = reference.by_kernel(self.kernel + self.change(p), p, *batch)
+        return {**head, **self.by_adapter(p, g, number)}
 
 
 class SlowRavan(SlowSB):
     """RAVAN's Algorithm 1, head by head."""
 
-    trained, model = ("layer.ravan_h",), staticmethod(toy_cores.ravan_model)
+    shared, model = (*toy.HEAD, "layer.ravan_h"), toy_cores.ravan_model()
 
     def __init__(self):
         super().__init__()
@@ -80,8 +70,8 @@ class SlowRavan(SlowSB):
 class SlowSLoRA(SlowSB):
     """One round of stage 1, then the SVD, then a round of stage 2; clients count by size."""
 
-    trained, size_weights = ("layer.lora_a", "layer.lora_b", "layer.sparse_values"), True
-    model = staticmethod(toy_cores.slora_model)
+    shared = (*toy.SHARED, "layer.sparse_values")
+    model, size_weights = toy_cores.slora_model(), True
 
     def change(self, p):
         dense = np.zeros(self.kernel.size)

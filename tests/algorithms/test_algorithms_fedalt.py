@@ -64,31 +64,35 @@ def gradients(kernel, leaves, rest, x, labels):
     }
 
 
-class SlowFedALT:
+class SlowFedALT(slow_lora.Slow):
     """The authors' loop over all clients; a client that rests keeps its last LoRA."""
 
-    def __init__(self, members, head="private"):
-        start = reference.leaves64(MODEL.trainable)
-        start |= {own: start[rest] for own, rest in zip(OWN, REST, strict=True)}
-        kernel = reference.leaves64(MODEL.frozen)["layer.base.kernel"]
-        self.own = [{n: start[n] for n in PRIVATE} for _ in slow_lora.SIZES]
-        for number, cohort in members.items():
-            before = [dict(leaves) for leaves in self.own]
-            for c in cohort:
-                rest = self.rest(before, c)
-                for x, labels, _ in slow_lora.batches(c, number):
-                    by = gradients(kernel, self.own[c], rest, x, labels)
-                    self.own[c] = {n: v - RATE * by[n] for n, v in self.own[c].items()}
-            if head == "shared":
-                for n in toy.HEAD:
-                    new = np.mean([self.own[c][n] for c in cohort], axis=0)
-                    for leaves in self.own:
-                        leaves[n] = new
+    model, private, optimizer = MODEL, PRIVATE, functools.partial(reference.Sgd, RATE)
+    size_weights = False
 
-    @staticmethod
-    def rest(clients, c):
+    def __init__(self, head="private"):
+        super().__init__(shared=toy.HEAD if head == "shared" else ())
+        for leaves in self.own:
+            leaves |= {own: self.leaves[rest] for own, rest in zip(OWN, REST, strict=True)}
+
+    def gradient(self, leaves, batch, client, number):
+        return gradients(self.kernel, leaves, self.rest(client), *batch[:2])
+
+    def work(self, client, number):
+        """What others average is what clients kept before the round."""
+        return self.train(client, number), self.own[client]
+
+    def aggregate(self, uploads, weights, number):
+        for client, upload in zip(self.members, uploads, strict=True):
+            self.own[client] = {n: upload[n] for n in PRIVATE}
+        super().aggregate(uploads, weights, number)
+        for leaves in self.own:
+            leaves |= {n: self.leaves[n] for n in self.shared}
+
+    def rest(self, client):
         """Returns the mean of A and of B of the other clients."""
-        return [np.mean([v[n] for j, v in enumerate(clients) if j != c], axis=0) for n in OWN]
+        others = [leaves for c, leaves in enumerate(self.own) if c != client]
+        return [np.mean([leaves[n] for leaves in others], axis=0) for n in OWN]
 
 
 @functools.cache
@@ -101,14 +105,14 @@ def played(head):
 @pytest.mark.parametrize("head", ["private", "shared"])
 def test_rounds_equal_the_slow_reference(head):
     rig, results = played(head)
-    slow = SlowFedALT(slow_lora.COHORTS, head)
+    slow = SlowFedALT(head).run()
     last, broadcast = results[-1], rig.algorithm.server.broadcast(results[-1].server)
     for c, expected in enumerate(slow.own):
         kept = {n: x[c] for n, x in last.client_state.items()}
         model = rig.algorithm.model(broadcast, kept)
         for n in PRIVATE:
             assert_close(model[n], expected[n], rtol=0, atol=1e-5)
-        for n, x in zip(REST, slow.rest(slow.own, c), strict=True):
+        for n, x in zip(REST, slow.rest(c), strict=True):
             assert_close(model[n], x, rtol=0, atol=1e-5)
 
 

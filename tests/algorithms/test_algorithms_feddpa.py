@@ -31,14 +31,9 @@ def product(p, path):
 class Slow(slow_lora.Slow):
     """FedDPA-T; both adapters are trained one after the other, as in the authors' code."""
 
-    trains_local, size_weights = True, False
+    model, trains_local, size_weights = MODEL, True, False
     shared = (f"{G}.lora_a", f"{G}.lora_b", *toy.HEAD)
     private = (f"{L}.lora_a", f"{L}.lora_b", REFERENCE)
-
-    def __init__(self):
-        self.leaves = reference.leaves64(MODEL.trainable)
-        self.kernel = np.asarray(MODEL.frozen["layer.base.kernel"], float)
-        self.own = [{n: self.leaves[n] for n in self.private} for _ in slow_lora.SIZES]
 
     def adapter_step(self, p, path, share, kernel, batch):
         g, head = reference.by_kernel(kernel, p, *batch)

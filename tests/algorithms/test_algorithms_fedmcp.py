@@ -189,38 +189,35 @@ def paper_gradient(options):
     return jax.jit(jax.grad(functools.partial(paper_loss, o=dict(options))))
 
 
-def paper(options, per_round, weights="uniform", adams=None):
-    """Returns (global adapter, client states) after two rounds of SGD.
+class Slow(reference.Slow):
+    """The paper's loop; with ``adams``, an optimizer for each client steps over all rounds."""
 
-    With ``adams``, an optimizer for each client makes its steps, over all rounds.
-    """
+    model, federation, shared, private = MODEL, FEDERATION, GLOBAL, OWN
+    size_weights, adams = False, None
+
+    def train(self, client, number):
+        p, key = self.start(client, number), client_key(stream(0, "clients"), number, client)
+        columns, received = FEDERATION.data.columns, {n: self.leaves[n] for n in GLOBAL}
+        frozen = {"layer.kernel": self.kernel}
+        order = host_rng(0, "order", number, client).permutation(FEDERATION.indices[client])
+        for step, begin in enumerate(range(0, len(order), BATCH), 1):
+            rows = order[begin : begin + BATCH]
+            masks = masks_of(jax.random.fold_in(key, step), len(rows))
+            x, tokens = (columns[n][rows].astype(float) for n in ("x", "attention_mask"))
+            facts = (columns["labels"][rows], COUNTS[client], masks)
+            with jax.enable_x64(True):
+                gradient = self.derive(p, frozen, received, x, tokens, *facts)
+            optimizer = self.adams[client] if self.adams else reference.Sgd(RATE)
+            p = reference.moved(optimizer, p, {n: np.asarray(g) for n, g in gradient.items()})
+        return p
+
+
+def paper(options, per_round, **more):
+    """Returns the slow federation after two rounds of SGD."""
     defaults = {"gamma": 0.5, "mu": 0.05, "similarity": "cka", "pooling": "mean"}
     o = {**defaults, "private_rep": "private_only", "stop": False, **options}
-    columns, start = FEDERATION.data.columns, reference.leaves64(MODEL.trainable)
-    frozen, server = reference.leaves64(MODEL.frozen), {n: start[n] for n in GLOBAL}
-    own = [{n: start[n] for n in OWN} for _ in COUNTS]
-    for number in (1, 2):
-        members, sizes = reference.cohort_of(FEDERATION, number, per_round)
-        uploads = []
-        for c in members:
-            p, key = {**server, **own[c]}, client_key(stream(0, "clients"), number, c)
-            order = host_rng(0, "order", number, c).permutation(FEDERATION.indices[c])
-            for step, begin in enumerate(range(0, len(order), BATCH), 1):
-                rows = order[begin : begin + BATCH]
-                masks = masks_of(jax.random.fold_in(key, step), len(rows))
-                x, tokens = columns["x"][rows], columns["attention_mask"][rows]
-                arguments = (x.astype(float), tokens.astype(float), columns["labels"][rows])
-                with jax.enable_x64(True):
-                    derive = paper_gradient(tuple(o.items()))
-                    gradient = derive(p, frozen, server, *arguments, COUNTS[c], masks)
-                optimizer = adams[c] if adams else reference.Sgd(RATE)
-                optimizer.count += 1
-                p = {n: p[n] + optimizer(n, np.asarray(gradient[n])) for n in p}
-            own[c] = {n: p[n] for n in own[c]}
-            uploads.append(p)
-        sizes = sizes if weights == "size" else None
-        server = {n: np.average([u[n] for u in uploads], axis=0, weights=sizes) for n in server}
-    return server, own
+    slow = Slow(derive=paper_gradient(tuple(o.items())), **more)
+    return slow.run(reference.cohorts(FEDERATION, per_round))
 
 
 def masks_of(key, rows):
@@ -261,7 +258,7 @@ def two_rounds(algorithm, **options):
 
 def compare(result, kept, expected):
     """Asserts that a round ends as the paper's loop; ``kept`` are the leaves of the clients."""
-    server, own = expected
+    server, own = expected.leaves, expected.own
     assert (set(result.server), set(kept)) == (set(GLOBAL), set(OWN))
     for name in GLOBAL:
         assert_close(result.server[name], server[name], rtol=0, atol=1e-5)
@@ -286,7 +283,9 @@ def compare(result, kept, expected):
 @pytest.mark.sample("cosine-*", "debiased-*", "dual-*", "fedmatch*")
 def test_rounds_are_the_paper_s_loop(case, lanes, per_round, weights):
     result = two_rounds(algorithm_of(case, weights), lanes=lanes, per_round=per_round)
-    compare(result, result.client_state, paper(CASES[case], per_round, weights))
+    compare(
+        result, result.client_state, paper(CASES[case], per_round, size_weights=weights == "size")
+    )
 
 
 def test_the_defaults_are_the_paper_s():

@@ -1,5 +1,7 @@
 """FedMomentum equals a loop over clients in NumPy float64 with a dense SVD."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -21,7 +23,7 @@ SGD = optax.sgd(0.5)
 
 
 class SlowFedMomentum(Slow):
-    rate = 0.5
+    optimizer = functools.partial(reference.Sgd, 0.5)
 
     def __init__(self, energy=0.9999):
         super().__init__()

@@ -50,28 +50,26 @@ def gradients(kernel, leaves, x, labels):
     return by
 
 
-class SlowHiLoRA:
+class SlowHiLoRA(slow_lora.Slow):
     """The formulas of the file's head, with every matrix dense and clusters by brute force."""
 
+    model, optimizer = MODEL, functools.partial(reference.Sgd, RATE)
+    shared = (*toy.HEAD, *factors("root"))
+
     def __init__(self, head):
-        start = reference.leaves64(MODEL.trainable)
-        self.kernel = reference.leaves64(MODEL.frozen)["layer.base.kernel"]
-        self.shared = {n: start[n] for n in (*toy.HEAD, *factors("root"))}
-        leaf = {n: start[n] for n in factors("leaf")}
         own_head = toy.HEAD if head == "private" else ()
-        self.own = [{**leaf, **{n: start[n] for n in own_head}} for _ in SIZES]
-        self.first = {n: start[n] for n in factors("cluster")}
-        self.clusters, self.assignment = {}, None
-        self.smooth, self.head = {}, head
+        super().__init__(head=head, private=(*factors("leaf"), *own_head))
+        self.clusters, self.assignment, self.smooth = {}, None, {}
 
-    def cluster_of(self, c):
-        """Returns the cluster's LoRA of a client."""
-        if self.assignment is None:
-            return self.first
-        return self.clusters.get(self.assignment[c], self.first)
+    def start(self, client, number):
+        """Returns the leaves of a client, with those of its cluster."""
+        cluster = self.clusters.get(self.assignment[client], {}) if self.assignment else {}
+        return {**self.leaves, **cluster, **self.own[client]}
 
-    def leaves(self, c):
-        return {**self.shared, **self.cluster_of(c), **self.own[c]}
+    def names(self, number):
+        """Returns the leaves of the stage."""
+        tier = STAGES[number]
+        return [*factors(tier), *(toy.HEAD if self.head == "private" or tier != "leaf" else ())]
 
     def penalty(self, leaves, tier, own):
         """Returns the penalty on the tier's B, which is ``own`` in place of that of the leaves."""
@@ -82,18 +80,12 @@ class SlowHiLoRA:
             total += OPTIONS["cluster_penalty"] * np.linalg.norm(b @ cluster.T) ** 2
         return total
 
-    def train(self, c, number):
-        tier, leaves = STAGES[number], self.leaves(c)
-        trained, b = [*factors(tier)], factors(tier)[1]
-        if self.head == "private" or tier != "leaf":
-            trained += toy.HEAD
-        for x, labels, _ in slow_lora.batches(c, number):
-            by = gradients(self.kernel, leaves, x, labels)
-            if tier != "root":
-                penalty = functools.partial(self.penalty, leaves, tier)
-                by[b] = by[b] + reference.slopes(penalty, {b: leaves[b]})[b]
-            leaves = {**leaves, **{n: leaves[n] - RATE * by[n] for n in trained}}
-        return leaves
+    def gradient(self, leaves, batch, client, number):
+        tier, by = STAGES[number], gradients(self.kernel, leaves, *batch[:2])
+        if tier != "root":
+            b, penalty = factors(tier)[1], functools.partial(self.penalty, leaves, tier)
+            by[b] = by[b] + reference.slopes(penalty, {b: leaves[b]})[b]
+        return {n: by[n] for n in self.names(number)}
 
     def average(self, tier, uploads, weights):
         """Returns the best factors of the average product, A with the singular values."""
@@ -112,31 +104,24 @@ class SlowHiLoRA:
         largest = max(set(labels), key=labels.count)
         self.assignment = [labels[met.index(c)] if c in met else largest for c in range(len(SIZES))]
 
-    def run(self, cohorts):
-        for number, members in cohorts.items():
-            tier, uploads = STAGES[number], {c: self.train(c, number) for c in members}
-            weights = {c: SIZES[c] for c in members}
-            for c, u in uploads.items():
-                self.own[c] = {n: u[n] for n in self.own[c]}
-            if tier != "leaf" and self.head == "shared":
-                for n in toy.HEAD:
-                    every = [u[n] for u in uploads.values()]
-                    self.shared[n] = np.average(every, axis=0, weights=[*weights.values()])
-            if tier == "root":
-                self.shared |= self.average(tier, [*uploads.values()], [*weights.values()])
-                for c, u in uploads.items():
-                    unit = u[factors("root")[1]] / np.linalg.norm(u[factors("root")[1]])
-                    decay = OPTIONS["decay"] if c in self.smooth else 0
-                    self.smooth[c] = decay * self.smooth.get(c, 0) + (1 - decay) * unit
-            if tier == "cluster":
-                for j in {self.assignment[c] for c in members}:
-                    part = [c for c in members if self.assignment[c] == j]
-                    self.clusters[j] = self.average(
-                        tier, [uploads[c] for c in part], [weights[c] for c in part]
-                    )
-            if number == OPTIONS["root_rounds"]:
-                self.group()
-        return self
+    def aggregate(self, uploads, weights, number):
+        tier, pairs = STAGES[number], list(zip(uploads, weights, strict=True))
+        if tier != "leaf" and self.head == "shared":
+            self.leaves |= {n: slow_lora.mean(uploads, weights, n) for n in toy.HEAD}
+        if tier == "root":
+            self.leaves |= self.average(tier, uploads, weights)
+            for c, upload in zip(self.members, uploads, strict=True):
+                unit = upload[factors("root")[1]] / np.linalg.norm(upload[factors("root")[1]])
+                decay = OPTIONS["decay"] if c in self.smooth else 0
+                self.smooth[c] = decay * self.smooth.get(c, 0) + (1 - decay) * unit
+        if tier == "cluster":
+            for j in {self.assignment[c] for c in self.members}:
+                part = [
+                    x for c, x in zip(self.members, pairs, strict=True) if self.assignment[c] == j
+                ]
+                self.clusters[j] = self.average(tier, *zip(*part, strict=True))
+        if number == OPTIONS["root_rounds"]:
+            self.group()
 
 
 def groups(labels):
@@ -160,10 +145,10 @@ def test_rounds_equal_the_slow_reference_in_every_stage(head):
         assert groups(labels) == groups(slow.assignment)
         for c in range(len(SIZES)):
             kept = jax.tree.map(lambda x, c=c: x[c], result.client_state)
-            model, expected = rig.algorithm.model(broadcast, kept), slow.leaves(c)
-            assert model.keys() == expected.keys()
-            for n, x in expected.items():
-                assert_close(model[n], x, rtol=0, atol=1e-5, err_msg=f"{c} {n}")
+            model, expected = rig.algorithm.model(broadcast, kept), slow.start(c, last)
+            assert model.keys() == {*SHARED, *factors("leaf")}
+            for n, x in model.items():
+                assert_close(x, expected[n], rtol=0, atol=1e-5, err_msg=f"{c} {n}")
     assert 1 < len(groups(labels)) < 4, "clusters of several clients, and several clusters"
 
 
@@ -174,7 +159,7 @@ def test_the_average_of_a_stage_is_measured():
     a, b = factors("root")
     sizes = [SIZES[c] for c in COHORTS[1]]
     exact = np.average([S * u[a] @ u[b] for u in uploads], axis=0, weights=sizes)
-    lost = np.linalg.norm(S * slow.shared[a] @ slow.shared[b] - exact)
+    lost = np.linalg.norm(S * slow.leaves[a] @ slow.leaves[b] - exact)
     first, cluster, leaf = (results[i].aggregation for i in (0, 3, 5))
     assert first["aggregation_error"] == approx(lost, rel=1e-3)
     total = first["aggregation_error"]  # sqrt(x²) of the only matrix

@@ -58,13 +58,13 @@ class SlowEverySecond(SlowFedSVD):
 class SlowFair(Slow):
     """Proximal gradient descent with a numerical derivative of the cosine, entry by entry."""
 
-    lam, step_size, steps = 5e-4, 0.1, 3
+    lam, step_size, corrections = 5e-4, 0.1, 3
 
     def distance(self, exact, change):
         made = self.leaves[A] @ (self.leaves[B] + change)
         return 1 - (exact * made).sum() / np.linalg.norm(exact) / np.linalg.norm(made)
 
-    def gradient(self, exact, change):
+    def slope(self, exact, change):
         gradient, h = np.zeros_like(change), 1e-6
         for place in np.ndindex(*change.shape):
             one = np.zeros_like(change)
@@ -76,8 +76,8 @@ class SlowFair(Slow):
     def correction(self, exact):
         change = np.zeros_like(self.leaves[B])
         step = self.step_size * (self.leaves[B] ** 2).sum()
-        for _ in range(self.steps):
-            change = change - step * self.gradient(exact, change)
+        for _ in range(self.corrections):
+            change = change - step * self.slope(exact, change)
             length = np.linalg.norm(change)
             assert length > step * self.lam, "the case should move B"
             change = change / length * (length - step * self.lam)

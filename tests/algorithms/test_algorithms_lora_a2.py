@@ -1,5 +1,7 @@
 """LoRA-A² equals a loop over clients in NumPy float64, written from the paper's formulas."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,22 +25,20 @@ SGD = optax.sgd(RATE)
 
 
 class SlowLoRAA2(Slow):
-    """Plain SGD; ``budgets`` by client, cycled."""
+    """``budgets`` by client, cycled."""
+
+    optimizer = functools.partial(reference.Sgd, RATE)
 
     def __init__(self, budgets=(1,), ratio=1.0):
         super().__init__()
         self.budgets, self.ratio = budgets, ratio
 
+    def gradient(self, leaves, batch, client, number):
+        by = super().gradient(leaves, batch, client, number)
+        return by | ({A: 0 * by[A], B: self.ratio * by[B]} if number % 2 else {B: 0 * by[B]})
+
     def train(self, client, number):
-        leaves, on_b = dict(self.leaves), number % 2 == 1
-        frozen = {"layer.kernel": self.kernel}
-        for x, labels, kept in slow_lora.batches(client, number):
-            by = reference.gradients(frozen, leaves, x, labels, kept)
-            rates = dict.fromkeys(toy.HEAD, RATE) | {
-                B: self.ratio * RATE * on_b,
-                A: RATE * (not on_b),
-            }
-            leaves |= {n: leaves[n] - rate * by[n] for n, rate in rates.items()}
+        leaves, on_b = super().train(client, number), number % 2 == 1
         scores = []
         for i in range(toy.RANK):
             if on_b:

@@ -33,122 +33,101 @@ def drawn_steps(client, number):
     return int(host_rng(0, "work", number, client).integers(1, MOST_STEPS + 1))
 
 
-def train(theta, own, client, number, optimizer, stiff=0.0, extra=None, *, drawn=False):
-    """Returns a client's leaves after its local steps, and their number.
+class Slow(reference.Slow):
+    """The common part of the references."""
 
-    To the gradient of a shared leaf ``stiff`` times its way from ``theta`` and ``extra`` are added.
-    ``drawn``: the number of steps is drawn; otherwise it is that of one epoch.
-    """
-    frozen, start = reference.leaves64(MODEL.frozen), reference.leaves64(MODEL.trainable)
-    leaves = {**start, **theta, **own}
-    options = {"batch_size": 4, "epochs": MOST_STEPS if drawn else 1, "dropout": False}
-    batches = reference.local_batches(FEDERATION, client, number, **options)
-    if drawn:
-        batches = itertools.islice(batches, drawn_steps(client, number))
-    for x, labels, kept in batches:
-        optimizer.count += 1
-        by = reference.gradients(frozen, leaves, x, labels, kept)
-        for n in theta:
-            by[n] = by[n] + stiff * (leaves[n] - theta[n]) + (extra[n] if extra else 0.0)
-        leaves = {**leaves, **{n: leaves[n] + optimizer(n, by[n]) for n in (*theta, *own)}}
-    return leaves, optimizer.count
+    model, federation = MODEL, FEDERATION
 
-
-class Slow:
-    """The common part of the references: the leaves, and the work of the clients."""
-
-    def __init__(self, head, per_round, drawn):
+    def __init__(self, optimizer, head, drawn, **options):
         shared, private = HEADS[head]
-        start = reference.leaves64(MODEL.trainable)
-        self.theta = {n: start[n] for n in shared}
-        self.own = [{n: start[n] for n in private} for _ in SIZES]
-        self.zero = {n: np.zeros_like(x) for n, x in self.theta.items()}
-        self.per_round, self.drawn = per_round, drawn
+        super().__init__(
+            optimizer=optimizer, shared=shared, private=private, drawn=drawn, **options
+        )
+        self.zero = {n: np.zeros_like(self.leaves[n]) for n in shared}
+        self.correction, self.corrections = self.zero, [self.zero for _ in SIZES]
 
-    def trained(self, number, optimizer, stiff=0.0, extra=None):
-        """Returns (client, leaves, steps) of a round's members, and their weights by size."""
-        members, sizes = reference.cohort_of(FEDERATION, number, self.per_round)
-        found = []
-        for k in members:
-            more = None if extra is None else extra[k]
-            start = (self.theta, self.own[k], k, number, optimizer(), stiff, more)
-            leaves, steps = train(*start, drawn=self.drawn)
-            self.own[k] = {n: leaves[n] for n in self.own[k]}
-            found.append((k, leaves, steps))
-        return found, sizes
+    def batches(self, client, number):
+        """Yields the batches of one epoch, or of as many steps as the client has drawn."""
+        if not self.drawn:
+            return super().batches(client, number)
+        options = {**self.local, "epochs": MOST_STEPS}
+        batches = reference.local_batches(FEDERATION, client, number, **options)
+        return itertools.islice(batches, drawn_steps(client, number))
 
+    def pull(self, leaves, n, client):
+        """Returns what is added to the gradient of a shared leaf."""
+        return 0.0
 
-def mean_of(uploads, sizes=None):
-    """Returns the mean of dicts of leaves."""
-    return {n: np.average([u[n] for u in uploads], axis=0, weights=sizes) for n in uploads[0]}
-
-
-def shared_of(world, found):
-    """Returns the uploads: the shared leaves of all clients."""
-    return [{n: leaves[n] for n in world.theta} for _, leaves, _ in found]
+    def gradient(self, leaves, batch, client, number):
+        by = super().gradient(leaves, batch, client, number)
+        return by | {n: by[n] + self.pull(leaves, n, client) for n in self.shared}
 
 
-def slow_fedprox(optimizer, world, mu):
-    for number in (1, 2):
-        found, sizes = world.trained(number, optimizer, mu)
-        world.theta = mean_of(shared_of(world, found), sizes)
-    return {}
+class SlowFedProx(Slow):
+    def pull(self, leaves, n, client):
+        return self.mu * (leaves[n] - self.leaves[n])
 
 
-def slow_scaffold(optimizer, world, learning_rate, server_learning_rate=1.0):
-    c, c_k = world.zero, [world.zero for _ in SIZES]
-    for number in (1, 2):
-        received, changes = world.theta, []
-        drifts = [{n: c[n] - own[n] for n in received} for own in c_k]
-        found, _ = world.trained(number, optimizer, extra=drifts)
-        for k, leaves, steps in found:
-            way = {n: (received[n] - leaves[n]) / (steps * learning_rate) for n in received}
-            changes.append({n: way[n] - c[n] for n in received})
-            c_k[k] = {n: c_k[k][n] + x for n, x in changes[-1].items()}
-        mean = mean_of(shared_of(world, found))
-        world.theta = {n: x + server_learning_rate * (mean[n] - x) for n, x in received.items()}
-        c = {n: c[n] + sum(d[n] for d in changes) / len(SIZES) for n in received}
-    return {"control": c, "controls": c_k}
+class SlowScaffold(Slow):
+    size_weights, server_learning_rate = False, 1.0
+
+    def pull(self, leaves, n, client):
+        return self.correction[n] - self.corrections[client][n]
+
+    def aggregate(self, uploads, weights, number):
+        c, received, changes = self.correction, dict(self.leaves), []
+        for k, upload in zip(self.members, uploads, strict=True):
+            divisor = self.steps[k] * self.learning_rate
+            changes.append({n: (received[n] - upload[n]) / divisor - c[n] for n in c})
+            self.corrections[k] = {n: self.corrections[k][n] + x for n, x in changes[-1].items()}
+        for n, x in reference.average(uploads).items():
+            self.leaves[n] = received[n] + self.server_learning_rate * (x - received[n])
+        self.correction = {n: c[n] + sum(d[n] for d in changes) / len(SIZES) for n in c}
 
 
-def slow_feddyn(optimizer, world, alpha):
-    h, g = world.zero, [world.zero for _ in SIZES]
-    for number in (1, 2):
-        received = world.theta
-        linear = [{n: -x for n, x in own.items()} for own in g]
-        found, _ = world.trained(number, optimizer, alpha, linear)
-        for k, leaves, _ in found:
-            g[k] = {n: x - alpha * (leaves[n] - received[n]) for n, x in g[k].items()}
-        uploads = shared_of(world, found)
-        moves = {n: sum(u[n] - received[n] for u in uploads) for n in received}
-        h = {n: h[n] - alpha / len(SIZES) * moves[n] for n in received}
-        world.theta = {n: x - h[n] / alpha for n, x in mean_of(uploads).items()}
-    return {"moved": {n: -h[n] / alpha for n in h}, "gradients": g}
+class SlowFedDyn(Slow):
+    """``correction`` is -h / alpha, by which the server moves the average."""
+
+    size_weights = False
+
+    def pull(self, leaves, n, client):
+        return self.alpha * (leaves[n] - self.leaves[n]) - self.corrections[client][n]
+
+    def aggregate(self, uploads, weights, number):
+        received = dict(self.leaves)
+        for k, upload in zip(self.members, uploads, strict=True):
+            g = self.corrections[k]
+            self.corrections[k] = {n: g[n] - self.alpha * (upload[n] - received[n]) for n in g}
+        for n in self.shared:
+            moves = sum(u[n] - received[n] for u in uploads)
+            self.correction = {**self.correction, n: self.correction[n] + moves / len(SIZES)}
+            mean = np.mean([u[n] for u in uploads], axis=0)
+            self.leaves[n] = mean + self.correction[n]
 
 
-def slow_fednova(optimizer, world, momentum):
-    for number in (1, 2):
-        received, directions, lengths = world.theta, [], []
-        found, sizes = world.trained(number, optimizer)
-        for _, leaves, steps in found:
+class SlowFedNova(Slow):
+    def aggregate(self, uploads, weights, number):
+        received, directions, lengths = dict(self.leaves), [], []
+        for k, upload in zip(self.members, uploads, strict=True):
             # The weight of the gradient of step i in the last model: 1 + ρ + ... + ρ^(steps-1-i).
-            a = [sum(momentum**j for j in range(steps - i)) for i in range(steps)]
+            steps = self.steps[k]
+            a = [sum(self.momentum**j for j in range(steps - i)) for i in range(steps)]
             lengths.append(sum(a))
-            directions.append({n: (leaves[n] - received[n]) / sum(a) for n in received})
-        effective, mean = np.average(lengths, weights=sizes), mean_of(directions, sizes)
-        world.theta = {n: x + effective * mean[n] for n, x in received.items()}
-    return {}
+            directions.append({n: (upload[n] - received[n]) / sum(a) for n in self.shared})
+        effective = np.average(lengths, weights=weights)
+        for n, x in reference.average(directions, weights).items():
+            self.leaves[n] = received[n] + effective * x
 
 
-def slow_fedopt(optimizer, world, serve):
+class SlowFedOpt(Slow):
     """``serve(m, v, change)`` returns the server's (m, v, step)."""
-    state = dict.fromkeys(world.theta, (0.0, 0.0))
-    for number in (1, 2):
-        found, sizes = world.trained(number, optimizer)
-        for n, x in mean_of(shared_of(world, found), sizes).items():
-            *state[n], step = serve(*state[n], x - world.theta[n])
-            world.theta = {**world.theta, n: world.theta[n] + step}
-    return {}
+
+    def aggregate(self, uploads, weights, number):
+        state = vars(self).setdefault("state", dict.fromkeys(self.shared, (0.0, 0.0)))
+        for n in self.shared:
+            change = np.average([u[n] for u in uploads], axis=0, weights=weights) - self.leaves[n]
+            *state[n], step = self.serve(*state[n], change)
+            self.leaves[n] = self.leaves[n] + step
 
 
 def avgm(m, v, change):
@@ -179,14 +158,14 @@ def unwarned(optimizer, **options):
 
 
 def case(optimizer, fast, slow, options, slow_options=None):
-    """Returns (algorithm without its head, reference without its world)."""
+    """Returns (algorithm without its head, reference without its head and work)."""
     ours, theirs = OPTIMIZERS[optimizer]
     slow_options = options if slow_options is None else slow_options
     return functools.partial(fast, ours, **options), functools.partial(slow, theirs, **slow_options)
 
 
 def opt_case(optimizer, fast, options, serve):
-    return case(optimizer, fast, slow_fedopt, options, {"serve": serve})
+    return case(optimizer, fast, SlowFedOpt, options, {"serve": serve})
 
 
 SCAFFOLD = {"learning_rate": RATE, "server_learning_rate": 0.8}
@@ -194,16 +173,14 @@ AVGM = {"momentum": 0.7, "server_learning_rate": 0.6}
 OF_ADAM = adaptive(lambda v, d: 0.9 * v + 0.1 * d**2)
 OF_YOGI = adaptive(lambda v, d: v - 0.1 * d**2 * np.sign(v - d**2))
 CASES = {
-    "fedprox sgd": case("sgd", fp.algorithms.fedprox, slow_fedprox, {"mu": 0.9}),
-    "fedprox adam": case("adam", fp.algorithms.fedprox, slow_fedprox, {"mu": 0.9}),
-    "scaffold sgd": case("sgd", fp.algorithms.scaffold, slow_scaffold, SCAFFOLD),
-    "scaffold adam": case("adam", unwarned, slow_scaffold, {"learning_rate": RATE}),
-    "feddyn sgd": case("sgd", fp.algorithms.feddyn, slow_feddyn, {"alpha": 0.4}),
-    "feddyn adam": case("adam", fp.algorithms.feddyn, slow_feddyn, {"alpha": 0.4}),
-    "fednova sgd": case("sgd", fp.algorithms.fednova, slow_fednova, {}, {"momentum": 0.0}),
-    "fednova momentum": case(
-        "momentum", fp.algorithms.fednova, slow_fednova, {}, {"momentum": 0.6}
-    ),
+    "fedprox sgd": case("sgd", fp.algorithms.fedprox, SlowFedProx, {"mu": 0.9}),
+    "fedprox adam": case("adam", fp.algorithms.fedprox, SlowFedProx, {"mu": 0.9}),
+    "scaffold sgd": case("sgd", fp.algorithms.scaffold, SlowScaffold, SCAFFOLD),
+    "scaffold adam": case("adam", unwarned, SlowScaffold, {"learning_rate": RATE}),
+    "feddyn sgd": case("sgd", fp.algorithms.feddyn, SlowFedDyn, {"alpha": 0.4}),
+    "feddyn adam": case("adam", fp.algorithms.feddyn, SlowFedDyn, {"alpha": 0.4}),
+    "fednova sgd": case("sgd", fp.algorithms.fednova, SlowFedNova, {}, {"momentum": 0.0}),
+    "fednova momentum": case("momentum", fp.algorithms.fednova, SlowFedNova, {}, {"momentum": 0.6}),
     "fedavgm": opt_case("sgd", fp.algorithms.fedavgm, AVGM, avgm),
     "fedadam": opt_case("sgd", fp.algorithms.fedadam, {"b2": 0.9, **SERVER}, OF_ADAM),
     "fedyogi": opt_case("adam", fp.algorithms.fedyogi, {"b2": 0.9, **SERVER}, OF_YOGI),
@@ -230,8 +207,8 @@ def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
         steps = [rig.schedule.cohort(number) for number in (1, 2)]
         assert [len(x) for x in steps[0].batches] == [drawn_steps(c, 1) for c in steps[0].client]
         assert len({len(x) for one in steps for x in one.batches}) > 2, "the work is unequal"
-    result, world = rig.rounds()[-1], Slow(head, per_round, drawn)
-    extra = CASES[name][1](world)
+    result, slow = rig.rounds()[-1], CASES[name][1](head=head, drawn=drawn)
+    slow.run(reference.cohorts(FEDERATION, per_round))
     shared, own = HEADS[head]
     model = rig.algorithm.server.model(result.server)
     private = fp.tree.take(result.client_state, np.arange(len(SIZES)))
@@ -239,20 +216,16 @@ def test_rounds_equal_the_slow_reference(name, per_round, lanes, head, empty):
     assert set(model) == set(shared)
     assert set(kept) == set(own)
     for n in shared:
-        assert_close(model[n], world.theta[n], rtol=0, atol=1e-5)
-        assert np.abs(world.theta[n] - rig.shared[n]).max() > 1e-3, "every leaf has moved"
+        assert_close(model[n], slow.leaves[n], rtol=0, atol=1e-5)
+        assert np.abs(slow.leaves[n] - rig.shared[n]).max() > 1e-3, "every leaf has moved"
     for n in own:
-        assert_close(kept[n], [leaves[n] for leaves in world.own], rtol=0, atol=1e-5)
-    if "control" in extra:
+        assert_close(kept[n], [leaves[n] for leaves in slow.own], rtol=0, atol=1e-5)
+    if name.startswith(("scaffold", "feddyn")):
+        server = result.server["control"] if "control" in private else result.server.moved
+        each = private["control" if "control" in private else "gradient"]
         for n in shared:
-            control, each = result.server["control"][n], private["control"][n]
-            assert_close(control, extra["control"][n], rtol=0, atol=1e-5)
-            assert_close(each, [c[n] for c in extra["controls"]], rtol=0, atol=1e-5)
-    if "moved" in extra:
-        for n in shared:
-            moved, each = result.server.moved[n], private["gradient"][n]
-            assert_close(moved, extra["moved"][n], rtol=0, atol=1e-5)
-            assert_close(each, [g[n] for g in extra["gradients"]], rtol=0, atol=1e-5)
+            assert_close(server[n], slow.correction[n], rtol=0, atol=1e-5)
+            assert_close(each[n], [c[n] for c in slow.corrections], rtol=0, atol=1e-5)
 
 
 # ------------------------------------------------------------------------- against hand calculation

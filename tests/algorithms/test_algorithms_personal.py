@@ -35,12 +35,6 @@ def fresh(optimizer):
     return (reference.Adam if kind is optax.adam else reference.Sgd)(rate)
 
 
-def moved(optimizer, params, gradient):
-    """Returns params after one step of an optimizer on the leaves that the gradient has."""
-    optimizer.count += 1
-    return {n: x + optimizer(n, gradient[n]) if n in gradient else x for n, x in params.items()}
-
-
 def batches_of(client, number, dropout=True, federation=FEDERATION, epochs=EPOCHS):
     options = {"batch_size": BATCH, "epochs": epochs}
     for x, labels, kept in reference.local_batches(federation, client, number, **options):
@@ -59,21 +53,19 @@ def stepped(leaves, batch, part, rate=0.3):
     return leaves | {n: leaves[n] - rate * by[n] for n in part}
 
 
-def in_rounds(work, kept, shared, *, per_round, rounds=2, uniform=False, beta=1.0):
+def in_rounds(work, kept, shared, *, per_round, **options):
     """Returns (server, client states); ``work`` is the local work of one client."""
-    server = {n: START[n] for n in shared}
-    client_state = [kept] * len(SIZES)
-    for number in range(1, rounds + 1):
-        members, sizes = reference.cohort_of(FEDERATION, number, per_round)
-        uploads = []
-        for client in members:
-            upload, client_state[client] = work(server, client_state[client], client, number)
-            uploads.append(upload)
-        weights = None if uniform else sizes
-        for n in server:
-            mean = np.average([u[n] for u in uploads], axis=0, weights=weights)
-            server[n] = (1 - beta) * server[n] + beta * mean
-    return server, client_state
+
+    def local_work(client, number):
+        return work({n: slow.leaves[n] for n in shared}, slow.own[client], client, number)
+
+    slow = reference.Slow(
+        **{"model": toy.model(), "federation": FEDERATION, "shared": shared},
+        **{"work": local_work, **options},
+    )
+    slow.own = [kept] * len(SIZES)
+    slow.run(reference.cohorts(FEDERATION, per_round))
+    return {n: slow.leaves[n] for n in shared}, slow.own
 
 
 def names(head):
@@ -98,7 +90,7 @@ def ditto_slowly(per_round, optimizer, head, lam):
         for batch in batches_of(client, number):
             by_model, by_v = gradient_at(model, batch), gradient_at(v, batch)
             by_v = {n: g + lam * (v[n] - theta[n]) if n in theta else g for n, g in by_v.items()}
-            model, v = moved(one, model, by_model), moved(other, v, by_v)
+            model, v = reference.moved(one, model, by_model), reference.moved(other, v, by_v)
         return of(model, shared), {"model": of(model, private), "personal": v}
 
     kept = {"model": of(START, private), "personal": of(START, (*shared, *private))}
@@ -114,12 +106,14 @@ def pfedme_slowly(per_round, optimizer, head, lam, rate, inner_steps, beta):
         for batch in batches_of(client, number, dropout=False):
             for _ in range(inner_steps):
                 by = gradient_at(x, batch)
-                x = moved(inner, x, {n: g + lam * (x[n] - w.get(n, x[n])) for n, g in by.items()})
+                x = reference.moved(
+                    inner, x, {n: g + lam * (x[n] - w.get(n, x[n])) for n, g in by.items()}
+                )
             w = {n: w[n] - rate * lam * (w[n] - x[n]) for n in w}
         return w, {"personal": x}
 
     kept = {"personal": of(START, (*shared, *private))}
-    return in_rounds(work, kept, shared, per_round=per_round, uniform=True, beta=beta)
+    return in_rounds(work, kept, shared, per_round=per_round, size_weights=False, mixing=beta)
 
 
 def apfl_slowly(per_round, optimizer, head, alpha, alpha_rate):
@@ -132,15 +126,15 @@ def apfl_slowly(per_round, optimizer, head, alpha, alpha_rate):
             mixture = {n: alpha * v[n] + (1 - alpha) * w[n] for n in v}
             by_w, by_mixture = gradient_at(w, batch), gradient_at(mixture, batch)
             slope = sum(np.sum((v[n] - w[n]) * by_mixture[n]) for n in v)
-            w = moved(one, w, by_w)
-            v = moved(other, v, {n: alpha * g for n, g in by_mixture.items()})
+            w = reference.moved(one, w, by_w)
+            v = reference.moved(other, v, {n: alpha * g for n, g in by_mixture.items()})
             if step == 0:
                 alpha = min(max(alpha - alpha_rate * slope, 0.0), 1.0)
         return of(w, shared), {"model": of(w, private), "personal": v, "alpha": alpha}
 
     kept = {"model": of(START, private), "personal": of(START, (*shared, *private))}
     kept["alpha"] = np.float64(alpha)
-    return in_rounds(work, kept, shared, per_round=per_round, uniform=True)
+    return in_rounds(work, kept, shared, per_round=per_round, size_weights=False)
 
 
 def fedrep_slowly(per_round, optimizer, head, head_epochs, body_epochs):
@@ -155,10 +149,10 @@ def fedrep_slowly(per_round, optimizer, head, head_epochs, body_epochs):
         on_head = min(on_head, len(batches) - 1)  # EPOCHS = 2: everybody has two steps
         for batch in batches[:on_head]:
             by = gradient_at({**body, **own}, batch)
-            own = moved(one, own, of(by, private))
+            own = reference.moved(one, own, of(by, private))
         for batch in batches[on_head:]:
             by = gradient_at({**body, **own}, batch)
-            body = moved(other, body, of(by, shared))
+            body = reference.moved(other, body, of(by, shared))
         return body, own
 
     return in_rounds(work, of(START, private), shared, per_round=per_round)
@@ -198,7 +192,7 @@ def moon_slowly(per_round, optimizer, head, mu, temperature):
             def loss(params, batch=batch):
                 return moon_loss(params, *others, batch, mu, temperature)
 
-            model = moved(one, model, reference.slopes(loss, model))
+            model = reference.moved(one, model, reference.slopes(loss, model))
         return of(model, shared), {"model": of(model, private), "previous": of(model, shared)}
 
     kept = {"model": of(START, private), "previous": of(START, shared)}
@@ -213,7 +207,7 @@ def fedper_slowly(per_round, optimizer, head, keep_optimizer=False):
         model = {**theta, **kept}
         one = optimizers[client] if keep_optimizer else fresh(optimizer)
         for batch in batches_of(client, number):
-            model = moved(one, model, gradient_at(model, batch))
+            model = reference.moved(one, model, gradient_at(model, batch))
         return of(model, shared), of(model, private)
 
     return in_rounds(work, of(START, private), shared, per_round=per_round)
@@ -294,7 +288,7 @@ def test_rounds_equal_the_slow_reference(name, lanes, cohort):
         assert (np.ptp(inside) > 0.01) == (name == "apfl"), "clients have their own"
     if name.startswith(("ditto", "pfedme")):  # clients predict with their personal models
         received = algorithm.server.broadcast(result.server)
-        kept = tree.take(result.client_state, reference.cohort_of(FEDERATION, 2, 3)[0][0])
+        kept = tree.take(result.client_state, reference.cohorts(FEDERATION, 3)[2][0])
         leaves = algorithm.model(received, kept)
         assert set(leaves) == set(toy.SHARED)
         for n in toy.SHARED:
@@ -309,10 +303,8 @@ def test_a_stored_optimizer_state_continues():
     assert_small(distance(result.server, server), 1e-5)
     own = jax.tree.map(lambda *x: np.stack(x), *client_state)
     assert_small(distance(result.client_state["model"], own), 1e-5)
-    times = [
-        sum(c in reference.cohort_of(FEDERATION, n, 3)[0] for n in (1, 2))
-        for c in range(len(SIZES))
-    ]
+    members = reference.cohorts(FEDERATION, 3)
+    times = [sum(c in members[n] for n in (1, 2)) for c in range(len(SIZES))]
     steps = [t * EPOCHS * -(-size // BATCH) for t, size in zip(times, SIZES, strict=True)]
     assert result.client_state["optimizer"][0].count.tolist() == steps
 
@@ -585,7 +577,7 @@ def test_centralised_training_continues_over_rounds():
     params, adam = of(START, toy.SHARED), fresh(ADAM)
     for number in (1, 2, 3):
         for batch in batches_of(0, number, federation=everything):
-            params = moved(adam, params, gradient_at(params, batch))
+            params = reference.moved(adam, params, gradient_at(params, batch))
     # Adam divides by the root of squares: the rounding of a small gradient counts as much.
     assert_small(distance(result.server, params), 5e-5)
 
@@ -605,11 +597,12 @@ def test_the_global_model_is_tested_beside_the_clients_own():
 
 def test_fedbabu_is_tuned_after_the_run():
     body = run(fp.algorithms.fedbabu(optax.adam(0.02)))
-    settings = {"rate": 0.02, "batch_size": BATCH, "epochs": 1, "per_round": 3, "rounds": 2}
-    server, _, _ = reference.federated(
-        toy.model(), FEDERATION, shared=toy.ADAPTER, private=(), **settings
+    slow = reference.Slow(
+        **{"model": toy.model(), "federation": FEDERATION, "shared": toy.ADAPTER},
+        optimizer=functools.partial(reference.Adam, 0.02),
+        local={"batch_size": BATCH, "epochs": 1},
     )
-    start = toy.model().trainable
+    server, start = slow.run(reference.cohorts(FEDERATION, 3)).leaves, toy.model().trainable
     for name in toy.ADAPTER:
         assert_close(body.params[name], server[name], atol=1e-5)
     for name in toy.HEAD:

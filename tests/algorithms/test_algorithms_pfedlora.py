@@ -26,14 +26,10 @@ PRIVATE = (*toy.HEAD, KERNEL)
 class SlowPFedLoRA(slow_lora.Slow):
     """A client's steps on its own weights and head come first, then those on the shared LoRA."""
 
-    shared, private = (A, B), PRIVATE
+    model, shared, private = MODEL, (A, B), PRIVATE
 
     def __init__(self, model_epochs, adapter_epochs):
-        self.epochs, self.leaves = (
-            (model_epochs, adapter_epochs),
-            reference.leaves64(MODEL.trainable),
-        )
-        self.own = [{n: self.leaves[n] for n in PRIVATE} for _ in slow_lora.SIZES]
+        super().__init__(epochs=(model_epochs, adapter_epochs))
 
     def train(self, client, number):
         leaves = self.start(client, number)

@@ -3,6 +3,8 @@
 The reference is a loop in NumPy float64 over dense products, which shares no code with the library.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,32 +72,32 @@ RANK, SCALE = toy.RANK, 1.5
 A, B = "layer.lora_a", "layer.lora_b"
 
 
-def slow(serve, rounds, rate=0.3, split="balanced", rank=RANK):
-    """Returns the server's leaves after FedOpt on the product; ``serve(name, change)`` -> step."""
-    theta, frozen = reference.leaves64(MODEL.trainable), reference.leaves64(MODEL.frozen)
-    options = {"batch_size": 4, "epochs": 1, "dropout": False}
-    for number in range(1, rounds + 1):
-        members, sizes = reference.cohort_of(FEDERATION, number, 3)
-        uploads = []
-        for k in members:
-            leaves = theta
-            for x, y, kept in reference.local_batches(FEDERATION, k, number, **options):
-                by = reference.gradients(frozen, leaves, x, y, kept)
-                leaves = {**leaves, **{n: leaves[n] - rate * by[n] for n in toy.SHARED}}
-            uploads.append(leaves)
+class Slow(reference.Slow):
+    """FedOpt on the product; ``serve(name, change)`` returns the server's step."""
+
+    model, federation, shared = MODEL, FEDERATION, toy.SHARED
+    optimizer = functools.partial(reference.Sgd, 0.3)
+    split, rank = "balanced", RANK
+
+    def aggregate(self, uploads, weights, number):
+        theta, rank = self.leaves, self.rank
         product = theta[A] @ theta[B]
-        average = np.average([u[A] @ u[B] for u in uploads], axis=0, weights=sizes)
-        u, sigma, vt = reference.svd(product + serve("product", average - product), rank)
-        to_a, to_b = {"balanced": (sigma**0.5, sigma**0.5), "B": (sigma**0, sigma)}[split]
+        average = np.average([u[A] @ u[B] for u in uploads], axis=0, weights=weights)
+        u, sigma, vt = reference.svd(product + self.serve("product", average - product), rank)
+        to_a, to_b = {"balanced": (sigma**0.5, sigma**0.5), "B": (sigma**0, sigma)}[self.split]
         for n in toy.HEAD:
-            change = np.average([u[n] for u in uploads], axis=0, weights=sizes) - theta[n]
-            theta = {**theta, n: theta[n] + serve(n, change)}
-        a, b = (np.zeros_like(theta[n]) for n in (A, B))
-        a[:, :rank], b[:rank] = u * to_a, to_b[:, None] * vt
+            change = np.average([u[n] for u in uploads], axis=0, weights=weights) - theta[n]
+            theta[n] = theta[n] + self.serve(n, change)
+        theta[A], theta[B] = (np.zeros_like(theta[n]) for n in (A, B))
+        theta[A][:, :rank], theta[B][:rank] = u * to_a, to_b[:, None] * vt
         if rank < RANK:
-            a[:, rank:] = np.nan  # revived directions, which the reference does not know
-        theta = {**theta, A: a, B: b}
-    return theta
+            theta[A][:, rank:] = np.nan  # revived directions, which the reference does not know
+
+
+def slow(serve, rounds, **options):
+    """Returns the server's leaves after some rounds."""
+    cohorts = reference.cohorts(FEDERATION, 3, rounds)
+    return Slow(serve=serve, **options).run(cohorts).leaves
 
 
 def momentum(rate, beta):

@@ -1,10 +1,11 @@
-"""A slow reference for the round engine: federated averaging of the toy problem.
+"""The slow reference of rounds: one loop over rounds, clients and local steps of the toy problem.
 
-It loops over rounds, clients and batches in NumPy float64, without jit, lanes or padding, and with
-gradients and Adam by hand. It shares only the names of the random streams with the library.
+It is in NumPy float64, without jit, lanes or padding, and with gradients and Adam by hand. It
+shares only the names of the random streams with the library.
 """
 
 import itertools
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -141,49 +142,94 @@ def local_batches(clients, client, number, *, batch_size, epochs, width=6, seed=
             yield columns["x"][rows].astype(np.float64), columns["labels"][rows], kept
 
 
-def cohort_of(clients, number, per_round, seed=0):
-    """Returns the clients of a round (those without examples take no part), and their sizes."""
-    drawn = host_rng(seed, "cohort", number).choice(len(clients), per_round, replace=False)
-    members = [c for c in sorted(drawn.tolist()) if len(clients.indices[c])]
-    return members, [len(clients.indices[c]) for c in members]
+def moved(optimizer, leaves, gradient):
+    """Returns leaves after one step of an optimizer on those that the gradient has."""
+    optimizer.count += 1
+    return {**leaves, **{n: leaves[n] + optimizer(n, g) for n, g in gradient.items()}}
 
 
-def train_client(model, leaves, trained, clients, client, number, *, rate, **options):
-    """Returns a client's leaves after its local steps, and their number.
-
-    ``options`` are those of :func:`local_batches`.
-    """
-    frozen, adam = leaves64(model.frozen), Adam(rate)
-    options = {**options, "width": frozen["layer.kernel"].shape[1]}
-    for x, labels, kept in local_batches(clients, client, number, **options):
-        adam.count += 1
-        by = gradients(frozen, leaves, x, labels, kept)
-        leaves = {**leaves, **{n: leaves[n] + adam(n, by[n]) for n in trained}}
-    return leaves, adam.count
-
-
-def federated(model, clients, *, shared, private, rounds, per_round, rate, batch_size, epochs):
-    """Returns (leaves of the server, leaves of every client, steps in the last round by client)."""
-    server = leaves64(model.trainable)
-    own = [{n: server[n] for n in private} for _ in range(len(clients))]
-    steps = {}
+def cohorts(federation, per_round, rounds=2):
+    """Returns round -> its members, in order; clients without examples take no part."""
+    found = {}
     for number in range(1, rounds + 1):
-        members, sizes = cohort_of(clients, number, per_round)
-        uploads, steps = [], {}
-        for client in members:
-            leaves, steps[client] = train_client(
-                model,
-                {**server, **own[client]},
-                [*shared, *private],
-                clients,
-                client,
-                number,
-                rate=rate,
-                batch_size=batch_size,
-                epochs=epochs,
-            )
-            own[client] = {n: leaves[n] for n in private}
-            uploads.append(leaves)
-        for name in shared:
-            server[name] = np.average([u[name] for u in uploads], axis=0, weights=sizes)
-    return server, own, steps
+        rng = host_rng(0, "cohort", number)
+        drawn = sorted(rng.choice(len(federation), per_round, replace=False).tolist())
+        found[number] = [c for c in drawn if len(federation.indices[c])]
+    return found
+
+
+def average(uploads, weights=None):
+    """Returns the weighted mean of dicts of leaves."""
+    return {n: np.average([u[n] for u in uploads], axis=0, weights=weights) for n in uploads[0]}
+
+
+class Slow:
+    """Federated averaging: a loop over rounds, clients and local steps.
+
+    A method is a subclass, or has options, in the steps in which it differs.
+    """
+
+    model, federation, optimizer = None, None, None
+    """The last is a function that returns the optimizer of a client in a round."""
+    shared, private = (), ()
+    size_weights, mixing = True, 1.0
+    local: ClassVar = {"batch_size": 4, "epochs": 1, "dropout": False}
+
+    def __init__(self, **options):
+        vars(self).update(options)
+        frozen = leaves64(self.model.frozen)
+        self.kernel = next(iter(frozen.values()), None)
+        self.leaves, self.steps = leaves64(self.model.trainable), {}
+        self.own = [{n: self.leaves[n] for n in self.private} for _ in self.federation.indices]
+
+    def names(self, number):
+        """Returns the leaves that are trained in a round."""
+        return [*self.shared, *self.private]
+
+    def start(self, client, number):
+        """Returns the leaves with which a client begins a round."""
+        return {**self.leaves, **self.own[client]}
+
+    def batches(self, client, number):
+        """Yields (x, labels, kept) of every local step."""
+        return local_batches(self.federation, client, number, **self.local)
+
+    def gradient(self, leaves, batch, client, number):
+        """Returns the gradient by the trained leaves."""
+        by = gradients({"layer.kernel": self.kernel}, leaves, *batch)
+        return {n: by[n] for n in self.names(number)}
+
+    def train(self, client, number):
+        """Returns all leaves of a client after its local steps."""
+        leaves, optimizer = self.start(client, number), self.optimizer()
+        for batch in self.batches(client, number):
+            leaves = moved(optimizer, leaves, self.gradient(leaves, batch, client, number))
+        self.steps[client] = optimizer.count
+        return leaves
+
+    def upload(self, leaves, number):
+        """Returns what a client with these leaves sends."""
+        return leaves
+
+    def work(self, client, number):
+        """Returns (what a client sends, what it keeps)."""
+        leaves = self.train(client, number)
+        return self.upload(leaves, number), {n: leaves[n] for n in self.own[client]}
+
+    def aggregate(self, uploads, weights, number):
+        """Changes the server's leaves; ``members`` has the clients of the uploads."""
+        for n in self.shared:
+            mean = np.average([u[n] for u in uploads], axis=0, weights=weights)
+            self.leaves[n] = (1 - self.mixing) * self.leaves[n] + self.mixing * mean
+
+    def run(self, cohorts):
+        """Returns the federation after all rounds, for each of which its members are given."""
+        for number, self.members in cohorts.items():
+            uploads, self.steps = [], {}
+            for client in self.members:
+                upload, self.own[client] = self.work(client, number)
+                uploads.append(upload)
+            sizes = [len(self.federation.indices[c]) for c in self.members]
+            weights = np.array(sizes if self.size_weights else [1] * len(sizes), float)
+            self.aggregate(uploads, weights / weights.sum(), number)
+        return self

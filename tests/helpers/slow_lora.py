@@ -1,8 +1,6 @@
-"""A slow federation over LoRA's factors: loops over rounds and clients in NumPy float64.
+"""The slow federation over LoRA's factors, and its comparison with the engine."""
 
-A method is a subclass that overrides the steps in which it differs from plain averaging. Beside
-the names of random streams it shares no code with the library.
-"""
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -45,57 +43,15 @@ def batches(client, number):
     return reference.local_batches(FEDERATION, client, number, **LOCAL)
 
 
-class Slow:
+class Slow(reference.Slow):
     """Plain averaging of all leaves."""
 
-    shared, private, size_weights = toy.SHARED, (), True
-    rate = None
-    """The learning rate of plain SGD; None: Adam of ``RATE``, which amplifies rounding errors."""
-
-    def __init__(self):
-        self.kernel = reference.leaves64(toy.model().frozen)["layer.kernel"]
-        self.leaves = reference.leaves64(toy.model().trainable)
-        self.own = [{n: self.leaves[n] for n in self.private} for _ in SIZES]
-
-    def names(self, number):
-        """Returns the leaves that are trained in a round."""
-        return [*self.shared, *self.private]
-
-    def start(self, client, number):
-        """Returns the leaves with which a client begins a round."""
-        return {**self.leaves, **self.own[client]}
-
-    def train(self, client, number):
-        """Returns all leaves of a client after its local steps."""
-        model = toy.model().replace(frozen={"layer.kernel": self.kernel})
-        start, names = self.start(client, number), self.names(number)
-        if self.rate is None:
-            inputs = (model, start, names, FEDERATION, client, number)
-            return reference.train_client(*inputs, rate=RATE, **LOCAL)[0]
-        for x, labels, kept in batches(client, number):
-            by = reference.gradients(model.frozen, start, x, labels, kept)
-            start = {**start, **{n: start[n] - self.rate * by[n] for n in names}}
-        return start
-
-    def upload(self, leaves, number):
-        """Returns what a client with these leaves sends."""
-        return leaves
-
-    def aggregate(self, uploads, weights, number):
-        """Changes the server's leaves."""
-        self.leaves |= {n: mean(uploads, weights, n) for n in self.shared}
+    model, federation, shared, local = toy.model(), FEDERATION, toy.SHARED, LOCAL
+    optimizer = functools.partial(reference.Adam, RATE)  # which amplifies rounding errors
 
     def run(self, cohorts=None):
         """Returns the federation after all rounds."""
-        for number, members in (cohorts or COHORTS).items():
-            uploads = []
-            for c in members:
-                leaves = self.train(c, number)
-                self.own[c] = {n: leaves[n] for n in self.private}
-                uploads.append(self.upload(leaves, number))
-            weights = np.array([SIZES[c] if self.size_weights else 1 for c in members], float)
-            self.aggregate(uploads, weights / weights.sum(), number)
-        return self
+        return super().run(cohorts or COHORTS)
 
 
 def engine(algorithm, lanes=3, bound=None, **options):
