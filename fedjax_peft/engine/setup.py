@@ -13,7 +13,7 @@ from fedjax_peft.contracts.transform import Transform
 from fedjax_peft.contracts.types import Diagnosis, Params, Splits
 from fedjax_peft.contracts.upload import Stages
 from fedjax_peft.engine.devices.layout import Layout
-from fedjax_peft.numerics.hyperparameters import Maker, Values
+from fedjax_peft.numerics.hyperparameters import Makers, Values
 
 
 class Setup(NamedTuple):
@@ -47,7 +47,7 @@ class Setup(NamedTuple):
     """The upload transform in training."""
     stages: Stages = Stages()
     """What else happens to uploads in training."""
-    maker: Maker | None = None
+    maker: Makers | None = None
     """Makes ``algorithm``, ``stages`` and ``transform``, from the run-time values of a state if
     it has some. Setups with equal makers share their programs."""
 

@@ -14,6 +14,7 @@ Python's ``if`` skip traced values; the functions below tell them apart.
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
@@ -30,8 +31,22 @@ Values: TypeAlias = Mapping[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Maker(NamedTuple):
-    """Functions of the values. Sessions with equal makers share their programs."""
+@dataclass(frozen=True)
+class Maker:
+    """A function of the run-time values that has more arguments.
+
+    Makers of one function with equal arguments are equal, so that runs share compiled programs.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def __call__(self, values: Values | None) -> Any:
+        return self.function(values, *self.arguments)
+
+
+class Makers(NamedTuple):
+    """What a program makes of its run-time values."""
 
     wrapped: Callable[[Values], Wrapped]
     transform: Callable[[Values], Transform | None]

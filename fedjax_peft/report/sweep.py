@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tomli_w
@@ -21,11 +21,11 @@ from fedjax_peft.contracts.part import Call, below, call_of
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.engine.devices.distributed import processes
 from fedjax_peft.models.base import Model
-from fedjax_peft.numerics.hyperparameters import Values
+from fedjax_peft.numerics.hyperparameters import Maker, Values
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import Cell, Study, make_study, summarise
 from fedjax_peft.report.table_files import TextTable
-from fedjax_peft.simulation.description import describe, digest
+from fedjax_peft.simulation.description import describe
 from fedjax_peft.simulation.points import Job, PointDone, run_points
 from fedjax_peft.simulation.records import Evaluation, Placement, Records
 from fedjax_peft.simulation.rows import read_metrics
@@ -217,7 +217,7 @@ class Points:
         self._constants = {x for name, call in made.items() if call for x in call.constants(name)}
         self._model, self._clients = _Shared(model), _Shared(clients)
         self._options = {"records": Records(progress=False), **options}
-        self._forward: dict[str, Any] = {}
+        self._forward: list[tuple[Any, Any]] = []
         self._lock = threading.Lock()
 
     def job(self, name: str, point: Point) -> Job:
@@ -241,14 +241,24 @@ class Points:
         numbers = {n: x for n, x in point.items() if _is_runtime(n, x) and n not in self._constants}
         fixed = {n: x for n, x in point.items() if n not in numbers and n != "seed"}
         with self._lock:  # points side by side are threads
-            built, key = self._model(point)
-            built = built.replace(apply=self._forward.setdefault(key, built.apply))
-            own, _ = self._clients(point)
+            built, own = self._with_known_forward(self._model(point)), self._clients(point)
         options = {"seed": 0, **self._options, **others}
         options["seed"] = point.get("seed", options["seed"])
         options["records"] = replace(options["records"], config={"point": _recorded(point)})
         options |= {n: _made(n, x, point, fixed) for n, x in self._functions.items()}
         return act(built, options.pop("algorithm"), own, values=numbers, **options)
+
+    def _with_known_forward(self, built: Model) -> Model:
+        """Returns the model with the first known forward pass that equals its own.
+
+        Models that a seed has given other initial values then share their programs.
+        """
+        own = built.graph, built.forward, built.dtype
+        for known, apply in self._forward if built.graph else ():
+            if known == own:
+                return built.replace(apply=apply)
+        self._forward.append((own, built.apply))
+        return built
 
 
 def write_table(out: Path | None, points: Iterable[Point], choose_by: str | None) -> None:
@@ -312,7 +322,7 @@ def named_points(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
 
 def point_key(values: Point) -> str:
     """Returns a text that is equal for equal values, arrays and lists included."""
-    return json.dumps(describe(dict(values), "contents"), sort_keys=True)
+    return json.dumps(describe(dict(values)), sort_keys=True)
 
 
 def _recorded(value: Any) -> Any:
@@ -324,7 +334,7 @@ def _recorded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return ["None" if item is None else _recorded(item) for item in value]
     plain = isinstance(value, bool | int | float | str | None)
-    return value if plain else describe(value, "contents")
+    return value if plain else describe(value)
 
 
 _SHOWN = 64
@@ -349,15 +359,9 @@ class _Made:
         return self.function({**constants, **values})
 
 
-@dataclass(frozen=True)
-class _Called:
-    """The part of a call, as a function of the values under its name; equal for equal calls."""
-
-    name: str
-    call: Call
-
-    def __call__(self, values: Values) -> Any:
-        return self.call.build(_inside(self.name, values), self.name)
+def _built(values: Values, name: str, call: Call) -> Any:
+    """Returns the part of a call with the values under its name."""
+    return call.build(_inside(name, values), name)
 
 
 def _inside(name: str, values: Values) -> dict[str, Any]:
@@ -381,7 +385,7 @@ def _made(name: str, given: Any, point: Point, fixed: Point) -> Any:
             " that made it. Give a part as its function returned it, or a function of the point:"
             f" {name} = lambda p: ..."
         )
-    return _Called(name, cast(Call, call_of(call.build(_inside(name, fixed), name))))
+    return Maker(_built, (name, call_of(_built(fixed, name, call))))
 
 
 def _check_used(point: Point, functions: Mapping[str, Any], others: Sequence[Any]) -> None:
@@ -395,30 +399,24 @@ def _check_used(point: Point, functions: Mapping[str, Any], others: Sequence[Any
 
 
 class _Shared:
-    """An object, or a function of a point that is called once for all points it cannot tell apart.
-
-    A call returns the object, and a key that is equal for models with the same forward pass.
-    """
+    """An object, or a function that is called once for all points that it cannot tell apart."""
 
     def __init__(self, made: Any):
         self._made = made
-        self._known: list[tuple[dict[str, str], Any, str]] = []
+        self._known: list[tuple[dict[str, str], Any]] = []
 
-    def __call__(self, point: Point) -> tuple[Any, str]:
+    def __call__(self, point: Point) -> Any:
         if not callable(self._made) or isinstance(self._made, Model | Clients):
-            return self._made, ""
-        for read, made, key in self._known:
+            return self._made
+        for read, made in self._known:
             if all(point_key({name: point[name]}) == text for name, text in read.items()):
-                return made, key
+                return made
         reads = _Reads(point)
         made = self._made(reads)
-        # A seed that decides initial values only gives models with equal forward passes.
-        key = digest(describe(getattr(made, "apply", None), "behaviour"))
         reads.close()
         read = {name: point_key({name: point[name]}) for name in sorted(reads.read)}
-        key += "".join(text for name, text in read.items() if name != "seed")
-        self._known = [*self._known[-3:], (read, made, key)]  # models and data are large
-        return made, key
+        self._known = [*self._known[-3:], (read, made)]  # models and data are large
+        return made
 
 
 class _Reads(Watched):

@@ -1,60 +1,47 @@
-"""Descriptions of objects as plain values: the names and numbers that the objects were made from.
+"""Descriptions of objects as plain values: what can be compared, written to a file and hashed.
 
-Algorithms, optimizers and mechanisms are closures. :func:`describe` reads the names of functions
-and the values that they hold, such as the learning rate of an optimizer. Objects that were made by
-the same calls have equal descriptions in every process.
+A part is the call that made it. What has no call, such as a raw optax optimizer and a function of
+the user, is its name, the values that it holds, and digests of the user's code.
 """
 
+import contextlib
 import dataclasses
-import dis
 import enum
 import functools
-import hashlib
+import inspect
 import json
 import math
 import re
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
+from fedjax_peft.contracts.part import Call, call_of
+from fedjax_peft.support.digests import digest
+
 Plain: TypeAlias = Any
 """None, a bool, a number, a string, or a list or dict of such values."""
-Detail: TypeAlias = Literal["settings", "contents", "behaviour"]
 
 CODE = "__code__"
-"""The field of a function's code; a digest of it depends on the version of Python."""
-
-_UNSTABLE = ("jax", "jaxlib", "numpy")
-"""Packages whose functions are described without their modules, which move between versions."""
-_FEW, _ITEMS, _NAMES, _CHARACTERS = 8, 16, 64, 200
-"""Larger arrays, longer lists, larger tables and longer texts are described by a digest."""
-_MOST_BYTES, _PIECES = 1 << 30, 1024
-"""Of a larger array, this number of evenly spaced pieces of this total size is hashed."""
+"""The field of a user's code; a digest of it depends on the version of Python."""
+_FEW, _ITEMS, _CHARACTERS = 8, 64, 200
+"""Larger arrays, longer lists and tables, and longer texts are described by a digest."""
 
 
-def describe(value: Any, detail: Detail = "settings") -> Plain:
+def describe(value: Any) -> Plain:
     """Returns a value as nested lists and dicts of strings, numbers, bools and None.
 
-    A function or an object is its name, or where it holds values, a dict with the name under
-    ``""``.
+    An object that holds values is a dict, with its name under ``""``. Arrays are digests.
 
     Args:
       value: anything; it is not changed and not called.
-      detail: what is described beside names and numbers:
-
-        * ``"settings"``: the shapes of arrays, and the decimal numbers in the code of the user's
-          functions. Equal on all devices, and with all versions of Python and JAX; scalars of JAX
-          are therefore rounded to six digits.
-        * ``"contents"``: digests of arrays, and of the code of the user's functions.
-        * ``"behaviour"``: also the code of all functions, and the identity of objects whose
-          contents are unknown. Equal descriptions in one process mean equal behaviour.
     """
-    return _Describer(detail)(value)
+    return _described(value, {})
 
 
 def flat(description: Plain, name: str) -> dict[str, Plain]:
@@ -69,211 +56,148 @@ def flat(description: Plain, name: str) -> dict[str, Plain]:
     return found
 
 
-def digest(value: Any) -> str:
-    """Returns a short digest of an array, of bytes, or of a description, 64 bits in hexadecimal."""
-    if not isinstance(value, np.ndarray):
-        text = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True).encode()
-        value = np.frombuffer(text, np.uint8)
-    found = hashlib.sha256()  # processors have instructions for it
-    for piece in _pieces(value):
-        found.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()[:16]
+def _described(value: Any, known: dict[int, tuple[Any, Plain]]) -> Plain:
+    # What occurs twice is described once. It is kept, because ids are unique in its lifetime only.
+    if id(value) not in known:
+        known[id(value)] = value, "itself"  # where an object contains itself
+        known[id(value)] = value, _one(value, functools.partial(_described, known=known))
+    return known[id(value)][1]
 
 
-def _pieces(x: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields an array, or evenly spaced rows of one that is too large to be read at once."""
-    if x.nbytes <= _MOST_BYTES or x.ndim == 0:
-        yield x
-        return
-    rows = max(1, len(x) * _MOST_BYTES // x.nbytes // _PIECES)
-    for start in np.linspace(0, len(x) - rows, min(_PIECES, len(x))).astype(int):
-        yield x[start : start + rows]
-
-
-class _Describer:
-    """Describes one object and everything in it; an object that occurs twice is read once."""
-
-    def __init__(self, detail: Detail):
-        self._settings, self._all = detail == "settings", detail == "behaviour"
-        # The objects are kept as well: the id of an object is valid for its lifetime only.
-        self._known: dict[int, tuple[Any, Plain]] = {}
-        self._rules: dict[tuple[type, ...], Callable[[Any], Plain]] = {
-            (enum.Enum,): lambda x: f"{type(x).__qualname__}.{x.name}",
-            (np.dtype, Path, complex, slice): str,
-            (str,): lambda x: self(str.__str__(x)),
-            (int,): int,
-            (float,): lambda x: float(x) if math.isfinite(x) else str(float(x)),
-            (bytes,): digest,
-            (jax.tree_util.PyTreeDef,): lambda x: re.sub(" at 0x[0-9a-f]+", "", str(x)),
-            (type,): self._class,
-            (types.ModuleType,): lambda x: x.__name__,
-            (Mapping,): self._mapping,
-            (tuple, list, range): self._sequence,
-            (set, frozenset): lambda x: self._sequence(sorted(map(json.dumps, map(self, x)))),
-            (functools.partial,): lambda x: self._fields(
-                type(x), {"__func__": x.func, "__args__": x.args, **x.keywords}
-            ),
-            (types.MethodType,): lambda x: {"": self(x.__func__), "self": self(x.__self__)},
-            (types.FunctionType,): self._function,
-            (types.CodeType,): self._code,
-        }
-
-    def __call__(self, value: Any) -> Plain:
-        if value is None or type(value) in (bool, int):
+def _one(value: Any, inner: functools.partial[Plain]) -> Plain:
+    match value:
+        case None | bool():
             return value
-        if type(value) is str:
-            many = len(value) > _CHARACTERS
-            return f"{len(value)} characters {digest(value)}" if many else value
-        if id(value) not in self._known:
-            self._known[id(value)] = value, "itself"  # where an object contains itself
-            self._known[id(value)] = value, self._one(value)
-        return self._known[id(value)][1]
-
-    def _one(self, value: Any) -> Plain:
-        for kinds, rule in self._rules.items():
-            if isinstance(value, kinds):
-                return rule(value)
-        if hasattr(value, "dtype") and hasattr(value, "shape"):
-            return self._array(value)
-        if dataclasses.is_dataclass(value):
-            names = [field.name for field in dataclasses.fields(value) if field.compare]
-            return self._fields(type(value), {name: getattr(value, name) for name in names})
-        if hasattr(value, "__wrapped__"):  # such as a function under jax.jit
-            return self(value.__wrapped__)
-        return self._object(value)
-
-    def _mapping(self, table: Mapping[Any, Any]) -> Plain:
-        found = {str(key): self(table[key]) for key in sorted(table, key=str)}
-        return f"{len(found)} names {digest(found)}" if len(found) > _NAMES else found or "(empty)"
-
-    def _sequence(self, items: Collection[Any]) -> Plain:
-        if hasattr(items, "_asdict"):  # a named tuple
-            return self._fields(type(items), items._asdict())
-        found = [self(item) for item in items]
-        return f"{len(found)} items {digest(found)}" if len(found) > _ITEMS else found or "(empty)"
-
-    def _function(self, value: types.FunctionType) -> Plain:
-        code, own = value.__code__, not _is_installed(value.__module__)
-        held: dict[str, Any] = {}
-        if not (self._settings and _package(value.__module__) in _UNSTABLE):
-            held = {"__defaults__": value.__defaults__, "__keywords__": value.__kwdefaults__}
-            held = {name: given for name, given in held.items() if given}
-            cells: Iterator[Any] = map(_content, value.__closure__ or ())
-            if _package(value.__module__) == "optax":
-                # Some schedules turn their whole numbers into floats when they are first called.
-                cells = (float(x) if type(x) is int else x for x in cells)
-            held |= dict(zip(code.co_freevars, cells, strict=True))
-        if own:
-            names = sorted(set(_globals_of(code)) & value.__globals__.keys())
-            held |= {name: value.__globals__[name] for name in names}
-        if own or self._all:
-            held[CODE] = code
-        return self._fields(value, held)
-
-    def _code(self, code: types.CodeType) -> str:
-        """Returns a digest of what a function does, or the decimal numbers in it."""
-        if self._settings:
-            return self(list(dict.fromkeys(_floats(code))))
-        held = [self(x) for x in code.co_consts]
-        return digest([code.co_code.hex(), held, list(code.co_names), list(code.co_varnames)])
-
-    def _class(self, value: type) -> Plain:
-        """Returns the name of a class, and a digest of the methods of a user's class."""
-        if self._settings or _is_installed(value.__module__):
-            return _name(value)
-        kinds = (types.FunctionType, property, classmethod, staticmethod, bool, int, float, str)
-        members = {
-            key: self([x.fget, x.fset] if isinstance(x, property) else x)
-            for key, x in sorted(vars(value).items())
-            if isinstance(x, kinds) and (callable(x) or not key.startswith("__"))
-        }
-        bases = [self(base) for base in value.__bases__ if base is not object]
-        return {"": _name(value), CODE: digest([members, bases])}
-
-    def _object(self, value: Any) -> Plain:
-        kind, contents = type(value), getattr(value, "__dict__", {})
-        installed = _is_installed(kind.__module__)
-        if installed and isinstance(getattr(value, "__name__", None), str):  # such as math.exp
-            return _name(value)
-        if not installed or _package(kind.__module__) in ("fedjax_peft", "flax"):
-            return self._fields(kind, dict(sorted(contents.items())))
-        if self._settings:  # a tokenizer, a logger: what they hold leads anywhere
-            plain = {k: x for k, x in contents.items() if isinstance(x, bool | int | float | str)}
-            return self._fields(kind, plain)
-        return self._fields(kind, {"id": id(value)} if self._all else {})
-
-    def _fields(self, head: Any, fields: Mapping[str, Any]) -> Plain:
-        """Returns a description by a function or class, and named values; a name if that is all."""
-        found = self(head) if isinstance(head, type) else _name(head)
-        named = {name: self(x) for name, x in fields.items()}
-        whole = found if isinstance(found, dict) else {"": found}
-        return {**whole, **named} if named else found
-
-    def _array(self, value: Any) -> Plain:
-        """Returns a scalar as a number, and an array as its shape; also its contents, if asked."""
-        shape = f"{value.dtype}{list(value.shape)}"
-        if hasattr(value, "__jax_array__"):  # a variable of a module
-            value = value.__jax_array__()
-        if isinstance(value, jax.ShapeDtypeStruct | jax.core.Tracer):
-            return shape
-        on_device = isinstance(value, jax.Array)
-        key = on_device and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-        if self._settings and (key or value.shape):
-            return shape
-        x = np.asarray(jax.random.key_data(value) if key else value)
-        if x.dtype == object:
-            return f"{shape} {digest(self(x.tolist()))}"
-        if x.ndim == 0 and isinstance(number := x.item(), bool | int | float | str):
-            rounded = self._settings and on_device and isinstance(number, float)
-            return self(float(f"{number:.6g}") if rounded else number)
-        return f"{shape} {x.tolist() if x.size <= _FEW else digest(x)}"
+        case enum.Enum() | types.ModuleType():
+            return str(value) if isinstance(value, enum.Enum) else value.__name__
+        case int() | float():
+            finite = isinstance(value, int) or math.isfinite(value)
+            return (int if isinstance(value, int) else float if finite else str)(value)
+        case str():
+            text = str.__str__(value)
+            return text if len(text) <= _CHARACTERS else f"{len(text)} characters {digest(text)}"
+        case bytes() | types.CodeType():
+            return digest(value if isinstance(value, bytes) else _code(value, inner))
+        case np.dtype() | Path() | complex() | slice() | range() | jax.tree_util.PyTreeDef():
+            return re.sub(" at 0x[0-9a-f]+", "", str(value))
+        case set() | frozenset():
+            return inner(sorted(json.dumps(inner(x)) for x in value))
+    if not isinstance(value, type) and hasattr(value, "dtype") and hasattr(value, "shape"):
+        return _array(value)
+    if hasattr(value, "__wrapped__") and call_of(value) is None:  # such as under jax.jit
+        return inner(value.__wrapped__)
+    head, fields = _held(value)
+    found = {str(name): inner(x) for name, x in fields.items()}
+    if head:
+        return {"": head, **found} if found else head
+    if len(found) > _ITEMS:
+        return f"{len(found)} items {digest(found)}"
+    return (found if isinstance(value, Mapping) else list(found.values())) or "(empty)"
 
 
-def _content(cell: Any) -> Any:
-    """Returns what a closure holds."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
+def _array(value: Any) -> Plain:
+    """Returns a scalar as a number, and a larger array as its shape with its values or a digest."""
+    shape = f"{value.dtype}{list(value.shape)}"
+    if hasattr(value, "__jax_array__"):  # a variable of a module
+        value = value.__jax_array__()
+    if isinstance(value, jax.ShapeDtypeStruct | jax.core.Tracer):
+        return shape
+    key = isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    x = np.asarray(jax.random.key_data(value) if key else value)
+    if x.dtype == object:
+        return f"{shape} {digest(describe(x.tolist()))}"
+    if x.ndim == 0 and isinstance(number := x.item(), bool | int | float | str):
+        return describe(number)
+    return f"{shape} {x.tolist() if x.size <= _FEW else digest(x)}"
 
 
-def _floats(constant: Any) -> Iterator[float]:
-    """Yields the floats in a function's code, those of the functions in it included."""
-    held = constant.co_consts if isinstance(constant, types.CodeType) else constant
-    if isinstance(held, float):
-        yield held
-    for x in held if isinstance(held, tuple) else ():
-        yield from _floats(x)
+def _held(value: Any) -> tuple[str, Mapping[Any, Any]]:
+    """Returns the name of a function or an object, or "", and what it holds by name."""
+    if isinstance(call := value if isinstance(value, Call) else call_of(value), Call):
+        own = {CODE: inspect.unwrap(call.factory())} if ":" in call.name else {}
+        return call.name, own | dict(call.arguments)
+    if isinstance(value, Mapping):
+        return "", dict(sorted(value.items(), key=lambda item: str(item[0])))
+    if hasattr(value, "_asdict"):
+        return _name(type(value)), value._asdict()
+    if isinstance(value, tuple | list):
+        return "", dict(enumerate(value))
+    if isinstance(value, functools.partial):
+        return "partial", {"__func__": value.func, "__args__": value.args, **value.keywords}
+    if isinstance(value, types.MethodType):
+        return "method", {"__func__": value.__func__, "self": value.__self__}
+    if isinstance(value, types.FunctionType):
+        return _name(value), _of_function(value)
+    kind, named = type(value), isinstance(getattr(value, "__name__", None), str)
+    if isinstance(value, type):
+        return _name(value), {} if _is_installed(value) else _of_class(value)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.compare]
+        return _name(kind), {name: getattr(value, name) for name in names}
+    if not _is_installed(kind):
+        return _name(kind), {"__class__": kind, **getattr(value, "__dict__", {})}
+    read = not named and kind.__module__.partition(".")[0] in ("fedjax_peft", "flax")
+    return _name(value if named else kind), getattr(value, "__dict__", {}) if read else {}
 
 
-def _globals_of(code: types.CodeType) -> Iterator[str]:
-    """Yields the global names that a function and the functions in it read."""
-    for step in dis.get_instructions(code):
-        if step.opname == "LOAD_GLOBAL":
-            yield step.argval
+def _of_function(value: types.FunctionType) -> dict[str, Any]:
+    """Returns the defaults and the closure of a function; of a user's, also globals and code."""
+    code = value.__code__
+    defaults = {"__defaults__": value.__defaults__, "__keywords__": value.__kwdefaults__}
+    held: dict[str, Any] = {name: given for name, given in defaults.items() if given}
+    for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            held[name] = cell.cell_contents
+        if (value.__module__ or "").startswith("optax.") and type(held.get(name)) is int:
+            held[name] = float(held[name])  # as some schedules do when they are first called
+    if _is_installed(value):
+        return held
+    read = {name: x for name, x in value.__globals__.items() if name in {*_names(code)}}
+    return held | dict(sorted(read.items())) | {CODE: code}
+
+
+def _of_class(value: type) -> dict[str, Any]:
+    """Returns what a user's class consists of, and the classes that it is derived from."""
+    kinds = (types.FunctionType, property, classmethod, staticmethod, bool, int, float, str)
+    own = {
+        name: x.fget if isinstance(x, property) else x
+        for name, x in sorted(vars(value).items())
+        if isinstance(x, kinds) and (callable(x) or not name.startswith("__"))
+    }
+    return {CODE: {**own, "__bases__": [base for base in value.__bases__ if base is not object]}}
+
+
+def _code(code: types.CodeType, inner: functools.partial[Plain]) -> list[Any]:
+    held = [inner(x) for x in code.co_consts]
+    return [code.co_code.hex(), held, list(code.co_names), list(code.co_varnames)]
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Yields the names that a function and the functions in it read, attributes included."""
+    yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _globals_of(inner)
+            yield from _names(inner)
 
 
 def _name(value: Any) -> str:
     """Returns the name of a function or class, with its module where this is the same everywhere.
 
-    A user's file may have another name, or lie elsewhere, when a run is resumed.
+    A user's file may have another name, or lie elsewhere, when a run is resumed, and modules of
+    JAX and NumPy move between versions.
     """
-    module = getattr(value, "__module__", None) or "builtins"
-    name, unstable = getattr(value, "__qualname__", value.__name__), _package(module) in _UNSTABLE
-    return f"{module}.{name}" if _is_installed(module) and not unstable else name
+    name = getattr(value, "__qualname__", value.__name__)
+    stable = _is_installed(value) and not value.__module__.startswith(("jax", "numpy"))
+    return f"{value.__module__}.{name}" if stable else name
 
 
-def _package(module: str | None) -> str:
-    return (module or "builtins").partition(".")[0]
+def _is_installed(value: Any) -> bool:
+    """Returns whether something is Python's, of an installed package, or of this library."""
+    return _is_package((getattr(value, "__module__", None) or "builtins").partition(".")[0])
 
 
 @functools.cache
-def _is_installed(module: str | None) -> bool:
-    """Returns whether a module is Python's, of an installed package, or of this library."""
-    top = _package(module)
+def _is_package(top: str) -> bool:
     if top in ("fedjax_peft", *sys.stdlib_module_names) and top != "__main__":
         return True
     file = getattr(sys.modules.get(top), "__file__", None) or ""

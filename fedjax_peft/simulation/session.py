@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeAlias, get_args
 
@@ -23,17 +22,18 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.reuse import split, storing
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.forms import check_type
-from fedjax_peft.numerics.hyperparameters import Maker, Values, parametrised
+from fedjax_peft.numerics.hyperparameters import Maker, Makers, Values, parametrised
 from fedjax_peft.numerics.measures.diagnosis import diagnosis, probe
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.simulation import asynchrony, checks
 from fedjax_peft.simulation.classes import in_models_classes, reader
 from fedjax_peft.simulation.cost import Costs
-from fedjax_peft.simulation.description import describe, digest
+from fedjax_peft.simulation.description import describe
 from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.records import Diagnostic, Placement, System
 from fedjax_peft.simulation.time_model import preload_bytes
+from fedjax_peft.support.digests import digest
 from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.support.libraries import limit_blas_threads
 
@@ -122,7 +122,7 @@ def session(
         schedule = asynchrony.asynchronous_schedule(schedule, asynchronous, *parts)
     federation = federation_of(schedule, clients.data, plain)
     wrappers = (attack, privacy, asynchronous)
-    make = _Wrapped(algorithm, wrappers, federation)
+    make = Maker(_wrapped, (algorithm, wrappers, federation))
     made = make(values)
     chosen = made.algorithm
     # Clients that add noise themselves are not left out for reasons that lie in their data.
@@ -138,7 +138,7 @@ def session(
     checks.check_memory(schedule)
     setup = _setup(given, made, schedule, federation, names["fixed"])
     hashable = tuple(transforms) if isinstance(transforms, list) else transforms
-    setup = setup._replace(maker=Maker(make, _Transform(hashable)))
+    setup = setup._replace(maker=Makers(make, Maker(_joined, (hashable,))))
     place = (placement.engine, placement.client_state, placement.examples)
     computation = Computation(placement.lanes, rounds, *place, read=reader(model, clients))
     if placement.reuse != "none":
@@ -232,7 +232,10 @@ def _reusing(
 def _salter(
     given: SimpleNamespace, federation: c.Federation, schedule: Schedule, task: Any
 ) -> Callable[[Values], np.ndarray]:
-    """Returns the function of the run-time values that salts the noise of a private run."""
+    """Returns the function of the run-time values that salts the noise of a private run.
+
+    Its two numbers, uint32 ``[2]``, differ for different settings.
+    """
     system = given.system
     facts: dict[str, Any] = {
         "federation": federation,
@@ -249,14 +252,9 @@ def _salter(
         named = ("algorithm", "privacy", "attack")
         made = {name: parametrised(getattr(given, name), own)[0] for name in named}
         made["transforms"] = checks.joined_transform(parametrised(given.transforms, own)[0])
-        return _salt({**facts, **made})
+        return np.frombuffer(bytes.fromhex(digest(describe({**facts, **made}))), "<u4")
 
     return salt
-
-
-def _salt(settings: Any) -> np.ndarray:
-    """Returns two numbers that differ for different settings, uint32 ``[2]``."""
-    return np.frombuffer(bytes.fromhex(digest(describe(settings))), "<u4")
 
 
 def _digest_of(clients: Clients) -> str:
@@ -279,7 +277,8 @@ def _facts_of(model: Model) -> tuple:
     recipe = {name: x for name, x in model.recipe.items() if name not in computing}
     start = {**model.trainable, **tree.select(model.frozen, sorted(model.wide))}
     sums = {name: f"{np.asarray(x).sum(dtype=np.float64):.3e}" for name, x in start.items()}
-    return model.name, recipe, model.method, model.kinds, start, sums
+    shapes = {name: f"{x.dtype}{x.shape}" for name, x in start.items()}
+    return model.name, recipe, model.method, model.kinds, shapes, sums
 
 
 OVERFLOW = 1e-12
@@ -384,28 +383,14 @@ def wrapped(
     return c.Wrapped(algorithm, stages)
 
 
-@dataclass(frozen=True)
-class _Wrapped:
-    """The wrapped algorithm as a function of the run-time values.
-
-    A wrapped algorithm is a new object; functions of equal parts are equal, and sessions with equal
-    ones share their programs.
-    """
-
-    algorithm: Any
-    wrappers: tuple[Any, ...]
-    federation: c.Federation
-
-    def __call__(self, values: Values | None) -> c.Wrapped:
-        plain, *made = (parametrised(one, values)[0] for one in (self.algorithm, *self.wrappers))
-        return wrapped(plain, made, self.federation)
+def _wrapped(
+    values: Values | None, algorithm: Any, wrappers: Sequence[Any], federation: c.Federation
+) -> c.Wrapped:
+    """Returns what :func:`wrapped` does, of parts or of functions of the run-time values."""
+    plain, *made = (parametrised(one, values)[0] for one in (algorithm, *wrappers))
+    return wrapped(plain, made, federation)
 
 
-@dataclass(frozen=True)
-class _Transform:
-    """The upload transform as a function of the run-time values."""
-
-    given: Any
-
-    def __call__(self, values: Values) -> c.Transform | None:
-        return checks.joined_transform(parametrised(self.given, values)[0])
+def _joined(values: Values | None, transforms: Any) -> c.Transform | None:
+    """Returns the upload transform, of transforms or of a function of the run-time values."""
+    return checks.joined_transform(parametrised(transforms, values)[0])

@@ -14,11 +14,10 @@ The traced program of a round is not a part: the functions and their values deci
 large model takes longer than all of the above.
 """
 
-import inspect
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft import tasks
-from fedjax_peft.contracts.part import Call, call_of, has_parts
 from fedjax_peft.engine.devices.distributed import agree, process, processes
 from fedjax_peft.numerics.hyperparameters import parametrised
 from fedjax_peft.simulation.checks import clients_a_round
@@ -80,31 +78,10 @@ def fingerprint(arguments: Mapping[str, Any]) -> dict[str, Plain]:
     given["model"] = {name: getattr(model, name) for name in ("apply", "kinds", "dtype", "wide")}
     found: dict[str, Plain] = {}
     for name, value in given.items():
-        found |= _described(name, value)
+        found |= flat(describe(value), name)
     for tree in ("frozen", "trainable"):
         leaves = getattr(model, tree)
         found |= {f"model.{tree}.{leaf}": sums(leaves[leaf]) for leaf in sorted(leaves)}
-    return found
-
-
-def _described(name: str, value: Any) -> dict[str, Plain]:
-    """Returns dotted names: of a part those of its call, of anything else of its description.
-
-    A user's factory is described too, because its code may change.
-    """
-    items: Iterable[tuple[Any, Any]] = ()
-    if (call := value if isinstance(value, Call) else call_of(value)) is not None:
-        found: dict[str, Plain] = {name: call.name}
-        if ":" in call.name:
-            found |= flat(describe(inspect.unwrap(call.factory()), "contents"), f"{name}.{CODE}")
-        items = call.arguments
-    elif isinstance(value, dict | list | tuple) and has_parts(value):
-        found = {}
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-    else:
-        found = flat(describe(value, "contents"), name)
-    for key, one in items:
-        found |= _described(f"{name}.{key}", one)
     return found
 
 
