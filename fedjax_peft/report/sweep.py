@@ -20,7 +20,7 @@ from fedjax_peft.contracts import Algorithm
 from fedjax_peft.contracts.part import Call, below, call_of
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.engine.devices.distributed import processes
-from fedjax_peft.models.base import Model
+from fedjax_peft.models.base import Forward, Model
 from fedjax_peft.numerics.hyperparameters import Maker, Values
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import Cell, Study, make_study, summarise
@@ -241,23 +241,25 @@ class Points:
         numbers = {n: x for n, x in point.items() if _is_runtime(n, x) and n not in self._constants}
         fixed = {n: x for n, x in point.items() if n not in numbers and n != "seed"}
         with self._lock:  # points side by side are threads
-            built, own = self._with_known_forward(self._model(point)), self._clients(point)
+            built, own = self.model(point), self._clients(point)
         options = {"seed": 0, **self._options, **others}
         options["seed"] = point.get("seed", options["seed"])
         options["records"] = replace(options["records"], config={"point": _recorded(point)})
         options |= {n: _made(n, x, point, fixed) for n, x in self._functions.items()}
         return act(built, options.pop("algorithm"), own, values=numbers, **options)
 
-    def _with_known_forward(self, built: Model) -> Model:
-        """Returns the model with the first known forward pass that equals its own.
+    def model(self, point: Point) -> Model:
+        """Returns the model of a point, with the first forward pass that equals its own.
 
         Models that a seed has given other initial values then share their programs.
         """
+        built = self._model(point)
         own = built.graph, built.forward, built.dtype
-        for known, apply in self._forward if built.graph else ():
-            if known == own:
+        bound = isinstance(built.apply, Forward)  # the graph then says what it does
+        for known, apply in self._forward:
+            if apply is built.apply or (bound and known == own):
                 return built.replace(apply=apply)
-        self._forward.append((own, built.apply))
+        self._forward.append((own if bound else None, built.apply))
         return built
 
 

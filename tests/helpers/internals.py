@@ -94,7 +94,7 @@ _PLACES = {
     "report.records": "RunRecord find_runs load_run",
     "report.runs": "compare_runs",
     "report.study": "make_study read_study",
-    "report.sweep": "_Shared named_points",
+    "report.sweep": "Points _Shared named_points",
     "simulation.checks": "check_method check_transforms",
     "simulation.cost": "forecast",
     "simulation.guarantee": "Accounted watched",

@@ -10,7 +10,7 @@ import pytest
 import toy
 from closeness import approx, assert_close
 from compiled import compilations
-from internals import Replicas, _Shared, named_points, program, read_toml
+from internals import Points, Replicas, _Shared, named_points, program, read_toml
 from options import run_options
 from running import CLIENTS as FEDERATION
 
@@ -339,7 +339,7 @@ def matched(p):
 @pytest.mark.parametrize("read", READS.values(), ids=list(READS))
 def test_every_way_of_reading_a_point_is_noted(read):
     shared = _Shared(lambda p: toy.lora_model(width=read(p)))
-    made = [shared(point)[0] for point in fp.grid(seed=[0], width=[6, 8])]
+    made = [shared(point) for point in fp.grid(seed=[0], width=[6, 8])]
     assert [model.trainable["layer.lora_b"].shape[1] for model in made] == [6, 8]
 
 
@@ -365,21 +365,27 @@ def test_a_list_of_a_point_can_be_changed_without_harm():
 
 
 def test_what_reads_a_point_too_late_is_refused():
-    later, _ = _Shared(lambda p: lambda: p["width"])({"seed": 0, "width": 6})
+    later = _Shared(lambda p: lambda: p["width"])({"seed": 0, "width": 6})
     with pytest.raises(InputError, match="reads 'width' after it has returned"):
         later()
 
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_forward_pass_is_shared_by_seeds_that_decide_initial_values_only(stacked):
-    own = _Shared(lambda p: seeded_model(p["seed"]))
-    keys = [own({"seed": seed, "rate": rate})[1] for seed in (0, 1) for rate in (0.1, 0.2)]
-    assert keys[0] == keys[1] != keys[2] == keys[3]
     head = fp.heads.classification(4)
     plain = random_model(fp.testing.TINY_BERT, head=head, scan_layers=stacked)
-    attached = _Shared(lambda p: fp.attach(plain, fp.lora(rank=p["rank"]), seed=p["seed"]))
-    keys = [attached({"seed": seed, "rank": rank})[1] for seed in (0, 1) for rank in (2, 4)]
-    assert keys[0] == keys[2] != keys[1] == keys[3]
+
+    def forward_passes(make, name):
+        points = Points(fp.algorithms.fedavg(optax.sgd(0.1)), make, toy.clients((2,)), {}, {})
+        given = ({"seed": seed, name: value} for seed in (0, 1) for value in (2, 4))
+        return [points.model(point).apply for point in given]
+
+    own = forward_passes(lambda p: seeded_model(p["seed"]), "rate")
+    assert own[0] is own[1] is not own[2] is own[3]
+    made = forward_passes(
+        lambda p: fp.attach(plain, fp.lora(dropout=p["dropout"] / 10), seed=p["seed"]), "dropout"
+    )
+    assert made[0] is made[2] is not made[1] is made[3]
 
 
 def test_points_stay_in_the_directory_of_the_sweep_and_are_told_apart():

@@ -197,7 +197,7 @@ def fix_salt() -> None:
     It is made from the run's settings, functions and their modules included, so that the noise of a
     private run differs wherever a file has moved.
     """
-    session._salt = lambda settings: np.zeros(2, np.uint32)
+    session._salter = lambda *facts: lambda values: np.zeros(2, np.uint32)
 
 
 def arrays(state: Any) -> list[np.ndarray]:
