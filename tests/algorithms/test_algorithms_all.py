@@ -438,15 +438,6 @@ def test_local_models_are_the_same_where_optimizers_are_kept(name):
     jax.tree.map(np.testing.assert_array_equal, *models)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", KEEPING, indirect=True)
-def test_a_plain_loop_over_clients_keeps_the_states_of_optimizers_too(name):
-    engine, (first, _) = guarded(name, name not in NO_NOISE)
-    plain = engine_of(name, engine.algorithm, engine="reference")
-    cohort = few(plain.schedule.cohort(2))
-    same(plain.run(cohort, 2, first[:2]), engine.run(cohort, 2, first[:2]))
-
-
 # -------------------------------------------------------------------------------- upload transforms
 
 

@@ -86,7 +86,7 @@ def straight(place):
 @pytest.mark.sample("disk")
 def test_runs_equal_those_of_the_device_and_resume(place, tmp_path):
     whole = straight(place)
-    if place == "host":  # a store on disk beside the device: test_simulation_combined
+    if place == "host":  # a store on disk beside the device: tests/proof
         check(whole, straight("device"), rtol=1e-5, atol=1e-6)
     out = tmp_path / "run"
     run(out, place, rounds=3)
