@@ -22,18 +22,18 @@ from fedjax_peft.aggregators.robust import (
     Combined,
     Space,
     enough_clients,
-    number_of_hostile,
     robust,
     squared_distances,
     too_few,
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.arguments import FromZero
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics import tree
 
 
 @part
-def bulyan(hostile: int, *, space: Space = "factors") -> Aggregator:
+def bulyan(hostile: FromZero | Array, *, space: Space = "factors") -> Aggregator:
     """Bulyan: repeated Krum, then a trimmed mean around the median (El Mhamdi et al. 2018).
 
     A round has at least ``4 * hostile + 3`` clients. In a round with fewer uploads the metric
@@ -44,10 +44,9 @@ def bulyan(hostile: int, *, space: Space = "factors") -> Aggregator:
       space: whether distances and entries are those of LoRA's ``factors`` or of their ``product``.
 
     Raises:
-      InputError: ``hostile`` is not a whole number from 0, or an unknown space; on use, a round has
-        too few clients, or ``product`` with a model without LoRA pairs.
+      InputError: on use, a round has too few clients, or ``product`` with a model without LoRA
+        pairs.
     """
-    number_of_hostile("bulyan", hostile)
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
         here, number = changes.here, changes.number

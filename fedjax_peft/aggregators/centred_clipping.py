@@ -26,15 +26,13 @@ from fedjax_peft.aggregators.robust import (
     weighted_sum,
 )
 from fedjax_peft.contracts import Aggregator, Params, PyTree, RoundContext
+from fedjax_peft.contracts.arguments import Count, Positive
 from fedjax_peft.contracts.part import part
-from fedjax_peft.numerics.hyperparameters import is_traced
-from fedjax_peft.support.checks import check_count
-from fedjax_peft.support.errors import InputError
 
 
 @part
 def centred_clipping(
-    radius: float | None = None, *, steps: int = 1, space: Space = "factors"
+    radius: Positive | None = None, *, steps: Count = 1, space: Space = "factors"
 ) -> Aggregator:
     """Mean of changes that are clipped around the last round's result (Karimireddy et al. 2021).
 
@@ -48,12 +46,8 @@ def centred_clipping(
         then factored anew.
 
     Raises:
-      InputError: an option out of its range, or an unknown space; on use, ``product`` with a model
-        without LoRA pairs.
+      InputError: on use, ``product`` with a model without LoRA pairs.
     """
-    if radius is not None and not is_traced(radius) and radius <= 0:
-        raise InputError(f"radius = {radius} of 'centred_clipping' must be above 0.")
-    check_count("centred_clipping", "steps", steps)
 
     def rule(changes: Changes, context: RoundContext, state: Params) -> Combined:
         gram = inner_products_around(changes, state)  # the centre is the last row

@@ -13,11 +13,12 @@ This follows the paper and the authors' code, which agree.
 
 from fedjax_peft.aggregators.fra import by_svd
 from fedjax_peft.contracts import Aggregator
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 
 
 @part
-def flexlora(rank: int | None = None, *, error: bool = True) -> Aggregator:
+def flexlora(rank: Count | None = None, *, error: bool = True) -> Aggregator:
     """FlexLoRA: averaged LoRA products of any ranks, truncated by SVD to each client's rank.
 
     Leaves outside of LoRA pairs (a head) are averaged. All uploads of a cohort are held in memory

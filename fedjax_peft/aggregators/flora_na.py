@@ -30,20 +30,20 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Stacked, Total
+from fedjax_peft.contracts.arguments import FromZero
 from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
 from fedjax_peft.numerics.linalg import solve
 from fedjax_peft.numerics.lowrank import factors_apart, matmul, one_by_one, pairs, scale
 from fedjax_peft.numerics.measures.aggregation_error import error_metrics
-from fedjax_peft.support.checks import check_count
 
 _RIDGE = 1e-5
 """ε, relative to the mean diagonal entry of M."""
 
 
 @part
-def flora_na(*, steps: int = 20, error: bool = True) -> Aggregator:
+def flora_na(*, steps: FromZero = 20, error: bool = True) -> Aggregator:
     """FLoRA-NA: A and B are combined with coefficients that fit the exact average product.
 
     All uploads of a cohort are held in memory at once.
@@ -54,9 +54,8 @@ def flora_na(*, steps: int = 20, error: bool = True) -> Aggregator:
         layer.
 
     Raises:
-      InputError: ``steps`` is not a whole number from 0; on use, a model without LoRA pairs.
+      InputError: on use, a model without LoRA pairs.
     """
-    check_count("flora_na", "steps", steps, 0)
 
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
         changes = {n: x - template[n] for n, x in upload.items()}

@@ -22,12 +22,12 @@ from fedjax_peft.aggregators.robust import (
     weighted_sum,
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.arguments import FromZero
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.errors import InputError
 
 
 @part
-def fltrust(trusted: int = 0, *, space: Space = "factors") -> Aggregator:
+def fltrust(trusted: FromZero = 0, *, space: Space = "factors") -> Aggregator:
     """Mean of uploads by their agreement with a trusted one (FLTrust, Cao et al. 2021).
 
     The trusted client must take part in every round: let all clients take part. In other rounds the
@@ -40,11 +40,9 @@ def fltrust(trusted: int = 0, *, space: Space = "factors") -> Aggregator:
         which is then factored anew.
 
     Raises:
-      InputError: a negative id, or an unknown space; on use, an id of no client or of one without
-        examples, or ``product`` with a model without LoRA pairs.
+      InputError: on use, an id of no client or of one without examples, or ``product`` with a model
+        without LoRA pairs.
     """
-    if trusted < 0:
-        raise InputError(f"trusted = {trusted} of 'fltrust' must be the id of a client, from 0.")
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
         own = changes.here & (context.clients == trusted)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Factors, Total
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Params, PyTree
@@ -47,7 +48,7 @@ class Truncation(NamedTuple):
 
 @part
 def fra(
-    rank: int | None = None,
+    rank: Count | None = None,
     *,
     split: Literal["balanced", "B", "A"] = "balanced",
     error: bool = True,
@@ -72,10 +73,6 @@ def fra(
 
 def by_svd(name: str, rank: int | None, split: str, error: bool) -> Aggregator:
     """Returns FRA under another name; see :func:`fra`."""
-    if rank is not None and rank < 1:
-        raise InputError(f"The rank of {name!r} must be at least 1, not {rank}.")
-    if split not in ("balanced", "B", "A"):
-        raise InputError(f"split = {split!r} is not one of balanced, B, A.")
     truncation = Truncation(
         partial(truncated_average, rank=rank, split=split, error=error),
         partial(truncated_products, rank=rank, split=split),

@@ -20,20 +20,18 @@ from fedjax_peft.aggregators.robust import (
     Combined,
     Space,
     enough_clients,
-    number_of_hostile,
     robust,
     squared_distances,
     too_few,
     weighted_sum,
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.arguments import Count, FromZero
 from fedjax_peft.contracts.part import part
-from fedjax_peft.numerics.hyperparameters import is_traced
-from fedjax_peft.support.errors import InputError
 
 
 @part
-def krum(hostile: int, *, space: Space = "factors") -> Aggregator:
+def krum(hostile: FromZero | Array, *, space: Space = "factors") -> Aggregator:
     """Krum: the upload that is closest to its neighbours (Blanchard et al. 2017).
 
     A round has at least ``2 * hostile + 3`` clients. In a round with fewer uploads the metric
@@ -44,14 +42,16 @@ def krum(hostile: int, *, space: Space = "factors") -> Aggregator:
       space: whether distances are those of LoRA's ``factors`` or of their ``product``.
 
     Raises:
-      InputError: ``hostile`` is not a whole number from 0, or an unknown space; on use, a round has
-        too few clients, or ``product`` with a model without LoRA pairs.
+      InputError: on use, a round has too few clients, or ``product`` with a model without LoRA
+        pairs.
     """
     return _krum("krum", hostile, 1, space)
 
 
 @part
-def multi_krum(hostile: int, keep: int | None = None, *, space: Space = "factors") -> Aggregator:
+def multi_krum(
+    hostile: FromZero | Array, keep: Count | Array | None = None, *, space: Space = "factors"
+) -> Aggregator:
     """Multi-Krum: the mean of the uploads with the best Krum scores (Blanchard et al. 2017).
 
     A round has at least ``2 * hostile + 3`` clients; see :func:`krum`.
@@ -62,15 +62,12 @@ def multi_krum(hostile: int, keep: int | None = None, *, space: Space = "factors
       space: whether distances are those of LoRA's ``factors`` or of their ``product``.
 
     Raises:
-      InputError: as :func:`krum`, or ``keep`` below 1.
+      InputError: as :func:`krum`.
     """
-    if keep is not None and not is_traced(keep) and keep < 1:
-        raise InputError(f"keep = {keep} of 'multi_krum' must be at least 1.")
     return _krum("multi_krum", hostile, keep, space)
 
 
 def _krum(name: str, hostile: Any, keep: Any, space: Space) -> Aggregator:
-    number_of_hostile(name, hostile)
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
         here, count = changes.here, changes.number

@@ -34,22 +34,20 @@ from jax import Array
 
 from fedjax_peft.aggregators.mean import mean, product_errors
 from fedjax_peft.contracts import Aggregated, Aggregator, Params, PyTree, RoundContext, Total
+from fedjax_peft.contracts.arguments import Count, NotNegative
 from fedjax_peft.contracts.part import part
-from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.linalg import pinv
 from fedjax_peft.numerics.lowrank import matmul, required_pairs, scale
 from fedjax_peft.numerics.measures.aggregation_error import error_metrics
-from fedjax_peft.support.checks import check_count, check_number
-from fedjax_peft.support.errors import InputError
 
 
 @part
 def lora_fair(
     *,
-    lam: float = 0.01,
+    lam: NotNegative = 0.01,
     solver: Literal["gradient", "least_squares"] = "gradient",
-    rate: float = 0.1,
-    steps: int = 100,
+    rate: NotNegative = 0.1,
+    steps: Count = 100,
 ) -> Aggregator:
     """LoRA-FAIR: averaged LoRA factors, with B corrected towards the exact average product.
 
@@ -63,15 +61,8 @@ def lora_fair(
       steps: the number of steps of the gradient descent.
 
     Raises:
-      InputError: an option out of its range; on use, a model without LoRA pairs, or
-        ``client_ranks``.
+      InputError: on use, a model without LoRA pairs, or ``client_ranks``.
     """
-    if solver not in ("gradient", "least_squares"):
-        raise InputError(f"solver = {solver!r} is not one of gradient, least_squares.")
-    check_count("lora_fair", "steps", steps)
-    for name, value in (("lam", lam), ("rate", rate)):
-        if not is_traced(value):
-            check_number("lora_fair", name, value)
     inner = mean(error=True)
 
     def corrected(a: Array, b: Array, exact: Array) -> Array:

@@ -23,7 +23,7 @@ def median(*, space: Space = "factors") -> Aggregator:
         then factored anew.
 
     Raises:
-      InputError: an unknown space; on use, ``product`` with a model without LoRA pairs.
+      InputError: on use, ``product`` with a model without LoRA pairs.
     """
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:

@@ -19,13 +19,12 @@ from fedjax_peft.aggregators.robust import (
     weighted_sum,
 )
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
+from fedjax_peft.contracts.arguments import Positive
 from fedjax_peft.contracts.part import part
-from fedjax_peft.numerics.hyperparameters import is_traced
-from fedjax_peft.support.errors import InputError
 
 
 @part
-def norm_bounding(norm: float | None = None, *, space: Space = "factors") -> Aggregator:
+def norm_bounding(norm: Positive | None = None, *, space: Space = "factors") -> Aggregator:
     """Mean of uploads whose change is shortened to a norm (Sun et al. 2019).
 
     Clients count alike. The metric ``norm_bound`` is M.
@@ -37,11 +36,8 @@ def norm_bounding(norm: float | None = None, *, space: Space = "factors") -> Agg
         then factored anew.
 
     Raises:
-      InputError: a norm that is not above 0, or an unknown space; on use, ``product`` with a model
-        without LoRA pairs.
+      InputError: on use, ``product`` with a model without LoRA pairs.
     """
-    if norm is not None and not is_traced(norm) and norm <= 0:
-        raise InputError(f"norm = {norm} of 'norm_bounding' must be above 0.")
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
         lengths = jnp.sqrt(squared_lengths(changes))

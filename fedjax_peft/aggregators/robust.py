@@ -21,7 +21,7 @@ minus one of them that is close to most (:func:`around_one`).
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,6 @@ from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.linalg import qr
 from fedjax_peft.numerics.lowrank import matmul, one_by_one, pairs, scale, weighted_product
-from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError
 
 Space = Literal["factors", "product"]
@@ -91,7 +90,6 @@ def robust(
       init: zeros in the structure of ``Combined.change`` -> the rule's state before the first
         round.
     """
-    check_choice("space", space, get_args(Space))
     product = space == "product"
 
     def lift(upload: Params, template: Params, fixed: Params) -> PyTree:
@@ -317,16 +315,6 @@ def weighted_sum(changes: Changes, weights: Array) -> Params:
     summed = tree.weighted_sum(changes.leaves, weights)
     products = {p: weighted_product(x.a, x.b, weights) for p, x in changes.products.items()}
     return {**summed, **products}
-
-
-def number_of_hostile(name: str, hostile: Any) -> Any:
-    """Returns ``hostile``, the number f of hostile clients in a round; it may be a traced value."""
-    if not is_traced(hostile) and (hostile < 0 or hostile != int(hostile)):
-        raise InputError(
-            f"hostile = {hostile!r} of {name!r} must be a whole number from 0: the number of"
-            " hostile clients in a round that the rule resists."
-        )
-    return hostile
 
 
 def enough_clients(name: str, slots: int, hostile: Any, per: int) -> None:

@@ -6,7 +6,10 @@
 clients are hostile: the breakdown point is the share β < 1/2.
 """
 
+from typing import Annotated
+
 import jax.numpy as jnp
+from annotated_types import Ge, Lt
 from jax import Array
 
 from fedjax_peft.aggregators.ranking import each_entry, ranked
@@ -14,12 +17,12 @@ from fedjax_peft.aggregators.robust import Changes, Combined, Space, robust
 from fedjax_peft.contracts import Aggregator, PyTree, RoundContext
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics import tree
-from fedjax_peft.numerics.hyperparameters import is_traced
-from fedjax_peft.support.errors import InputError
 
 
 @part
-def trimmed_mean(share: float, *, space: Space = "factors") -> Aggregator:
+def trimmed_mean(
+    share: Annotated[float, Ge(0), Lt(0.5)], *, space: Space = "factors"
+) -> Aggregator:
     """Coordinate-wise trimmed mean; resists a given share of the clients (Yin et al. 2018).
 
     Clients count alike. All uploads of a round are held in memory at once.
@@ -31,11 +34,8 @@ def trimmed_mean(share: float, *, space: Space = "factors") -> Aggregator:
         then factored anew.
 
     Raises:
-      InputError: a share out of its range, or an unknown space; on use, ``product`` with a model
-        without LoRA pairs.
+      InputError: on use, ``product`` with a model without LoRA pairs.
     """
-    if not is_traced(share) and not 0 <= share < 0.5:
-        raise InputError(f"share = {share} of 'trimmed_mean' must be from 0 to below 1/2.")
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:
         # The small number absorbs rounding: 0.35 * 20 may come out just below 7.

@@ -26,9 +26,10 @@ import optax
 from jax import Array
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import at_least, checked, share
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import Local, init_local, train, with_client_state
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.contracts.arguments import NotNegative, Share
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 
@@ -48,9 +49,9 @@ class State(NamedTuple):
 def apfl(
     optimizer: c.Optimizer,
     *,
-    alpha: float = 0.5,
+    alpha: Share = 0.5,
     adaptive: bool = False,
-    alpha_rate: float = 0.1,
+    alpha_rate: NotNegative = 0.1,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
@@ -66,12 +67,7 @@ def apfl(
       adaptive: every client learns its own alpha, which starts at ``alpha``.
       alpha_rate: learning rate of alpha; it follows a schedule of the optimizer over rounds.
       head: policy of the global model's head: ``shared``, ``private`` or ``frozen``.
-
-    Raises:
-      InputError: an ``alpha`` outside of [0, 1], or a negative ``alpha_rate``.
     """
-    at_least(0.0, alpha_rate=alpha_rate)
-    share(alpha=alpha)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> State:

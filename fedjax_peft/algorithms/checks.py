@@ -2,8 +2,6 @@
 
 import functools
 import inspect
-import math
-import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
@@ -15,53 +13,8 @@ from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.keeping import keeping, marked
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.lowrank import pairs
-from fedjax_peft.numerics.roles import HeadPolicy
 from fedjax_peft.numerics.schedules import Scheduled, scaled
-from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
-
-
-def at_least(low: float, **options: float) -> None:
-    """Raises InputError for an option that is below ``low`` or not finite."""
-    _check(options, lambda x: low <= x < math.inf, f"a finite number from {low} up")
-
-
-def positive(**options: float) -> None:
-    """Raises InputError for an option that is not above 0, or not finite."""
-    _check(options, lambda x: 0 < x < math.inf, "a positive finite number")
-
-
-def fraction(**options: float) -> None:
-    """Raises InputError for an option that is not from 0 to below 1."""
-    _check(options, lambda x: 0 <= x < 1, "a number from 0 to below 1")
-
-
-def share(**options: float) -> None:
-    """Raises InputError for an option that is not from 0 to 1."""
-    _check(options, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-
-
-def _check(options: Mapping[str, Any], fits: Callable[[Any], bool], what: str) -> None:
-    """Raises InputError for an option that is no number, or one that does not fit.
-
-    A run-time value is an array, such as a rate that a schedule changes. It was checked as a number
-    before.
-    """
-    for name, value in options.items():
-        if isinstance(value, Array):
-            continue
-        if not isinstance(value, numbers.Real):
-            raise InputError(f"{name} = {show(value)} must be a number.")
-        if not fits(value):
-            raise InputError(f"{name} = {value!r} must be {what}.")
-
-
-def whole(low: int, **options: int) -> None:
-    """Raises InputError for an option that is not a whole number, or is below ``low``."""
-    for name, value in options.items():
-        if not isinstance(value, int) or value < low:
-            raise InputError(f"{name} = {value!r} must be a whole number from {low} up.")
-
 
 SHARED_OPTIONS = {
     "optimizer": "the clients' optimizer.",
@@ -82,6 +35,12 @@ SHARED_OPTIONS = {
 """Option that many algorithms have -> its description. :func:`checked` adds it to the docstring of
 every algorithm that has the option and does not describe it itself."""
 
+SHARED_KINDS = {
+    **{"optimizer": c.Optimizer, "server": c.Optimizer, "aggregator": c.Aggregator | None},
+    "server_schedule": c.RateSchedule | None,
+}
+"""Argument of many algorithms -> its type, where a user's function has no annotation."""
+
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
@@ -91,12 +50,10 @@ schedule."""
 
 
 def checked(factory: Factory) -> Factory:
-    """Decorates a function that returns an algorithm. Five things follow:
+    """Decorates a function that returns an algorithm. Four things follow:
 
-    * The algorithm knows its call (:func:`fedjax_peft.contracts.part.part`).
-    * Arguments of a wrong type are refused, which would otherwise fail deep inside a compilation:
-      ``optimizer`` and ``server`` must be optax optimizers, ``aggregator`` an aggregator or None,
-      ``server_schedule`` a function or None.
+    * The algorithm knows its call, and its arguments are checked
+      (:func:`fedjax_peft.contracts.part.part`); :data:`SHARED_KINDS` are known without annotation.
     * ``optimizer`` can have a schedule over rounds
       (:func:`fedjax_peft.numerics.schedules.scheduled`). The function is then called again in
       every round that is traced, with the rates of the round.
@@ -108,30 +65,13 @@ def checked(factory: Factory) -> Factory:
 
     @functools.wraps(factory)
     def make(*arguments: Any, **options: Any) -> Any:
-        try:
-            call = signature.bind_partial(*arguments, **options)
-        except TypeError:
-            return factory(*arguments, **options)  # raises an error that names the function
-        _check_types(factory.__name__, call.arguments)
+        call = signature.bind(*arguments, **options)
         call.apply_defaults()
         return _made(factory, call)
 
+    make.__annotations__ = {**SHARED_KINDS, **make.__annotations__}
     make.__doc__ = _documented(factory.__doc__ or "", signature.parameters)
     return part(cast(Factory, make))
-
-
-def _check_types(algorithm: str, given: Mapping[str, Any]) -> None:
-    for name in ("optimizer", "server"):
-        if name in given:
-            _check_optimizer(algorithm, name, given[name])
-    if given.get("aggregator") is not None:
-        _check_aggregator(algorithm, given["aggregator"])
-    schedule = given.get("server_schedule")
-    if schedule is not None and not callable(schedule):
-        raise InputError(
-            f"The argument 'server_schedule' of {algorithm!r} is {show(schedule)}, and no function"
-            " of the round. Give one such as fp.schedules.cosine(rounds=100)."
-        )
 
 
 def _made(factory: Callable[..., Any], call: inspect.BoundArguments) -> Any:
@@ -190,38 +130,6 @@ def _documented(document: str, options: Iterable[str]) -> str:
     shared = [name for name in SHARED_OPTIONS if name in options]
     added = [f"\n  {n}: {SHARED_OPTIONS[n]}" for n in shared if f"\n  {n}: " not in text]
     return "".join([text, *added, title, errors])
-
-
-def _check_optimizer(algorithm: str, argument: str, value: Any) -> None:
-    if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        rate = repr(value) if number else "1e-3"
-        what = (f"The argument {argument!r} of {algorithm!r}", "no optax optimizer")
-        raise _wrong(*what, value, "optax", f"({rate})", f"optax.adamw({rate})")
-
-
-def _check_aggregator(algorithm: str, value: Any) -> None:
-    if not isinstance(value, c.Aggregator):
-        what = (f"The argument 'aggregator' of {algorithm!r}", "no aggregator")
-        raise _wrong(*what, value, "fp.aggregators", "()", "fp.aggregators.mean()")
-
-
-def _wrong(argument: str, kind: str, value: Any, home: str, call: str, example: str) -> InputError:
-    """Returns the error for an argument that is not what a function of ``home`` returns."""
-    advice = f"Give one such as {example}."
-    if isinstance(value, str):
-        advice = f"Give the object and not its name, such as {home}.{value}{call}."
-    elif callable(value):
-        advice = f"Call it: {getattr(value, '__name__', 'the function')}{call}."
-    return InputError(f"{argument} is {show(value)}, and {kind}. {advice}")
-
-
-def only_head(algorithm: str, given: HeadPolicy, wanted: HeadPolicy) -> None:
-    """Raises InputError for a head policy that would turn an algorithm into another one."""
-    if given != wanted:
-        other = {"shared": "fedavg", "private": "fedper", "frozen": "fedbabu"}.get(given)
-        advice = f" For a {given} head there is {other!r}." if other else ""
-        raise InputError(f"The head of {algorithm!r} must be {wanted!r}, not {given!r}.{advice}")
 
 
 def model_with(message: str, *rules: str) -> Callable[[Mapping[str, str], int], None]:

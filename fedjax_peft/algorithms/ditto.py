@@ -16,9 +16,10 @@ has no head. Both steps use the same dropout masks.
 from typing import NamedTuple
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import at_least, checked
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import Local, init_local, proximal, train
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.contracts.arguments import NotNegative
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -42,7 +43,7 @@ class State(NamedTuple):
 def ditto(
     optimizer: c.Optimizer,
     *,
-    lam: float = 0.1,
+    lam: NotNegative = 0.1,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
@@ -56,11 +57,7 @@ def ditto(
       optimizer: the clients' optimizer, for both models.
       lam: λ, the strength of the pull; with 0 the personal model is trained alone.
       head: policy of the global model's head: ``shared``, ``private`` or ``frozen``.
-
-    Raises:
-      InputError: a negative ``lam``.
     """
-    at_least(0.0, lam=lam)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> State:

@@ -12,10 +12,12 @@ result of the first run::
     tuned = fp.simulate(run.trained, own, clients, rounds=1, clients_per_round=len(clients), ...)
 """
 
+from typing import Literal
+
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import checked, only_head
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.numerics.roles import head_roles
 
 
 @checked
@@ -23,7 +25,7 @@ def fedbabu(
     optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
-    head: HeadPolicy = "frozen",
+    head: Literal["frozen"] = "frozen",
     weights: c.Weights = "size",
     keep_optimizer: bool = False,
 ) -> c.Algorithm:
@@ -32,9 +34,5 @@ def fedbabu(
     Args:
       aggregator: how adapters combine; by default their mean.
       head: only ``frozen``, which defines the algorithm.
-
-    Raises:
-      InputError: another head policy.
     """
-    only_head("fedbabu", head, "frozen")
     return averaging("fedbabu", optimizer, head_roles(head), aggregator, weights=weights)

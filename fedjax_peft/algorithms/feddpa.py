@@ -38,8 +38,9 @@ from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import checked, fraction, model_with, positive, whole
+from fedjax_peft.algorithms.checks import checked, model_with
 from fedjax_peft.algorithms.common import Local, init_local, replace_server, train, tuned_by
+from fedjax_peft.contracts.arguments import FromZero, Positive, Probability
 from fedjax_peft.contracts.instance_weights import REFERENCE, embedding, with_weight
 from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
 
@@ -74,8 +75,8 @@ class State(NamedTuple):
 def feddpa_t(
     optimizer: c.Optimizer,
     *,
-    mix: float = 0.5,
-    max_weight: float = 0.5,
+    mix: Probability = 0.5,
+    max_weight: Positive = 0.5,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
@@ -90,11 +91,8 @@ def feddpa_t(
       aggregator: how the global adapters combine; by default their mean.
 
     Raises:
-      InputError: ``mix`` is 0 or not below 1, or ``max_weight`` is not positive; on use, a model
-        without a pair of LoRAs.
+      InputError: on use, a model without a pair of LoRAs.
     """
-    fraction(mix=mix)
-    positive(mix=mix, max_weight=max_weight)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:
@@ -113,8 +111,8 @@ def feddpa_t(
 def feddpa_f(
     optimizer: c.Optimizer,
     *,
-    tune_epochs: int = 1,
-    max_weight: float = 0.5,
+    tune_epochs: FromZero = 1,
+    max_weight: Positive = 0.5,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
@@ -131,11 +129,8 @@ def feddpa_f(
       aggregator: how the global adapters combine; by default their mean.
 
     Raises:
-      InputError: a negative ``tune_epochs``, or ``max_weight`` is not positive; on use, a model
-        without a pair of LoRAs.
+      InputError: on use, a model without a pair of LoRAs.
     """
-    whole(0, tune_epochs=tune_epochs)
-    positive(max_weight=max_weight)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def step(state: State, batch: c.Batch, key: c.Key) -> tuple[State, c.Metrics]:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
-from fedjax_peft.algorithms.checks import checked, positive
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import (
     Local,
     add_to_gradient,
@@ -32,6 +32,7 @@ from fedjax_peft.algorithms.common import (
     train,
     with_client_state,
 )
+from fedjax_peft.contracts.arguments import Positive
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -56,7 +57,7 @@ class Server(NamedTuple):
 def feddyn(
     optimizer: c.Optimizer,
     *,
-    alpha: float = 0.01,
+    alpha: Positive = 0.01,
     head: HeadPolicy = "shared",
     keep_optimizer: bool = False,
 ) -> c.Algorithm:
@@ -64,11 +65,7 @@ def feddyn(
 
     Args:
       alpha: weight of the regulariser. The paper tries 0.1, 0.01 and 0.001.
-
-    Raises:
-      InputError: ``alpha`` is not positive.
     """
-    positive(alpha=alpha)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> Local:

@@ -32,28 +32,27 @@ No code of the authors was found. This was checked against a plain loop written 
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import at_least, checked, dual_adapters, fraction
+from fedjax_peft.algorithms.checks import checked, dual_adapters
 from fedjax_peft.algorithms.common import Local, init_local, send_shared, train
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.contracts.arguments import Fraction, NotNegative
 from fedjax_peft.contracts.dual_modes import Mode, mode
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.measures.representation import (
     SIMILARITIES,
     Pooling,
     Similarity,
-    check_pooling,
     pool,
 )
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.numerics.roles import HeadPolicy, dual_roles
-from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError
 
 PrivateRep = Literal["private_only", "dual"]
@@ -96,8 +95,8 @@ class Terms(NamedTuple):
 def fedmcp(
     optimizer: c.Optimizer,
     *,
-    gamma: float = 0.5,
-    mu: float = 0.05,
+    gamma: Fraction = 0.5,
+    mu: NotNegative = 0.05,
     similarity: Similarity = "cka",
     pooling: Pooling = "mean",
     private_rep: PrivateRep = "private_only",
@@ -123,15 +122,7 @@ def fedmcp(
         private adapter only.
       aggregator: how the global adapters combine; by default their mean.
       head: policy of both classification heads: ``shared``, ``private`` or ``frozen``.
-
-    Raises:
-      InputError: γ out of [0, 1), a negative μ, or an unknown name.
     """
-    fraction(gamma=gamma)
-    at_least(0.0, mu=mu)
-    check_pooling(pooling)
-    check_choice("similarity", similarity, SIMILARITIES)
-    check_choice("private_rep", private_rep, get_args(PrivateRep))
     terms = Terms(gamma, mu, similarity, pooling, private_rep, stop_grad_global_in_private_term)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:

@@ -33,17 +33,16 @@ from fedjax_peft.aggregators.fra import decomposed_sum, factored
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import merge_into_frozen
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.contracts.arguments import PositiveShare
 from fedjax_peft.numerics.lowrank import factors_apart, matmul, pairs, pairs_by_shape, scale
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-from fedjax_peft.support.errors import InputError
 
 
 @checked
 def fedmomentum(
     optimizer: c.Optimizer,
     *,
-    energy: float = 0.9999,
+    energy: PositiveShare = 0.9999,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
     keep_optimizer: bool = False,
@@ -58,11 +57,9 @@ def fedmomentum(
       keep_optimizer: only False: factors are new in every round.
 
     Raises:
-      InputError: an ``energy`` out of range, or ``keep_optimizer``; on use, a model without LoRA,
-        or with more than LoRA; ``client_ranks``.
+      InputError: ``keep_optimizer``; on use, a model without LoRA, or with more than LoRA;
+        ``client_ranks``.
     """
-    if not is_traced(energy) and not 0 < energy <= 1:
-        raise InputError(f"energy = {energy} must be a number above 0, and at most 1.")
     algorithm = averaging("fedmomentum", optimizer, head_roles(head), _splitting(energy))
     return algorithm._replace(
         server=merge_into_frozen(),

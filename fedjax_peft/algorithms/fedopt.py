@@ -34,7 +34,7 @@ for 24 matrices of 768 x 768, FedAvgM keeps 57 MB and FedAdam 113 MB.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,13 +44,13 @@ from jax import Array
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import fra
 from fedjax_peft.aggregators.products import PRODUCT, product_changes, with_products
-from fedjax_peft.algorithms.checks import at_least, checked, fraction, positive, with_factor
+from fedjax_peft.algorithms.checks import checked, with_factor
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.contracts.arguments import Fraction, NotNegative, Positive
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import pairs, required_pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.numerics.schedules import Scheduled, at_round, scheduled
-from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError
 
 Space = Literal["factors", "product"]
@@ -104,9 +104,8 @@ def fedopt(
         schedule of optax counts rounds too.
 
     Raises:
-      InputError: an unknown ``space``, or ``product`` with an aggregator that cannot factor; on
-        use, ``product`` with a model without LoRA pairs, or ``factors`` with an aggregator that
-        factors anew.
+      InputError: ``product`` with an aggregator that cannot factor; on use, ``product`` with a
+        model without LoRA pairs, or ``factors`` with an aggregator that factors anew.
     """
     return _fedopt("fedopt", optimizer, server, aggregator, space, head, weights, server_schedule)
 
@@ -122,7 +121,6 @@ def _fedopt(
     server_schedule: c.RateSchedule | None,
 ) -> c.Algorithm:
     """Returns :func:`fedopt` under a name; the other arguments are its."""
-    check_choice("space", space, get_args(Space))
     if server_schedule is not None:
         server = scheduled(server, server_schedule)
     combine, moves, incompatible = aggregator, _on_leaves(server), {c.Feature.NEW_FACTORS: _BASIS}
@@ -202,8 +200,8 @@ def _on_products(optimizer: c.Optimizer, aggregator: c.Aggregator) -> c.ServerUp
 def fedavgm(
     optimizer: c.Optimizer,
     *,
-    server_learning_rate: float = 1.0,
-    momentum: float = 0.9,
+    server_learning_rate: Positive = 1.0,
+    momentum: Fraction = 0.9,
     nesterov: bool = False,
     aggregator: c.Aggregator | None = None,
     space: Space = "factors",
@@ -218,12 +216,7 @@ def fedavgm(
       server_learning_rate: η. In the long run the server moves η / (1 - β) times FedAvg's distance.
       momentum: β; 0 with η = 1 is FedAvg.
       nesterov: Nesterov's momentum: the step is η (β m + Δ).
-
-    Raises:
-      InputError: an option out of its range.
     """
-    positive(server_learning_rate=server_learning_rate)
-    fraction(momentum=momentum)
     server = optax.sgd(server_learning_rate, momentum=momentum, nesterov=nesterov)
     return _fedopt("fedavgm", optimizer, server, aggregator, space, head, weights, server_schedule)
 
@@ -232,11 +225,11 @@ def fedavgm(
 def fedadam(
     optimizer: c.Optimizer,
     *,
-    server_learning_rate: float = 0.01,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    tau: float = 1e-3,
-    start: float = 0.0,
+    server_learning_rate: Positive = 0.01,
+    b1: Fraction = 0.9,
+    b2: Fraction = 0.99,
+    tau: Positive = 1e-3,
+    start: NotNegative = 0.0,
     aggregator: c.Aggregator | None = None,
     space: Space = "factors",
     head: HeadPolicy = "shared",
@@ -252,11 +245,7 @@ def fedadam(
       b2: β₂, the decay of the mean squared change.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
-
-    Raises:
-      InputError: an option out of its range.
     """
-    fraction(b2=b2)
 
     def second(v: Array, square: Array) -> Array:
         return b2 * v + (1 - b2) * square
@@ -269,11 +258,11 @@ def fedadam(
 def fedyogi(
     optimizer: c.Optimizer,
     *,
-    server_learning_rate: float = 0.01,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    tau: float = 1e-3,
-    start: float = 0.0,
+    server_learning_rate: Positive = 0.01,
+    b1: Fraction = 0.9,
+    b2: Fraction = 0.99,
+    tau: Positive = 1e-3,
+    start: NotNegative = 0.0,
     aggregator: c.Aggregator | None = None,
     space: Space = "factors",
     head: HeadPolicy = "shared",
@@ -289,11 +278,7 @@ def fedyogi(
       b2: β₂; v moves by at most (1 - β₂) Δ² in a round.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
-
-    Raises:
-      InputError: an option out of its range.
     """
-    fraction(b2=b2)
 
     def second(v: Array, square: Array) -> Array:
         return v - (1 - b2) * square * jnp.sign(v - square)
@@ -306,10 +291,10 @@ def fedyogi(
 def fedadagrad(
     optimizer: c.Optimizer,
     *,
-    server_learning_rate: float = 0.01,
-    b1: float = 0.0,
-    tau: float = 1e-3,
-    start: float = 0.0,
+    server_learning_rate: Positive = 0.01,
+    b1: Fraction = 0.0,
+    tau: Positive = 1e-3,
+    start: NotNegative = 0.0,
     aggregator: c.Aggregator | None = None,
     space: Space = "factors",
     head: HeadPolicy = "shared",
@@ -324,9 +309,6 @@ def fedadagrad(
       b1: β₁, the decay of the mean change.
       tau: τ; the smaller, the more adaptive.
       start: the first v.
-
-    Raises:
-      InputError: an option out of its range.
     """
     server = _adaptive(jnp.add, server_learning_rate, b1, tau, start)
     return _fedopt(
@@ -349,9 +331,6 @@ def _adaptive(
     start: float,
 ) -> c.Optimizer:
     """Returns the optimizer of Algorithm 2 whose v becomes ``second(v, Δ²)``."""
-    positive(server_learning_rate=learning_rate, tau=tau)
-    at_least(0, start=start)
-    fraction(b1=b1)
 
     def init(params: c.Params) -> Moments:
         v = jax.tree.map(lambda x: jnp.full_like(x, start), params)

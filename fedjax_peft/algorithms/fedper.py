@@ -7,10 +7,12 @@ The paper's body is the network up to its last layers; here it is the adapters, 
 rest is frozen. This is FedAvg with a private head, under its name in the literature.
 """
 
+from typing import Literal
+
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import checked, only_head
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.numerics.roles import head_roles
 
 
 @checked
@@ -18,7 +20,7 @@ def fedper(
     optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
-    head: HeadPolicy = "private",
+    head: Literal["private"] = "private",
     weights: c.Weights = "size",
     keep_optimizer: bool = False,
 ) -> c.Algorithm:
@@ -27,9 +29,5 @@ def fedper(
     Args:
       aggregator: how adapters combine; by default their mean.
       head: only ``private``, which defines the algorithm.
-
-    Raises:
-      InputError: another head policy.
     """
-    only_head("fedper", head, "private")
     return averaging("fedper", optimizer, head_roles(head), aggregator, weights=weights)

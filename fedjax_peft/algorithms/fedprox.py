@@ -17,9 +17,10 @@ expectation (``weights="uniform"`` averages without weights).
 """
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import at_least, checked
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import Local, init_local, proximal, send_shared, train
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.contracts.arguments import NotNegative
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 
@@ -27,7 +28,7 @@ from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 def fedprox(
     optimizer: c.Optimizer,
     *,
-    mu: float = 0.01,
+    mu: NotNegative = 0.01,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
@@ -39,11 +40,7 @@ def fedprox(
       mu: weight of the penalty; 0 is FedAvg.
       head: policy of the head: ``shared``, ``private`` or ``frozen``. The penalty is on shared
         leaves only.
-
-    Raises:
-      InputError: a negative ``mu``.
     """
-    at_least(0, mu=mu)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:

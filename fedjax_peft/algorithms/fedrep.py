@@ -22,19 +22,20 @@ equal size; ``weights`` offers both.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import checked, only_head, whole
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import loss_beside, optimizer_step, tuned_by
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.contracts.arguments import Count, FromZero
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.numerics.roles import HeadPolicy, head_roles
+from fedjax_peft.numerics.roles import head_roles
 
 
 class State(NamedTuple):
@@ -50,11 +51,11 @@ class State(NamedTuple):
 def fedrep(
     optimizer: c.Optimizer,
     *,
-    head_epochs: int = 1,
-    body_epochs: int = 1,
-    tune_epochs: int = 0,
+    head_epochs: Count = 1,
+    body_epochs: Count = 1,
+    tune_epochs: FromZero = 0,
     aggregator: c.Aggregator | None = None,
-    head: HeadPolicy = "private",
+    head: Literal["private"] = "private",
     weights: c.Weights = "size",
     keep_optimizer: bool = False,
 ) -> c.Algorithm:
@@ -70,13 +71,7 @@ def fedrep(
         0 means no tuning.
       aggregator: how adapters combine; by default their mean.
       head: only ``private``, which defines the algorithm.
-
-    Raises:
-      InputError: another head policy, or a part without epochs.
     """
-    only_head("fedrep", head, "private")
-    whole(1, head_epochs=head_epochs, body_epochs=body_epochs)
-    whole(0, tune_epochs=tune_epochs)
 
     def init(broadcast: c.Params, own: c.Params, key: c.Key) -> State:
         return State(broadcast, own, optimizer.init(broadcast), optimizer.init(own))

@@ -31,21 +31,21 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import checked, lora_model, share
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Local
 from fedjax_peft.algorithms.fedavg import averaging, client
+from fedjax_peft.contracts.arguments import Share
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.linalg import svd
 from fedjax_peft.numerics.lowrank import matmul, pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-from fedjax_peft.support.errors import InputError
 
 
 @checked
 def fedrot(
     optimizer: c.Optimizer,
     *,
-    strength: float = 1.0,
+    strength: Share = 1.0,
     first: Literal["A", "B"] = "A",
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
@@ -61,11 +61,8 @@ def fedrot(
       keep_optimizer: only False: its moments would belong to factors before the rotation.
 
     Raises:
-      InputError: a ``strength`` out of [0, 1], or ``keep_optimizer``; on use, a model without LoRA.
+      InputError: ``keep_optimizer``; on use, a model without LoRA.
     """
-    share(strength=strength)
-    if first not in ("A", "B"):
-        raise InputError(f"first = {first!r} is not one of A, B.")
     even = first == "A"
 
     def bound(context: c.ClientContext) -> c.ClientUpdate:

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import checked, lora_model, whole
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import (
     Local,
     init_local,
@@ -35,6 +35,7 @@ from fedjax_peft.algorithms.common import (
     train,
 )
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.numerics.linalg import canonical, qr, svd
 from fedjax_peft.numerics.lowrank import matmul, one_by_one, pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -44,7 +45,7 @@ from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 def fedsvd(
     optimizer: c.Optimizer,
     *,
-    period: int = 1,
+    period: Count = 1,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
@@ -58,9 +59,8 @@ def fedsvd(
       keep_optimizer: only False: every round may have another A.
 
     Raises:
-      InputError: ``keep_optimizer``, or a ``period`` below 1; on use, a model without LoRA.
+      InputError: ``keep_optimizer``; on use, a model without LoRA.
     """
-    whole(1, period=period)
     algorithm = averaging("fedsvd", optimizer, head_roles(head), aggregator)
     return algorithm._replace(
         client=lambda context: _client(optimizer, context),

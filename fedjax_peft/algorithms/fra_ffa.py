@@ -25,9 +25,9 @@ from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import fra, mean
-from fedjax_peft.algorithms.checks import checked, lora_model, whole
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.fedavg import client
-from fedjax_peft.numerics.hyperparameters import is_traced
+from fedjax_peft.contracts.arguments import Count, Fraction
 from fedjax_peft.numerics.lowrank import matmul, pairs, scale
 from fedjax_peft.numerics.measures.aggregation_error import truncation_metrics
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -41,10 +41,10 @@ def fra_ffa(
     optimizer: c.Optimizer,
     *,
     trigger: Literal["round", "plateau", "subspace"] = "round",
-    at: int = 10,
-    patience: int = 3,
-    tolerance: float | None = None,
-    rank: int | None = None,
+    at: Count = 10,
+    patience: Count = 3,
+    tolerance: Fraction | None = None,
+    rank: Count | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
     keep_optimizer: bool = False,
@@ -62,14 +62,9 @@ def fra_ffa(
       keep_optimizer: only False: FRA gives A and B another basis in every round.
 
     Raises:
-      InputError: an option out of range; on use, a model without LoRA.
+      InputError: on use, a model without LoRA.
     """
-    if trigger not in TOLERANCE:
-        raise InputError(f"trigger = {trigger!r} is not one of {', '.join(TOLERANCE)}.")
-    whole(1, at=at, patience=patience)
     calm = TOLERANCE[trigger] if tolerance is None else tolerance
-    if not is_traced(calm) and not 0 <= calm < 1:
-        raise InputError(f"tolerance = {tolerance} is not in [0, 1).")
 
     def sent_leaves(broadcast: c.PyTree, round_index: Array) -> dict[str, Array]:
         learning = broadcast["switched"] == 0

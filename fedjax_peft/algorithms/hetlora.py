@@ -24,11 +24,12 @@ from jax import Array
 
 from fedjax_peft import aggregators
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import at_least, checked, lora_model
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Local, add_to_gradient, init_local, replace_server, train
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.contracts.arguments import NotNegative, Probability
 from fedjax_peft.numerics import tree
-from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 from fedjax_peft.support.errors import InputError
@@ -42,8 +43,8 @@ def hetlora(
     optimizer: c.Optimizer,
     *,
     aggregator: c.Aggregator | None = None,
-    prune: float | None = None,
-    penalty: float = 0.0,
+    prune: Probability | None = None,
+    penalty: NotNegative = 0.0,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
     keep_optimizer: bool = False,
@@ -59,11 +60,8 @@ def hetlora(
         ``prune``.
 
     Raises:
-      InputError: an option out of range; on use, a model without LoRA.
+      InputError: ``penalty`` without ``prune``; on use, a model without LoRA.
     """
-    if prune is not None and not is_traced(prune) and not 0 < prune < 1:
-        raise InputError(f"prune = {prune} is not between 0 and 1: leave it out to keep ranks.")
-    at_least(0, penalty=penalty)
     if prune is None and maybe_nonzero(penalty):
         raise InputError("penalty is on the directions that prune would drop: set prune too.")
     check, combine = lora_model("hetlora"), aggregator or aggregators.hetlora()

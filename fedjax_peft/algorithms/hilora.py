@@ -46,7 +46,7 @@ from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators.fra import truncated_average
-from fedjax_peft.algorithms.checks import at_least, checked, fraction, whole
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.clustering import spectral_clusters, subspace_distances
 from fedjax_peft.algorithms.common import (
     Local,
@@ -56,6 +56,7 @@ from fedjax_peft.algorithms.common import (
     loss_where,
     train,
 )
+from fedjax_peft.contracts.arguments import Count, Fraction, NotNegative
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, scale
 from fedjax_peft.numerics.measures.aggregation_error import truncation_metrics
@@ -82,14 +83,14 @@ class Start(NamedTuple):
 def hilora(
     optimizer: c.Optimizer,
     *,
-    clients: int,
-    root_rounds: int,
-    cluster_rounds: int,
-    root_penalty: float = 0.1,
-    cluster_penalty: float = 0.1,
-    decay: float = 0.9,
-    fewest_clusters: int = 2,
-    most_clusters: int = 10,
+    clients: Count,
+    root_rounds: Count,
+    cluster_rounds: Count,
+    root_penalty: NotNegative = 0.1,
+    cluster_penalty: NotNegative = 0.1,
+    decay: Fraction = 0.9,
+    fewest_clusters: Count = 2,
+    most_clusters: Count = 10,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
     keep_optimizer: bool = False,
@@ -109,13 +110,9 @@ def hilora(
       keep_optimizer: only False: the stages train different leaves.
 
     Raises:
-      InputError: an option out of range, or ``keep_optimizer``; on use, a model without the three
-        LoRAs, another number of clients, or ``client_ranks``.
+      InputError: ``fewest_clusters`` above ``most_clusters`` or ``clients``, or ``keep_optimizer``;
+        on use, a model without the three LoRAs, another number of clients, or ``client_ranks``.
     """
-    whole(1, clients=clients, root_rounds=root_rounds, cluster_rounds=cluster_rounds)
-    whole(1, fewest_clusters=fewest_clusters, most_clusters=most_clusters)
-    at_least(0.0, root_penalty=root_penalty, cluster_penalty=cluster_penalty)
-    fraction(decay=decay)
     if not fewest_clusters <= min(most_clusters, clients):
         raise InputError(
             f"fewest_clusters = {fewest_clusters} must be at most most_clusters ="

@@ -28,27 +28,30 @@ from the words around it) and the authors' page. The authors published no code.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax.numpy as jnp
+import numpy as np
+from annotated_types import MinLen
 from jax import Array
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import checked, lora_model, positive, whole
+from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Local
 from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.algorithms.rolora import taking_turns, turn
+from fedjax_peft.contracts.arguments import Count, Positive
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import pairs
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
-from fedjax_peft.support.errors import InputError
 
 
 @checked
 def lora_a2(
     optimizer: c.Optimizer,
     *,
-    budget: int | Sequence[int] = 2,
-    rate_ratio: float = 1.0,
+    budget: Count | Annotated[Sequence[Count], MinLen(1)] = 2,
+    rate_ratio: Positive = 1.0,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
@@ -64,15 +67,9 @@ def lora_a2(
       keep_optimizer: only False: the two factors take turns.
 
     Raises:
-      InputError: a ``budget`` below 1, a ``rate_ratio`` that is not positive, or
-        ``keep_optimizer``; on use, a model without LoRA.
+      InputError: ``keep_optimizer``; on use, a model without LoRA.
     """
-    budgets = [budget] if isinstance(budget, int) else list(budget)
-    if not budgets:
-        raise InputError("budget = [] has no entry: give a number, or one for each client.")
-    for one in budgets:
-        whole(1, budget=one)
-    positive(rate_ratio=rate_ratio)
+    budgets = np.atleast_1d(budget).tolist()
 
     def bound(context: c.ClientContext) -> c.ClientUpdate:
         on_b = context.round_index % 2 == 1

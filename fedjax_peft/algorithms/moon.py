@@ -24,10 +24,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import at_least, checked, positive
+from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.common import Local, init_local, train, with_client_state
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.numerics.measures.representation import Pooling, check_pooling, cosines, pool
+from fedjax_peft.contracts.arguments import NotNegative, Positive
+from fedjax_peft.numerics.measures.representation import Pooling, cosines, pool
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
 
@@ -44,8 +45,8 @@ class Start(NamedTuple):
 def moon(
     optimizer: c.Optimizer,
     *,
-    mu: float = 1.0,
-    temperature: float = 0.5,
+    mu: NotNegative = 1.0,
+    temperature: Positive = 0.5,
     pooling: Pooling = "mean",
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
@@ -59,13 +60,7 @@ def moon(
       temperature: τ of the contrastive loss.
       pooling: representation of an example: the ``mean`` over its tokens, or ``cls``, its first
         token (the last real one in a causal model).
-
-    Raises:
-      InputError: a negative ``mu``, a temperature that is not positive, or an unknown pooling.
     """
-    check_pooling(pooling)
-    at_least(0.0, mu=mu)
-    positive(temperature=temperature)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> Local:

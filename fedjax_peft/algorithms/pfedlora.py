@@ -23,16 +23,17 @@ checked against a loop over clients.
 """
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import checked, model_with, whole
+from fedjax_peft.algorithms.checks import checked, model_with
 from fedjax_peft.algorithms.fedrep import fedrep
+from fedjax_peft.contracts.arguments import Count
 
 
 @checked
 def pfedlora(
     optimizer: c.Optimizer,
     *,
-    model_epochs: int = 1,
-    adapter_epochs: int = 1,
+    model_epochs: Count = 1,
+    adapter_epochs: Count = 1,
     aggregator: c.Aggregator | None = None,
     weights: c.Weights = "size",
     keep_optimizer: bool = False,
@@ -46,9 +47,8 @@ def pfedlora(
       adapter_epochs: E_a, the share on the adapter; run with ``epochs`` = the sum of both.
 
     Raises:
-      InputError: a part without epochs; on use, a model without ``peft.lora_with_base``.
+      InputError: on use, a model without ``peft.lora_with_base``.
     """
-    whole(1, model_epochs=model_epochs, adapter_epochs=adapter_epochs)
     algorithm = fedrep(
         optimizer,
         head_epochs=model_epochs,

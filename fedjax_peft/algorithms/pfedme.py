@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_peft import contracts as c
-from fedjax_peft.algorithms.checks import checked, positive, whole, with_factor
+from fedjax_peft.algorithms.checks import checked, with_factor
 from fedjax_peft.algorithms.common import optimizer_step, proximal, replace_server
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.contracts.arguments import Count, Positive
 from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -46,10 +47,10 @@ class State(NamedTuple):
 def pfedme(
     optimizer: c.Optimizer,
     *,
-    lam: float = 15.0,
-    learning_rate: float = 0.005,
-    inner_steps: int = 5,
-    beta: float = 1.0,
+    lam: Positive = 15.0,
+    learning_rate: Positive = 0.005,
+    inner_steps: Count = 5,
+    beta: Positive = 1.0,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
@@ -69,12 +70,7 @@ def pfedme(
       inner_steps: K, the number of optimizer steps on each batch.
       beta: β, the size of the server's step to the clients' mean; 1 takes the mean.
       server_schedule: factor of β by round; by default 1 in every round.
-
-    Raises:
-      InputError: a number that is not positive and finite, or no inner step.
     """
-    positive(lam=lam, learning_rate=learning_rate, beta=beta)
-    whole(1, inner_steps=inner_steps)
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         def init(broadcast: c.Params, client_state: c.PyTree, key: c.Key) -> State:

@@ -32,9 +32,10 @@ from jax import Array
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.aggregators.fields import by_field
-from fedjax_peft.algorithms.checks import checked, positive, with_factor
+from fedjax_peft.algorithms.checks import checked, with_factor
 from fedjax_peft.algorithms.common import Local, add_to_gradient, init_local, train
 from fedjax_peft.algorithms.probe import sgd_rate
+from fedjax_peft.contracts.arguments import Positive
 from fedjax_peft.numerics.roles import HeadPolicy, assign_roles, head_roles
 from fedjax_peft.support.errors import InputError
 
@@ -60,8 +61,8 @@ class State(NamedTuple):
 def scaffold(
     optimizer: c.Optimizer,
     *,
-    learning_rate: float,
-    server_learning_rate: float = 1.0,
+    learning_rate: Positive,
+    server_learning_rate: Positive = 1.0,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
@@ -85,10 +86,8 @@ def scaffold(
       server_schedule: factor of η_g by round; by default 1 in every round.
 
     Raises:
-      InputError: a learning rate that is not positive, or ``keep_optimizer``; on use, a learning
-        rate that is not the optimizer's.
+      InputError: ``keep_optimizer``; on use, a learning rate that is not the optimizer's.
     """
-    positive(learning_rate=learning_rate, server_learning_rate=server_learning_rate)
     rules = head_roles(head)
 
     def check(kinds: Mapping[str, str], clients: int) -> None:

@@ -27,7 +27,7 @@ from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators.fra import truncated_products
-from fedjax_peft.algorithms.checks import checked, lora_model, model_with, whole
+from fedjax_peft.algorithms.checks import checked, lora_model, model_with
 from fedjax_peft.algorithms.common import (
     Local,
     freeze_where,
@@ -37,6 +37,7 @@ from fedjax_peft.algorithms.common import (
     train,
 )
 from fedjax_peft.algorithms.fedavg import averaging
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.numerics.lowrank import matmul, pairs, pairs_by_shape, scale
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -45,7 +46,7 @@ from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 def slora(
     optimizer: c.Optimizer,
     *,
-    sparse_rounds: int,
+    sparse_rounds: Count,
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
@@ -59,10 +60,8 @@ def slora(
       keep_optimizer: only False: the stages train different leaves.
 
     Raises:
-      InputError: ``keep_optimizer``, or ``sparse_rounds`` below 1; on use, a model without SLoRA's
-        layers.
+      InputError: ``keep_optimizer``; on use, a model without SLoRA's layers.
     """
-    whole(1, sparse_rounds=sparse_rounds)
 
     def sent_leaves(broadcast: c.PyTree, round_index: Array) -> dict[str, Array]:
         sent = {n: jnp.asarray(_moves(n, broadcast["primed"])) for n in broadcast["model"]}

@@ -2,19 +2,19 @@
 
 from fedjax_peft.asynchronous.staleness import Mixture, Staleness, StalenessWeight, server
 from fedjax_peft.contracts import Asynchronous
+from fedjax_peft.contracts.arguments import Count, FromZero, NotNegative, PositiveShare
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.checks import check_number
 
 
 @part
 def fedasync(
-    alpha: float = 0.6,
-    concurrency: int | None = None,
+    alpha: PositiveShare = 0.6,
+    concurrency: Count | None = None,
     staleness: Staleness = "polynomial",
-    exponent: float = 0.5,
-    slope: float = 10.0,
-    grace: int = 4,
-    max_staleness: int | None = None,
+    exponent: NotNegative = 0.5,
+    slope: NotNegative = 10.0,
+    grace: FromZero = 4,
+    max_staleness: FromZero | None = None,
 ) -> Asynchronous:
     """FedAsync: the server mixes every upload into its model as soon as it arrives.
 
@@ -30,12 +30,8 @@ def fedasync(
 
     Args:
       alpha: the weight of an upload that is not stale.
-
-    Raises:
-      InputError: a number is out of range.
     """
     weight = StalenessWeight(staleness, exponent, slope, grace)
-    check_number("fedasync", "alpha", alpha, most=1.0, positive=True)
     return server(
         *("fedasync", Mixture(weight, alpha), "uniform"),
         buffer_size=1,

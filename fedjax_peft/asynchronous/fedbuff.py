@@ -4,21 +4,21 @@ from typing import Literal
 
 from fedjax_peft.asynchronous.staleness import Change, Staleness, StalenessWeight, server
 from fedjax_peft.contracts import Asynchronous
+from fedjax_peft.contracts.arguments import Count, FromZero, NotNegative
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.checks import check_count, check_number
 
 
 @part
 def fedbuff(
-    buffer_size: int = 10,
-    concurrency: int | None = None,
+    buffer_size: Count = 10,
+    concurrency: Count | None = None,
     staleness: Staleness = "polynomial",
-    exponent: float = 0.5,
-    slope: float = 10.0,
-    grace: int = 4,
-    server_learning_rate: float = 1.0,
+    exponent: NotNegative = 0.5,
+    slope: NotNegative = 10.0,
+    grace: FromZero = 4,
+    server_learning_rate: NotNegative = 1.0,
     weights: Literal["size", "uniform"] = "uniform",
-    max_staleness: int | None = None,
+    max_staleness: FromZero | None = None,
 ) -> Asynchronous:
     """FedBuff: the server takes a step whenever a given number of uploads have arrived.
 
@@ -42,13 +42,8 @@ def fedbuff(
       weights: the weights of the mean: ``uniform``, 1 / K each, as in the paper; or ``size``, by
         the clients' numbers of examples, as in synchronous FedAvg.
       max_staleness: uploads with a larger staleness are discarded, and do not fill the buffer.
-
-    Raises:
-      InputError: a number is out of range.
     """
     weight = StalenessWeight(staleness, exponent, slope, grace)
-    check_count("fedbuff", "buffer_size", buffer_size)
-    check_number("fedbuff", "server_learning_rate", server_learning_rate)
     return server(
         *("fedbuff", Change(weight, server_learning_rate), weights),
         buffer_size=buffer_size,

@@ -4,21 +4,21 @@ from typing import Literal
 
 from fedjax_peft.asynchronous.staleness import Change, Staleness, StalenessWeight, server
 from fedjax_peft.contracts import Asynchronous
+from fedjax_peft.contracts.arguments import Count, FromZero, NotNegative, Positive
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.checks import check_number
 
 
 @part
 def semi_synchronous(
-    period: float,
-    concurrency: int | None = None,
+    period: Positive,
+    concurrency: Count | None = None,
     staleness: Staleness = "polynomial",
-    exponent: float = 0.5,
-    slope: float = 10.0,
-    grace: int = 4,
-    server_learning_rate: float = 1.0,
+    exponent: NotNegative = 0.5,
+    slope: NotNegative = 10.0,
+    grace: FromZero = 4,
+    server_learning_rate: NotNegative = 1.0,
     weights: Literal["size", "uniform"] = "size",
-    max_staleness: int | None = None,
+    max_staleness: FromZero | None = None,
 ) -> Asynchronous:
     """Semi-synchronous: the server takes a step every ``period`` simulated seconds.
 
@@ -34,13 +34,8 @@ def semi_synchronous(
 
     Args:
       period: simulated seconds between aggregations.
-
-    Raises:
-      InputError: a number is out of range.
     """
     weight = StalenessWeight(staleness, exponent, slope, grace)
-    check_number("semi_synchronous", "period", period, positive=True)
-    check_number("semi_synchronous", "server_learning_rate", server_learning_rate)
     return server(
         *("semi_synchronous", Change(weight, server_learning_rate), weights),
         period=float(period),

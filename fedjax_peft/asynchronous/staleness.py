@@ -1,7 +1,7 @@
 """Weights of stale uploads, and the way in which a server takes them."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,6 @@ from fedjax_peft.contracts.feature import Feature
 from fedjax_peft.contracts.privacy import Federation, Wrapped
 from fedjax_peft.contracts.types import PyTree
 from fedjax_peft.contracts.upload import Stages, Upload
-from fedjax_peft.support.checks import check_count, check_number
-from fedjax_peft.support.errors import InputError, check_known
 
 Staleness: TypeAlias = Literal["constant", "polynomial", "hinge"]
 """The weight of an upload by its staleness τ, the number of updates of the server since the client
@@ -35,13 +33,6 @@ class StalenessWeight:
     exponent: float
     slope: float
     grace: int
-
-    def check(self, method: str) -> None:
-        """Raises InputError for an unknown kind or a number out of range."""
-        check_known("staleness weight", self.kind, get_args(Staleness))
-        check_number(method, "exponent", self.exponent)
-        check_number(method, "slope", self.slope)
-        check_count(method, "grace", self.grace, 0)
 
     def __call__(self, staleness: Array) -> Array:
         """Returns the weight, float32, in (0, 1]."""
@@ -100,10 +91,6 @@ class Wrapper:
     def __call__(self, algorithm: Algorithm, federation: Federation) -> Wrapped:
         """Returns the algorithm with these weights, and what the server makes of stale uploads."""
         check_compatible(algorithm, {Feature.ASYNCHRONY: f"the asynchronous server {self.name!r}"})
-        if self.weights not in ("size", "uniform"):
-            raise InputError(
-                f"weights = {self.weights!r} of {self.name} must be 'uniform' or 'size'."
-            )
         stages = Stages(received=(self.rebase,))
         return Wrapped(algorithm._replace(weights=self.weights), stages)
 
@@ -118,16 +105,7 @@ def server(
     buffer_size: int | None = None,
     period: float | None = None,
 ) -> Asynchronous:
-    """Returns an asynchronous server; the arguments are fields of :class:`Wrapper` and of it.
-
-    Raises:
-      InputError: a number is out of range.
-    """
-    rebase.weight.check(name)
-    if concurrency is not None:
-        check_count(name, "concurrency", concurrency)
-    if max_staleness is not None:
-        check_count(name, "max_staleness", max_staleness, 0)
+    """Returns an asynchronous server; the arguments are fields of :class:`Wrapper` and of it."""
     return Asynchronous(
         name,
         Wrapper(name, rebase, weights),

@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
+from fedjax_peft.attacks.common import make_attack, moments, on_cohorts
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
+from fedjax_peft.contracts.arguments import FromZero, NotNegative, Share
 from fedjax_peft.contracts.part import part
 
 
 @part
-def alie(share: float, *, z: float | None = None, seed: int = 0) -> Attack:
+def alie(share: Share, *, z: NotNegative | None = None, seed: FromZero = 0) -> Attack:
     """Hostile clients all send the mean of the honest changes minus ``z`` standard deviations.
 
     Args:
@@ -28,10 +29,8 @@ def alie(share: float, *, z: float | None = None, seed: int = 0) -> Attack:
       seed: chooses the hostile clients.
 
     Raises:
-      InputError: a number out of range; on use, an algorithm whose uploads are not leaves.
+      InputError: on use, an algorithm whose uploads are not leaves.
     """
-    if z is not None:
-        check_number("alie", "z", z)
 
     def craft(changes: Array, honest: Array, hostile: Array) -> Array:
         mean, std = moments(changes, honest)

@@ -10,41 +10,45 @@ when they have the trigger.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Ge, Le, MinLen
 from jax import Array
 
 from fedjax_peft.attacks.common import (
     check_class,
     check_labels,
-    check_number,
     make_attack,
     on_batches,
     on_uploads,
 )
 from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation, Key, Params, PyTree, Wrapped
+from fedjax_peft.contracts.arguments import FromZero, NotNegative, Share
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import is_traced
-from fedjax_peft.support.checks import check_count
-from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
+
+_MOST = 2**31 - 1
+"""The largest number of an int32."""
+
+Token: TypeAlias = Annotated[int, Ge(0), Le(_MOST)]
 
 
 @part
 def backdoor(
-    share: float,
-    target: int,
+    share: Share,
+    target: FromZero,
     *,
-    token: int | None = None,
-    positions: Sequence[int] = (1,),
-    patch: int | None = None,
-    value: int = 255,
-    fraction: float = 0.5,
-    scale: float = 1.0,
-    seed: int = 0,
+    token: Token | None = None,
+    positions: Annotated[Sequence[Token], MinLen(1)] = (1,),
+    patch: Annotated[int, Ge(1), Le(_MOST)] | None = None,
+    value: Annotated[int, Ge(0), Le(255)] = 255,
+    fraction: Share = 0.5,
+    scale: NotNegative = 1.0,
+    seed: FromZero = 0,
 ) -> Attack:
     """Hostile clients teach the model to predict ``target`` for every input with a trigger.
 
@@ -65,11 +69,9 @@ def backdoor(
       seed: chooses the hostile clients.
 
     Raises:
-      InputError: a number out of range, or not one of ``token`` and ``patch``; on use, examples
-        without labels, of another kind, or a class that does not exist.
+      InputError: not one of ``token`` and ``patch``; on use, examples without labels, of another
+        kind, or a class that does not exist.
     """
-    check_number("backdoor", "fraction", fraction, most=1.0)
-    check_number("backdoor", "scale", scale)
     trigger = _trigger(token, positions, patch, value)
 
     def change(batch: Batch, hostile: Array) -> Batch:
@@ -107,22 +109,13 @@ def _trigger(token: int | None, positions: Sequence[int], patch: int | None, val
     """Returns the function columns -> the columns that the trigger changes, with the trigger.
 
     Raises:
-      InputError: a number out of range, or not one of ``token`` and ``patch``.
+      InputError: not one of ``token`` and ``patch``.
     """
     if (token is None) == (patch is None):
         raise InputError(
             "The trigger of backdoor is a token of a text or a square of an image: give either"
             " token or patch."
         )
-    if patch is not None:
-        check_count("backdoor", "patch", patch, 1, _MOST)
-        check_count("backdoor", "value", value, 0, 255)
-    else:
-        check_count("backdoor", "token", token, 0, _MOST)
-        if isinstance(positions, str) or not isinstance(positions, Sequence) or not positions:
-            raise InputError(f"positions = {show(positions)} of backdoor must list numbers.")
-        for place in positions:
-            check_count("backdoor", "positions", place, 0, _MOST)
     places = np.array(positions)
 
     def with_token(columns: Batch) -> Params:
@@ -141,10 +134,6 @@ def _trigger(token: int | None, positions: Sequence[int], patch: int | None, val
         return {"pixel_values": pixels.at[..., -patch:, -patch:].set(square)}
 
     return with_token if patch is None else with_square
-
-
-_MOST = 2**31 - 1
-"""The largest number of an int32."""
 
 
 def _check_examples(

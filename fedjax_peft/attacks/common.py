@@ -9,7 +9,6 @@ value. They may attack in three places:
 * their uploads together, with knowledge of the others' (:func:`on_cohorts`).
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,17 +27,10 @@ from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.types import Batch, Key, Metrics, Params, PyTree
 from fedjax_peft.contracts.upload import Stages, Upload
 from fedjax_peft.numerics import summation, tree
-from fedjax_peft.numerics.hyperparameters import is_traced, maybe_nonzero
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.random import attack_key, host_rng
-from fedjax_peft.support import checks
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
-
-
-def check_number(attack: str, name: str, value: Any, most: float = math.inf) -> None:
-    """Raises InputError for no number from 0 to ``most``; a traced value is not checked."""
-    if not is_traced(value):
-        checks.check_number(attack, name, value, most=most)
 
 
 def check_labels(attack: str, federation: Federation) -> None:
@@ -54,7 +46,7 @@ def check_labels(attack: str, federation: Federation) -> None:
 def check_class(attack: str, name: str, value: Any, federation: Federation) -> None:
     """Raises InputError for a class that does not exist."""
     known = federation.classes
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < known:
+    if not 0 <= value < known:
         raise InputError(
             f"{name} = {show(value)} of {attack} must be a class of the data, a whole number from 0"
             f" to {known - 1}."
@@ -73,11 +65,7 @@ def make_attack(
     Args:
       wrap: (algorithm, facts, bool ``[clients + 1]``) -> the algorithm under attack. The array says
         who is hostile; its last entry, for a slot without a client, is False.
-
-    Raises:
-      InputError: the share is not from 0 to 1.
     """
-    check_number(name, "share", share, most=1.0)
 
     def hostile(clients: int) -> Array:
         order = host_rng(seed, "hostile clients").permutation(clients)

@@ -8,14 +8,15 @@
 import jax
 from jax import Array
 
-from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
+from fedjax_peft.attacks.common import make_attack, on_uploads
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
+from fedjax_peft.contracts.arguments import FromZero, NotNegative, Share
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.random import stream
 
 
 @part
-def gaussian(share: float, std: float, *, seed: int = 0) -> Attack:
+def gaussian(share: Share, std: NotNegative, *, seed: FromZero = 0) -> Attack:
     """Hostile clients send Gaussian noise instead of their change of the leaves.
 
     Args:
@@ -24,9 +25,8 @@ def gaussian(share: float, std: float, *, seed: int = 0) -> Attack:
       seed: chooses the hostile clients. The noise follows from the seed of the run.
 
     Raises:
-      InputError: a number out of range; on use, an algorithm whose uploads are not leaves.
+      InputError: on use, an algorithm whose uploads are not leaves.
     """
-    check_number("gaussian", "std", std)
 
     def change(learned: PyTree, key: Key) -> PyTree:
         leaves, structure = jax.tree.flatten(learned)

@@ -8,13 +8,14 @@ hostile uploads close to the others.
 
 from jax import Array
 
-from fedjax_peft.attacks.common import check_number, make_attack, moments, on_cohorts
+from fedjax_peft.attacks.common import make_attack, moments, on_cohorts
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
+from fedjax_peft.contracts.arguments import FromZero, NotNegative, Share
 from fedjax_peft.contracts.part import part
 
 
 @part
-def ipm(share: float, *, epsilon: float = 0.5, seed: int = 0) -> Attack:
+def ipm(share: Share, *, epsilon: NotNegative = 0.5, seed: FromZero = 0) -> Attack:
     """Hostile clients all send ``-epsilon`` times the mean of the honest changes.
 
     Args:
@@ -23,9 +24,8 @@ def ipm(share: float, *, epsilon: float = 0.5, seed: int = 0) -> Attack:
       seed: chooses the hostile clients.
 
     Raises:
-      InputError: a number out of range; on use, an algorithm whose uploads are not leaves.
+      InputError: on use, an algorithm whose uploads are not leaves.
     """
-    check_number("ipm", "epsilon", epsilon)
 
     def craft(changes: Array, honest: Array, hostile: Array) -> Array:
         return -epsilon * moments(changes, honest)[0]

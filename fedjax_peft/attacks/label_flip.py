@@ -11,13 +11,18 @@ from jax import Array
 
 from fedjax_peft.attacks.common import check_class, check_labels, make_attack, on_batches
 from fedjax_peft.contracts import Algorithm, Attack, Batch, Federation, Wrapped
+from fedjax_peft.contracts.arguments import FromZero, Share
 from fedjax_peft.contracts.part import part
 from fedjax_peft.support.errors import InputError
 
 
 @part
 def label_flip(
-    share: float, *, source: int | None = None, target: int | None = None, seed: int = 0
+    share: Share,
+    *,
+    source: FromZero | None = None,
+    target: FromZero | None = None,
+    seed: FromZero = 0,
 ) -> Attack:
     """Hostile clients train on wrong labels: class c becomes class ``classes - 1 - c``.
 
@@ -30,8 +35,8 @@ def label_flip(
       seed: chooses the hostile clients.
 
     Raises:
-      InputError: a share that is not from 0 to 1, or one of ``source`` and ``target`` alone; on
-        use, examples without labels, or a class that does not exist.
+      InputError: one of ``source`` and ``target`` alone; on use, examples without labels, or a
+        class that does not exist.
     """
     if (source is None) != (target is None):
         raise InputError(

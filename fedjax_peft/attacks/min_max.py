@@ -15,15 +15,13 @@ from jax import Array
 
 from fedjax_peft.attacks.common import make_attack, moments, on_cohorts
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Wrapped
+from fedjax_peft.contracts.arguments import FromZero, Share
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.errors import check_known
-
-_DIRECTIONS = ("unit", "std", "sign")
 
 
 @part
 def min_max(
-    share: float, *, direction: Literal["unit", "std", "sign"] = "std", seed: int = 0
+    share: Share, *, direction: Literal["unit", "std", "sign"] = "std", seed: FromZero = 0
 ) -> Attack:
     """Hostile clients all send the mean of the honest changes, moved far in a harmful direction.
 
@@ -36,10 +34,8 @@ def min_max(
       seed: chooses the hostile clients.
 
     Raises:
-      InputError: a share or a direction that does not exist; on use, an algorithm whose uploads are
-        not leaves.
+      InputError: on use, an algorithm whose uploads are not leaves.
     """
-    check_known("direction", direction, _DIRECTIONS, " of min_max")
 
     def craft(changes: Array, honest: Array, hostile: Array) -> Array:
         mean, std = moments(changes, honest)

@@ -9,13 +9,14 @@ what the hostile clients learned.
 import jax
 from jax import Array
 
-from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
+from fedjax_peft.attacks.common import make_attack, on_uploads
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
+from fedjax_peft.contracts.arguments import FromZero, NotNegative, Share
 from fedjax_peft.contracts.part import part
 
 
 @part
-def scaled(share: float, factor: float, *, seed: int = 0) -> Attack:
+def scaled(share: Share, factor: NotNegative, *, seed: FromZero = 0) -> Attack:
     """Hostile clients send their change of the leaves times ``factor``, to outweigh the others.
 
     Args:
@@ -24,9 +25,8 @@ def scaled(share: float, factor: float, *, seed: int = 0) -> Attack:
       seed: chooses the hostile clients.
 
     Raises:
-      InputError: a number out of range; on use, an algorithm whose uploads are not leaves.
+      InputError: on use, an algorithm whose uploads are not leaves.
     """
-    check_number("scaled", "factor", factor)
 
     def change(learned: PyTree, key: Key) -> PyTree:
         return jax.tree.map(lambda x: factor * x, learned)

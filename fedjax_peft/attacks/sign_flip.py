@@ -8,13 +8,14 @@
 import jax
 from jax import Array
 
-from fedjax_peft.attacks.common import check_number, make_attack, on_uploads
+from fedjax_peft.attacks.common import make_attack, on_uploads
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Key, PyTree, Wrapped
+from fedjax_peft.contracts.arguments import FromZero, NotNegative, Share
 from fedjax_peft.contracts.part import part
 
 
 @part
-def sign_flip(share: float, *, scale: float = 1.0, seed: int = 0) -> Attack:
+def sign_flip(share: Share, *, scale: NotNegative = 1.0, seed: FromZero = 0) -> Attack:
     """Hostile clients send their change of the leaves with the opposite sign, times ``scale``.
 
     Args:
@@ -23,9 +24,8 @@ def sign_flip(share: float, *, scale: float = 1.0, seed: int = 0) -> Attack:
       seed: chooses the hostile clients.
 
     Raises:
-      InputError: a number out of range; on use, an algorithm whose uploads are not leaves.
+      InputError: on use, an algorithm whose uploads are not leaves.
     """
-    check_number("sign_flip", "scale", scale)
 
     def change(learned: PyTree, key: Key) -> PyTree:
         return jax.tree.map(lambda x: -scale * x, learned)

@@ -6,12 +6,14 @@ import numpy as np
 
 from fedjax_peft.availability.draws import uniforms
 from fedjax_peft.contracts import Availability
+from fedjax_peft.contracts.arguments import Positive, PositiveShare, Share
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.checks import check_number
 
 
 @part
-def diurnal(period: float = 86_400.0, share: float = 0.5, spread: float = 1.0) -> Availability:
+def diurnal(
+    period: Positive = 86_400.0, share: PositiveShare = 0.5, spread: Share = 1.0
+) -> Availability:
     """Clients are available for a part of every day.
 
     A client is available from the beginning of its day for ``share * period`` seconds, such as the
@@ -23,13 +25,7 @@ def diurnal(period: float = 86_400.0, share: float = 0.5, spread: float = 1.0) -
       share: the share of the day in which a client is available, above 0, at most 1.
       spread: 0: all days begin at the time 0. 1: they begin at any time, so that the number of
         available clients is the same at all times, up to chance.
-
-    Raises:
-      InputError: a number is out of range.
     """
-    check_number("diurnal", "period", period, positive=True)
-    check_number("diurnal", "share", share, most=1.0, positive=True)
-    check_number("diurnal", "spread", spread, most=1.0)
     return Availability("diurnal", _Diurnal(float(period), float(share), float(spread)))
 
 

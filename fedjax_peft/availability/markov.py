@@ -8,8 +8,8 @@ import numpy as np
 
 from fedjax_peft.availability.draws import uniforms
 from fedjax_peft.contracts import Availability
+from fedjax_peft.contracts.arguments import Positive
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.checks import check_number
 
 _EVENTS = 4.0
 """Events of one kind of a client in a block of time, on average."""
@@ -18,7 +18,7 @@ _MOST = 32
 
 
 @part
-def markov(mean_on: float = 3_600.0, mean_off: float = 3_600.0) -> Availability:
+def markov(mean_on: Positive = 3_600.0, mean_off: Positive = 3_600.0) -> Availability:
     """Clients are available for random times, independently of each other.
 
     The times for which a client is available, and those for which it is not, are exponentially
@@ -32,12 +32,7 @@ def markov(mean_on: float = 3_600.0, mean_off: float = 3_600.0) -> Availability:
     Args:
       mean_on: mean seconds for which a client is available.
       mean_off: mean seconds for which it is not.
-
-    Raises:
-      InputError: a number is not positive.
     """
-    check_number("markov", "mean_on", mean_on, positive=True)
-    check_number("markov", "mean_off", mean_off, positive=True)
     return Availability("markov", _Markov(float(mean_on), float(mean_off)))
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_peft.contracts import Availability
+from fedjax_peft.contracts.arguments import Positive
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.checks import check_number
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 
@@ -17,7 +17,7 @@ _MOST_BYTES = 1 << 30
 
 
 @part
-def trace(path: str, period: float | None = None) -> Availability:
+def trace(path: str | Path, period: Positive | None = None) -> Availability:
     """Clients are available in the intervals that a file lists.
 
     The file is CSV with the header ``client,start,end``: the number of a client from 0, and the
@@ -35,12 +35,10 @@ def trace(path: str, period: float | None = None) -> Availability:
     """
     intervals = _read(Path(path))
     last = max(end for _, _, end in intervals)
-    if period is not None:
-        check_number("trace", "period", period, positive=True)
-        if period < last:
-            raise InputError(
-                f"period = {period:g} of trace is before the end of its last interval, {last:g}."
-            )
+    if period is not None and period < last:
+        raise InputError(
+            f"period = {period:g} of trace is before the end of its last interval, {last:g}."
+        )
     clients, starts, ends = _joined(intervals)
     return Availability("trace", _Trace(clients, starts, ends, period))
 

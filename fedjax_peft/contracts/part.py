@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 
+from fedjax_peft.contracts.arguments import check, kinds_of
 from fedjax_peft.support import plugins
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, check_known, nearest
@@ -184,16 +185,25 @@ def part(factory: Factory) -> Factory:
         def halved(aggregator, share=0.5):
             ...
 
+    Arguments are checked by the types of the signature: a number by its range
+    (``Annotated[float, Gt(0)]``, with the bounds of annotated-types), a word by its choices
+    (``Literal``).
+
     The function must return the same for equal arguments. Its result is a (named) tuple or
     something with attributes. A part that is changed by ``_replace`` has no call.
     """
     signature = inspect.signature(factory)
     name = _name(factory)
+    kinds = functools.cache(lambda: kinds_of(factory))
 
     @functools.wraps(factory)
     def make(*arguments: Any, **options: Any) -> Any:
+        try:
+            bound = signature.bind(*arguments, **options)
+        except TypeError:
+            return inspect.unwrap(factory)(*arguments, **options)  # its error names the function
+        check(make, kinds(), bound.arguments)
         made = factory(*arguments, **options)
-        bound = signature.bind(*arguments, **options)
         bound.apply_defaults()
         values = [
             (key, _plain(value))

@@ -15,14 +15,16 @@ D is ``[width, size]`` and U ``[size, width]``; both have biases.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from annotated_types import MinLen
 from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.arguments import Count, Positive
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models import layers
 from fedjax_peft.models.base import AdapterParam
@@ -30,9 +32,9 @@ from fedjax_peft.models.layers import Residual
 from fedjax_peft.models.modules import is_inside, replace_module, submodule, submodules
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Adapted, Defaults, Method, find, listed
-from fedjax_peft.support.checks import check_choice
-from fedjax_peft.support.errors import InputError, check_known, nearest
+from fedjax_peft.support.errors import InputError
 
+Place = Literal["attention", "feed_forward"]
 Init = Literal["bert", "houlsby", "mam_adapter", "opendelta"]
 
 
@@ -112,9 +114,9 @@ class AdaptedLinear(Adapted):
 
 @part
 def houlsby(
-    reduction_factor: float | None = None,
+    reduction_factor: Positive | None = None,
     *,
-    size: int | None = None,
+    size: Count | None = None,
     targets: str | Sequence[str] | None = None,
     activation: str = "swish",
     init: Init = "bert",
@@ -143,9 +145,9 @@ def houlsby(
 
 @part
 def pfeiffer(
-    reduction_factor: float | None = None,
+    reduction_factor: Positive | None = None,
     *,
-    size: int | None = None,
+    size: Count | None = None,
     targets: str | Sequence[str] | None = None,
     activation: str = "relu",
     init: Init = "bert",
@@ -161,9 +163,9 @@ def pfeiffer(
 
 @part
 def opendelta(
-    reduction_factor: float | None = None,
+    reduction_factor: Positive | None = None,
     *,
-    size: int | None = None,
+    size: Count | None = None,
     targets: str | Sequence[str] | None = None,
     activation: str = "gelu_new",
     init: Init = "opendelta",
@@ -182,11 +184,11 @@ def opendelta(
 
 @part
 def bottleneck(
-    reduction_factor: float | None = None,
+    reduction_factor: Positive | None = None,
     *,
-    size: int | None = None,
+    size: Count | None = None,
     targets: str | Sequence[str] | None = None,
-    places: Sequence[str] = ("attention", "feed_forward"),
+    places: Annotated[Sequence[Place], MinLen(1)] = ("attention", "feed_forward"),
     after_norm: bool = False,
     activation: str = "relu",
     init: Init = "bert",
@@ -201,14 +203,9 @@ def bottleneck(
       after_norm: read LN(x + h) instead of h.
 
     Raises:
-      InputError: as :func:`houlsby`, an unknown place, or places beside targets.
+      InputError: as :func:`houlsby`, or places beside targets.
     """
-    known = PLACEMENTS["houlsby"].places
-    for place in places:
-        check_known("place", place, known)
-    if not places:
-        raise InputError(f"places is empty. {nearest('', known)}")
-    if targets is not None and tuple(places) != known:
+    if targets is not None and tuple(places) != PLACEMENTS["houlsby"].places:
         raise InputError(
             f"Both places = {[*places]} and targets are given; one of them says where the adapters"
             " are."
@@ -246,13 +243,8 @@ def bottleneck_options(
         )
     if reduction_factor is None and size is None:
         reduction_factor, size = (16, None) if default_size is None else (None, default_size)
-    if size is not None and size < 1:
-        raise InputError(f"size = {size} must be at least 1.")
-    if reduction_factor is not None and not 0 < reduction_factor < math.inf:
-        raise InputError(f"reduction_factor = {reduction_factor} must be positive.")
-    if scaling == 0 or not math.isfinite(scaling):
+    if scaling == 0:
         raise InputError(f"scaling = {scaling} must be a number other than 0.")
-    check_choice("init", init, _DEVIATION)
     layers.activation(activation)
     return {
         "reduction_factor": reduction_factor,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.peft.base import Method
@@ -74,7 +75,7 @@ class DoRALinear(LoRALinear):
 @part
 @takes_low_rank_options
 def dora(
-    rank: int = 8,
+    rank: Count = 8,
     **options: Unpack[LowRankOptions],
 ) -> Method:
     """Weight-decomposed low-rank adapters (DoRA, Liu et al. 2024), as in Hugging Face PEFT.

@@ -11,6 +11,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.arguments import Count, Positive
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Defaults, Method
@@ -21,7 +22,6 @@ from fedjax_peft.peft.bottleneck import (
     attach_bottlenecks,
     bottleneck_options,
 )
-from fedjax_peft.support.errors import check_known
 
 
 class DualBottleneck(nnx.Module):
@@ -38,9 +38,9 @@ class DualBottleneck(nnx.Module):
 
 @part
 def dual(
-    reduction_factor: float | None = None,
+    reduction_factor: Positive | None = None,
     *,
-    size: int | None = None,
+    size: Count | None = None,
     placement: Literal["opendelta", "houlsby", "pfeiffer"] = "opendelta",
     targets: str | Sequence[str] | None = None,
     activation: str = "gelu_new",
@@ -62,7 +62,6 @@ def dual(
     Raises:
       InputError: an impossible option here; a model without such places when it is attached.
     """
-    check_known("placement", placement, PLACEMENTS)
     options = {
         "placement": placement,
         **PLACEMENTS[placement]._asdict(),

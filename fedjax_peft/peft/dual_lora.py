@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 from jax import Array
 
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.instance_weights import REFERENCE, InstanceWeighted
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, Model
@@ -53,9 +54,9 @@ class DualLoRALinear(NamedLoRALinear):
 @part
 @takes_low_rank_options
 def dual_lora(
-    rank: int = 8,
+    rank: Count = 8,
     *,
-    width: int | None = None,
+    width: Count | None = None,
     **options: Unpack[LowRankOptions],
 ) -> Method:
     """FedDPA's global and local LoRA at every site, with instance weights.

@@ -17,6 +17,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.arguments import Count, Fraction, Positive
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.models.layers import Dropout, FusedLinear
@@ -36,7 +37,6 @@ from fedjax_peft.peft.base import (
 )
 from fedjax_peft.peft.lora_starts import orthonormal_factors, principal_factors, random_factors
 from fedjax_peft.peft.quantized_start import quantized_start
-from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError, nearest
 
 _SHAPED = ("svd", "qr", "loftq")
@@ -140,17 +140,17 @@ class FusedLoRALinear(Adapted):
 
 @part
 def lora(
-    rank: int = 8,
+    rank: Count = 8,
     *,
-    alpha: float | None = None,
+    alpha: Positive | None = None,
     targets: str | Sequence[str] | None = None,
     init: Literal["kaiming", "gaussian", "svd", "qr", "loftq"] = "kaiming",
-    dropout: float = 0.0,
+    dropout: Fraction = 0.0,
     rslora: bool = False,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
+    rank_pattern: Mapping[str, Count] | None = None,
+    alpha_pattern: Mapping[str, Positive] | None = None,
     parts: Sequence[str] | None = None,
-    loftq_iterations: int = 1,
+    loftq_iterations: Count = 1,
     layers: Sequence[int] | None = None,
 ) -> Method:
     """Low-rank adapters (LoRA, Hu et al. 2021); with ``init="svd"`` those of FeDeRA.
@@ -186,9 +186,7 @@ def lora(
     """
     given = {**locals()}
     del given["loftq_iterations"], given["layers"]
-    options = low_rank_options(**given, inits=("kaiming", "gaussian", *_SHAPED))
-    if loftq_iterations < 1:
-        raise InputError(f"loftq_iterations = {loftq_iterations} must be at least 1.")
+    options = low_rank_options(**given)
     if init == "loftq":
         options["loftq_iterations"] = loftq_iterations
     if layers is not None:
@@ -199,13 +197,13 @@ def lora(
 class LowRankOptions(TypedDict, total=False):
     """The arguments of all low-rank methods besides ``rank``; see :func:`lora`."""
 
-    alpha: float | None
+    alpha: Positive | None
     targets: str | Sequence[str] | None
     init: Literal["kaiming", "gaussian"]
-    dropout: float
+    dropout: Fraction
     rslora: bool
-    rank_pattern: Mapping[str, int] | None
-    alpha_pattern: Mapping[str, float] | None
+    rank_pattern: Mapping[str, Count] | None
+    alpha_pattern: Mapping[str, Positive] | None
 
 
 def low_rank_options(
@@ -219,22 +217,12 @@ def low_rank_options(
     rank_pattern: Mapping[str, int] | None = None,
     alpha_pattern: Mapping[str, float] | None = None,
     parts: Sequence[str] | None = None,
-    inits: Sequence[str] = ("kaiming", "gaussian"),
 ) -> dict[str, Any]:
     """Returns the checked options of a low-rank method, for :func:`low_rank_method`."""
     ranks, alphas = dict(rank_pattern or {}), dict(alpha_pattern or {})
     for option, patterns in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
         for pattern in patterns:
             check_pattern(option, pattern, "the end of a path", _FORM)
-    for r in (rank, *ranks.values()):
-        if r < 1:
-            raise InputError(f"rank = {r} must be at least 1.")
-    for value in (alpha, *alphas.values()):
-        if value is not None and value <= 0:
-            raise InputError(f"alpha = {value} must be positive.")
-    if not 0 <= dropout < 1:
-        raise InputError(f"dropout = {dropout} is not in [0, 1).")
-    check_choice("init", init, inits)
     return {
         "rank": rank,
         "alpha": float(rank if alpha is None else alpha),
@@ -257,7 +245,7 @@ def takes_low_rank_options(make: Make) -> Make:
     Configs, the reference and editors read it from there.
     """
     signature, shared = inspect.signature(make), inspect.signature(low_rank_options).parameters
-    kinds = typing.get_type_hints(LowRankOptions)
+    kinds = typing.get_type_hints(LowRankOptions, include_extras=True)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [shared[name].replace(annotation=kind) for name, kind in kinds.items()]
     make.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]

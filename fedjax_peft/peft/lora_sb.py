@@ -29,6 +29,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Key, Params, Task
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam, Model
 from fedjax_peft.numerics.linalg import canonical, svd
@@ -53,7 +54,7 @@ class SBLinear(CoreLinear):
 
 
 @part
-def lora_sb(rank: int = 64, *, targets: str | Sequence[str] | None = None) -> Method:
+def lora_sb(rank: Count = 64, *, targets: str | Sequence[str] | None = None) -> Method:
     """LoRA-SB (Ponkshe et al. 2024): a trained r x r core between two frozen bases.
 
     The bases are random and orthonormal until ``fp.peft.gradient_start`` replaces them, in a config
@@ -68,8 +69,6 @@ def lora_sb(rank: int = 64, *, targets: str | Sequence[str] | None = None) -> Me
       InputError: a rank below 1 here; when it is attached, a target that matches nothing, or a rank
         above a matrix's side.
     """
-    if rank < 1:
-        raise InputError(f"rank = {rank} must be at least 1.")
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         for path, site in core_sites(module, targets, defaults, head, rank).items():

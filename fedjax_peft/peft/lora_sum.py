@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.layers import Dropout
 from fedjax_peft.peft.base import Adapted, Method
@@ -75,7 +76,7 @@ class LoRASumLinear(NamedLoRALinear):
 @part
 @takes_low_rank_options
 def lora_sum(
-    rank: int = 8,
+    rank: Count = 8,
     *,
     names: Sequence[str] = ("root", "cluster", "leaf"),
     **options: Unpack[LowRankOptions],

@@ -8,6 +8,7 @@ the small adapter that clients share. The leaves of W and b are named as in
 from typing import Unpack
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.quantized import QuantizedLinear
@@ -25,7 +26,7 @@ from fedjax_peft.support.errors import InputError
 @part
 @takes_low_rank_options
 def lora_with_base(
-    rank: int = 8,
+    rank: Count = 8,
     **options: Unpack[LowRankOptions],
 ) -> Method:
     """LoRA, and the weights and biases of the layers that it adapts (pFedLoRA's local models).

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.numerics.random import stream
@@ -51,7 +52,7 @@ class MixedLoRALinear(NamedLoRALinear):
 @part
 @takes_low_rank_options
 def mixed_lora(
-    rank: int = 8,
+    rank: Count = 8,
     **options: Unpack[LowRankOptions],
 ) -> Method:
     """FedALT's individual and rest-of-world LoRA at every site, with a mixer of the two.

@@ -8,6 +8,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import Mask, PrefixSlot
@@ -53,7 +54,7 @@ def _before(rows: Array, x: Array) -> Array:
 
 
 @part
-def prefix_tuning(tokens: int = 8) -> Method:
+def prefix_tuning(tokens: Count = 8) -> Method:
     """Learned keys and values in every attention layer (prefix tuning, Li and Liang 2021).
 
     Initial values are N(0, 1), as in Hugging Face PEFT. The text keeps its positions: the first
@@ -67,8 +68,6 @@ def prefix_tuning(tokens: int = 8) -> Method:
       InputError: an impossible option here; a model whose attention has no place for a prefix
         (DeBERTa's has none), or one already adapted, when it is attached.
     """
-    if tokens < 1:
-        raise InputError(f"tokens = {tokens} must be at least 1.")
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         slots = places(module, PrefixSlot, Prefix)

@@ -9,12 +9,12 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterParam
 from fedjax_peft.models.layers import TokenEmbed
 from fedjax_peft.models.modules import submodules
 from fedjax_peft.peft.base import Adapted, Defaults, Method, replace_module
-from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError
 
 
@@ -46,7 +46,7 @@ class PromptEmbed(Adapted):
 
 
 @part
-def prompt_tuning(tokens: int = 8, *, init: Literal["random", "vocabulary"] = "random") -> Method:
+def prompt_tuning(tokens: Count = 8, *, init: Literal["random", "vocabulary"] = "random") -> Method:
     """Learned tokens before the text (prompt tuning, Lester et al. 2021), as in Hugging Face PEFT.
 
     The prompt takes the first positions, so the longest text is shorter by ``tokens``. A classifier
@@ -61,9 +61,6 @@ def prompt_tuning(tokens: int = 8, *, init: Literal["random", "vocabulary"] = "r
       InputError: an impossible option here; a model without a table of token embeddings, or one
         already adapted, when it is attached; no positions left, when the model is used.
     """
-    if tokens < 1:
-        raise InputError(f"tokens = {tokens} must be at least 1.")
-    check_choice("init", init, ("random", "vocabulary"))
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
         path, table = _token_table(module)

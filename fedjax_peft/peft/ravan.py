@@ -18,13 +18,12 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.peft.base import Defaults, Method, listed, replace_module
 from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
-from fedjax_peft.support.checks import check_choice
-from fedjax_peft.support.errors import InputError
 
 
 class RavanLinear(CoreLinear):
@@ -52,9 +51,9 @@ class RavanLinear(CoreLinear):
 
 @part
 def ravan(
-    rank: int = 8,
+    rank: Count = 8,
     *,
-    heads: int = 4,
+    heads: Count = 4,
     targets: str | Sequence[str] | None = None,
     init: Literal["gram_schmidt", "normal"] = "gram_schmidt",
 ) -> Method:
@@ -71,9 +70,6 @@ def ravan(
       InputError: an impossible option here; when it is attached, a target that matches nothing, or
         ``heads * rank`` above a matrix's side with ``gram_schmidt``.
     """
-    if rank < 1 or heads < 1:
-        raise InputError(f"rank = {rank} and heads = {heads} must be at least 1.")
-    check_choice("init", init, ("gram_schmidt", "normal"))
     options = {"rank": rank, "heads": heads, "targets": listed(targets), "init": init}
 
     def bases(key: Key, size: int) -> Array:

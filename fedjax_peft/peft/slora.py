@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key
+from fedjax_peft.contracts.arguments import Count, PositiveShare
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.numerics.random import stream
@@ -27,7 +28,6 @@ from fedjax_peft.peft.lora import (
     low_rank_options,
     takes_low_rank_options,
 )
-from fedjax_peft.support.errors import InputError
 
 
 class SparseLoRALinear(LoRALinear):
@@ -58,9 +58,9 @@ class SparseLoRALinear(LoRALinear):
 @part
 @takes_low_rank_options
 def slora(
-    rank: int = 8,
+    rank: Count = 8,
     *,
-    density: float = 0.01,
+    density: PositiveShare = 0.01,
     **options: Unpack[LowRankOptions],
 ) -> Method:
     """SLoRA's sparse values beside a LoRA, for ``algorithms.slora``.
@@ -77,8 +77,6 @@ def slora(
     Raises:
       InputError: a density outside of 0 to 1; as :func:`fedjax_peft.lora`.
     """
-    if not 0 < density <= 1:
-        raise InputError(f"density = {density!r} must be above 0 and at most 1.")
     checked = {**low_rank_options(rank, **options), "density": density}
 
     def draw_places(path: str, site: SparseLoRALinear, key: Key) -> None:

@@ -20,15 +20,23 @@ compares:
 import functools
 import logging
 import math
-import numbers
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+from annotated_types import Gt, Le
 
 from fedjax_peft.contracts import Federation
+from fedjax_peft.contracts.arguments import (
+    FromZero,
+    NotNegative,
+    PositiveShare,
+    Probability,
+    strict,
+)
 from fedjax_peft.numerics.hyperparameters import remembered
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import install, limit_blas_threads, log_level
 
 Accountant: TypeAlias = Literal["rdp", "pld"]
@@ -36,12 +44,14 @@ Accountant: TypeAlias = Literal["rdp", "pld"]
 Neighbours: TypeAlias = Literal["add_or_remove_one", "replace_special", "replace_one"]
 """The pairs of data sets that a guarantee compares."""
 
-_ACCOUNTANTS = ("rdp", "pld")
-_NEIGHBOURS = ("add_or_remove_one", "replace_special", "replace_one")
+Epsilon: TypeAlias = Annotated[float, Gt(0), Le(math.inf)]
 
 
+@strict
 def gaussian_event(
-    noise_multiplier: float, rounds: int, sampling_probability: float | None = None
+    noise_multiplier: NotNegative,
+    rounds: FromZero,
+    sampling_probability: PositiveShare | None = None,
 ) -> Any:
     """Returns the event of ``rounds`` sums with Gaussian noise, a ``dp_accounting.DpEvent``.
 
@@ -52,29 +62,29 @@ def gaussian_event(
         sum, independently of all others (Poisson sampling). None: it takes part in every sum.
 
     Raises:
-      InputError: a number is outside of its range, or ``dp-accounting`` is not installed.
+      InputError: ``dp-accounting`` is not installed.
     """
     dp = _dp_accounting()
-    _check(noise_multiplier=noise_multiplier, rounds=rounds, probability=sampling_probability)
     event = dp.GaussianDpEvent(float(noise_multiplier))
     if sampling_probability is not None:
         event = dp.PoissonSampledDpEvent(float(sampling_probability), event)
     return _repeated(event, rounds)
 
 
-def concentrated_event(rho: float, xi: float, rounds: int) -> Any:
+@strict
+def concentrated_event(rho: float, xi: float, rounds: FromZero) -> Any:
     """Returns the event of ``rounds`` mechanisms of Rényi divergence at most ``xi + rho α``.
 
     Raises:
       InputError: as for :func:`gaussian_event`.
     """
-    _check(rounds=rounds)
     return _repeated(_dp_accounting().ZCDpEvent(rho, xi), rounds)
 
 
+@strict
 def epsilon(
     event: Any,
-    delta: float,
+    delta: Probability,
     accountant: Accountant = "rdp",
     neighbours: Neighbours = "add_or_remove_one",
 ) -> float:
@@ -88,10 +98,9 @@ def epsilon(
       neighbours: see :data:`Neighbours`.
 
     Raises:
-      InputError: a word or a number is not possible, or the accountant does not know the event.
+      InputError: the accountant does not know the event.
     """
     dp = _dp_accounting()
-    _check(delta=delta, accountant=accountant, neighbours=neighbours)
     one, count = _split(event)
     if isinstance(one, dp.NoOpDpEvent) or not count:
         return 0.0
@@ -110,11 +119,12 @@ def epsilon(
     return max(float(found), 0.0)
 
 
+@strict
 def noise_multiplier(
-    epsilon: float,
-    delta: float,
-    rounds: int,
-    sampling_probability: float | None = None,
+    epsilon: Epsilon,
+    delta: Probability,
+    rounds: FromZero,
+    sampling_probability: PositiveShare | None = None,
     *,
     accountant: Accountant = "rdp",
     neighbours: Neighbours = "add_or_remove_one",
@@ -132,7 +142,7 @@ def noise_multiplier(
       neighbours: see :data:`Neighbours`. The result is relative to the sensitivity that they imply.
 
     Raises:
-      InputError: a word or a number is not possible, or no noise is enough.
+      InputError: no noise is enough.
     """
     make = partial(gaussian_event, rounds=rounds, sampling_probability=sampling_probability)
     return _calibrated(make, epsilon, delta, accountant, neighbours)
@@ -168,7 +178,6 @@ def _suitable(federation: Federation, neighbours: Neighbours | None) -> Neighbou
     usual = client_neighbours(federation)
     if neighbours is None:
         return usual
-    _check(neighbours=neighbours)
     other = "add_or_remove_one" if federation.sampling == "poisson" else "replace_one"
     if neighbours not in ("replace_special", other):
         raise InputError(
@@ -227,7 +236,6 @@ def _calibrated(
     neighbours: Neighbours,
 ) -> float:
     """Returns the smallest noise multiplier whose event has at most the target's ε."""
-    _check(epsilon=target, delta=delta, accountant=accountant, neighbours=neighbours)
     if math.isinf(target):
         return 0.0
     start, factor = 1.0, 2.0
@@ -241,59 +249,41 @@ def _calibrated(
     )
 
 
+@strict
 def smallest_noise(
-    epsilon_of: Callable[[float], float], target: float, *, start: float = 1.0, factor: float = 2.0
+    epsilon_of: Callable[[float], float],
+    epsilon: Epsilon,
+    *,
+    start: float = 1.0,
+    factor: float = 2.0,
 ) -> float:
     """Returns the smallest noise multiplier with at most an ε, to a relative 1e-6.
 
     Args:
       epsilon_of: noise multiplier -> ε, which falls with it.
-      target: the ε, positive. That of the result is not above it. ``inf`` needs no noise.
+      epsilon: ε, positive. That of the result is not above it. ``inf`` needs no noise.
     """
     limit_blas_threads()
     from scipy.optimize import brentq
 
-    _check(epsilon=target)
-    if math.isinf(target):
+    if math.isinf(epsilon):
         return 0.0
     low = high = start if start > 0 else 1.0
-    while epsilon_of(high) > target:
+    while epsilon_of(high) > epsilon:
         low, high = high, factor * high
         if high > 2.0**40:
-            raise InputError(f"No noise is enough for epsilon={target:g}.")
-    while low == high or epsilon_of(low) <= target:
+            raise InputError(f"No noise is enough for epsilon={epsilon:g}.")
+    while low == high or epsilon_of(low) <= epsilon:
         low, high = low / factor, low
         if low < 2.0**-40:
             return 0.0  # nothing is released, or no noise is needed
 
     def gap(z: float) -> float:
-        return min(epsilon_of(z), 2 * target + 1e3) - target  # a tiny noise has an infinite ε
+        return min(epsilon_of(z), 2 * epsilon + 1e3) - epsilon  # a tiny noise has an infinite ε
 
     tolerance = 0.25e-6 * low
     root = float(brentq(gap, low, high, xtol=tolerance, rtol=1e-12))
     return next(z for z in (root, root + tolerance, root + 2 * tolerance, high) if gap(z) <= 0)
-
-
-def _check(**given: Any) -> None:
-    """Raises InputError for the first argument that is outside of its range."""
-    ranges: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "noise_multiplier": (lambda x: x >= 0 and math.isfinite(x), "a number of at least 0"),
-        "rounds": (lambda x: x >= 0 and x == int(x), "a whole number of at least 0"),
-        "probability": (lambda x: x is None or 0 < x <= 1, "above 0 and at most 1"),
-        "epsilon": (lambda x: x > 0, "a positive number"),
-        "delta": (lambda x: 0 < x < 1, "between 0 and 1"),
-    }
-    words = {"accountant": _ACCOUNTANTS, "neighbours": _NEIGHBOURS}
-    for name, value in given.items():
-        if name in words:
-            if value not in words[name]:
-                raise InputError(f"Unknown {name} {value!r}. {nearest(str(value), words[name])}")
-            continue
-        fits, said = ranges[name]
-        if isinstance(value, bool) or not (value is None or isinstance(value, numbers.Real)):
-            raise InputError(f"{name} must be a number, not {value!r}.")
-        if not fits(value):
-            raise InputError(f"{name} must be {said}, not {value!r}.")
 
 
 @functools.cache

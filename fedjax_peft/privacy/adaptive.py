@@ -23,9 +23,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.algorithms.checks import at_least, positive, share
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Total
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.arguments import NotNegative, Positive, Probability, Share
 from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
@@ -35,20 +35,20 @@ from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy.accounting import Accountant, Neighbours
 from fedjax_peft.privacy.central import TRUSTED
 from fedjax_peft.privacy.guarantees import client_guarantee
-from fedjax_peft.privacy.mechanism import check_delta, gaussian, private, protected, summing
+from fedjax_peft.privacy.mechanism import gaussian, private, protected, summing
 from fedjax_peft.privacy.statements import composition_in_words
 from fedjax_peft.support.errors import InputError
 
 
 @part
 def adaptive(
-    clip: float,
-    noise_multiplier: float,
+    clip: Positive,
+    noise_multiplier: NotNegative,
     *,
-    quantile: float = 0.5,
-    clip_rate: float = 0.2,
-    count_noise: float | None = None,
-    delta: float = 1e-5,
+    quantile: Share = 0.5,
+    clip_rate: Positive = 0.2,
+    count_noise: Positive | None = None,
+    delta: Probability = 1e-5,
     accountant: Accountant = "rdp",
     neighbours: Neighbours | None = None,
 ) -> Privacy:
@@ -70,14 +70,10 @@ def adaptive(
       neighbours: likewise.
 
     Raises:
-      InputError: an option out of its range, or a ``count_noise`` of at most z/2, with which the
-        share alone would use up the whole guarantee; on use, as for ``central``.
+      InputError: a ``count_noise`` of at most z/2, with which the share alone would use up the
+        whole guarantee; on use, as for ``central``.
     """
-    positive(clip=clip, clip_rate=clip_rate)
-    at_least(0, noise_multiplier=noise_multiplier)
-    share(quantile=quantile)
     if count_noise is not None:
-        positive(count_noise=count_noise)
         known = not (is_traced(count_noise) or is_traced(noise_multiplier))
         if known and 2 * count_noise <= noise_multiplier:
             raise InputError(
@@ -85,7 +81,6 @@ def adaptive(
                 f" {noise_multiplier!r}: the share of clipped clients alone would otherwise use up"
                 " the whole guarantee."
             )
-    check_delta(delta)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
         noise: Any = count_noise

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedjax_peft.algorithms.checks import positive
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.arguments import Count, Positive, strict
 from fedjax_peft.contracts.privacy import Attack, Federation, Wrapped
 from fedjax_peft.contracts.types import Params
 from fedjax_peft.contracts.upload import Stages, Upload
@@ -64,8 +64,9 @@ class Canaries(NamedTuple):
         )
 
 
+@strict
 def canaries(
-    leaves: Mapping[str, Array], clients: int, *, strength: float = 100.0, seed: int = 0
+    leaves: Mapping[str, Array], clients: Count, *, strength: Positive = 100.0, seed: int = 0
 ) -> Canaries:
     """Returns a canary for every client of a federation.
 
@@ -85,7 +86,6 @@ def canaries(
     Raises:
       InputError: the leaves have too few entries; on use, the uploads do not have these leaves.
     """
-    positive(strength=strength)
     order = {name: jnp.asarray(leaves[name]) for name in sorted(leaves)}
     entries = sum(x.size for x in order.values())
     if clients > entries:

@@ -22,13 +22,13 @@ The noise is float32 and from a seeded generator. That is right for a simulation
 a secret seed and noise that is safe against attacks on floating-point numbers.
 """
 
-from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy
+from fedjax_peft.contracts.arguments import NotNegative, Positive, Probability
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.privacy.accounting import Accountant, Neighbours
 from fedjax_peft.privacy.guarantees import client_guarantee
-from fedjax_peft.privacy.mechanism import check_delta, gaussian, private, protected, summing
+from fedjax_peft.privacy.mechanism import gaussian, private, protected, summing
 from fedjax_peft.privacy.statements import composition_in_words
 
 TRUSTED = "The server is trusted: it sees the uploads before the noise."
@@ -37,10 +37,10 @@ TRUSTED = "The server is trusted: it sees the uploads before the noise."
 
 @part
 def central(
-    clip: float,
-    noise_multiplier: float,
+    clip: Positive,
+    noise_multiplier: NotNegative,
     *,
-    delta: float = 1e-5,
+    delta: Probability = 1e-5,
     accountant: Accountant = "rdp",
     neighbours: Neighbours | None = None,
 ) -> Privacy:
@@ -65,12 +65,9 @@ def central(
         sampling (:func:`fedjax_peft.privacy.accounting.client_neighbours`).
 
     Raises:
-      InputError: an option out of its range; on use, an algorithm whose server passes uploads on,
-        needs the clients' training metrics, or does not sum uploads.
+      InputError: on use, an algorithm whose server passes uploads on, needs the clients' training
+        metrics, or does not sum uploads.
     """
-    positive(clip=clip)
-    at_least(0, noise_multiplier=noise_multiplier)
-    check_delta(delta)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
         noise = gaussian(clip * noise_multiplier) if maybe_nonzero(noise_multiplier) else None

@@ -28,14 +28,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedjax_peft.algorithms.checks import at_least, positive, whole
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Key, Privacy, PyTree
+from fedjax_peft.contracts.arguments import Count, NotNegative, Positive, Probability
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import Accountant, epsilon, gaussian_event
 from fedjax_peft.privacy.central import TRUSTED
-from fedjax_peft.privacy.mechanism import Noise, check_delta, private, protected, summing
+from fedjax_peft.privacy.mechanism import Noise, private, protected, summing
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import install
 
@@ -54,12 +54,12 @@ class Strategy(NamedTuple):
 
 @part
 def correlated(
-    clip: float,
-    noise_multiplier: float,
+    clip: Positive,
+    noise_multiplier: NotNegative,
     *,
-    rounds: int,
-    bands: int | None = None,
-    delta: float = 1e-5,
+    rounds: Count,
+    bands: Count | None = None,
+    delta: Probability = 1e-5,
     accountant: Accountant = "rdp",
 ) -> Privacy:
     """DP-FTRL: client-level central privacy with correlated noise, for clients that take turns.
@@ -78,14 +78,10 @@ def correlated(
       accountant: as for :func:`fedjax_peft.privacy.central`.
 
     Raises:
-      InputError: an option out of its range; on use, as for ``central``, and for a sampling other
-        than ``round_robin`` and ``all``, clients that do not take turns evenly, more bands than
-        rounds between two turns, or a missing ``jax_privacy``.
+      InputError: on use, as for ``central``, and for a sampling other than ``round_robin`` and
+        ``all``, clients that do not take turns evenly, more bands than rounds between two turns, or
+        a missing ``jax_privacy``.
     """
-    positive(clip=clip)
-    at_least(0, noise_multiplier=noise_multiplier)
-    whole(1, rounds=rounds, bands=1 if bands is None else bands)
-    check_delta(delta)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
         separation = _separation(federation, bands)

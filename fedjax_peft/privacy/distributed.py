@@ -40,16 +40,17 @@ Kairouz, Liu and Steinke 2021, arXiv:2102.06387; Canonne, Kamath and Steinke 202
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, Le
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedjax_peft.algorithms.checks import fraction, positive
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Integers, Total
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.arguments import Fraction, Positive, Probability
 from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
@@ -61,13 +62,11 @@ from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import check_sizes_are_not_used
 from fedjax_peft.privacy.local import clipped_and_dense
 from fedjax_peft.privacy.mechanism import (
-    check_delta,
     clipping_metrics,
     protected,
     released,
     summing,
 )
-from fedjax_peft.support.checks import check_count
 from fedjax_peft.support.errors import InputError
 
 _DEVIATIONS = 4
@@ -87,12 +86,12 @@ _TRIES = 64
 
 @part
 def distributed(
-    clip: float,
-    noise_multiplier: float,
+    clip: Positive,
+    noise_multiplier: Positive,
     *,
-    bits: int = 16,
-    delta: float = 1e-5,
-    dropouts: float = 0.0,
+    bits: Annotated[int, Ge(4), Le(_MOST_BITS)] = 16,
+    delta: Probability = 1e-5,
+    dropouts: Fraction = 0.0,
 ) -> Privacy:
     """Client-level privacy by noise that the clients share, under simulated secure aggregation.
 
@@ -107,14 +106,9 @@ def distributed(
         larger for it.
 
     Raises:
-      InputError: an option out of its range; on use, rounds of a random number of clients, too few
-        bits for the noise of so many clients and entries, or an algorithm that ``central`` refuses
-        too.
+      InputError: on use, rounds of a random number of clients, too few bits for the noise of so
+        many clients and entries, or an algorithm that ``central`` refuses too.
     """
-    positive(clip=clip, noise_multiplier=noise_multiplier)
-    fraction(dropouts=dropouts)
-    check_delta(delta)
-    check_count("distributed", "bits", bits, 4, _MOST_BITS)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
         check_sizes_are_not_used(federation)

@@ -48,8 +48,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_peft.algorithms.checks import at_least, positive, whole
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.arguments import Count, NotNegative, Positive, Probability
 from fedjax_peft.contracts.client import ClientContext, ClientUpdate, LossFn
 from fedjax_peft.contracts.compatibility import check_compatible
 from fedjax_peft.contracts.feature import Feature
@@ -58,18 +58,18 @@ from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.types import Batch, Key, Metrics, PyTree
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.random import salted, stream
-from fedjax_peft.privacy import accounting, guarantees, lifted, statements
+from fedjax_peft.privacy import guarantees, lifted, statements
 from fedjax_peft.privacy.accounting import Accountant
 from fedjax_peft.support.errors import InputError
 
 
 @part
 def example(
-    clip: float,
-    noise_multiplier: float,
+    clip: Positive,
+    noise_multiplier: NotNegative,
     *,
-    delta: float = 1e-5,
-    microbatch: int | None = None,
+    delta: Probability = 1e-5,
+    microbatch: Count | None = None,
     accountant: Accountant = "rdp",
 ) -> Privacy:
     """Example-level privacy: every local step clips gradients of examples and adds noise (DP-SGD).
@@ -83,14 +83,9 @@ def example(
       accountant: ``rdp`` or ``pld``.
 
     Raises:
-      InputError: a number that is not possible; on use, an algorithm with a loss that couples
-        examples, or one that uses data in another way than by gradients.
+      InputError: on use, an algorithm with a loss that couples examples, or one that uses data in
+        another way than by gradients.
     """
-    positive(clip=clip)
-    at_least(0, noise_multiplier=noise_multiplier)
-    if microbatch is not None:
-        whole(1, microbatch=microbatch)
-    accounting.epsilon(accounting.gaussian_event(1.0, 1), delta, accountant)  # checks the two
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
         what = (

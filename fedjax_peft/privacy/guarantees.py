@@ -19,11 +19,12 @@ from functools import partial
 from typing import Any
 
 from fedjax_peft.contracts import Federation, Guarantee
+from fedjax_peft.contracts.arguments import FromZero, NotNegative, Probability, strict
 from fedjax_peft.privacy.accounting import (
     Accountant,
+    Epsilon,
     Neighbours,
     _calibrated,
-    _check,
     _dp_accounting,
     _repeated,
     _suitable,
@@ -46,10 +47,11 @@ def participations(federation: Federation, rounds: int) -> int:
     return rounds
 
 
+@strict
 def client_event(
-    noise_multiplier: float,
+    noise_multiplier: NotNegative,
     federation: Federation,
-    rounds: int,
+    rounds: FromZero,
     neighbours: Neighbours | None = None,
 ) -> Any:
     """Returns the event of the rounds of a run whose server adds Gaussian noise to clipped sums.
@@ -60,7 +62,6 @@ def client_event(
     * otherwise: no amplification; composed over the most rounds of one client.
     """
     dp = _dp_accounting()
-    _check(noise_multiplier=noise_multiplier, rounds=rounds)
     neighbours = _suitable(federation, neighbours)
     if federation.sampling == "poisson":
         return gaussian_event(noise_multiplier, rounds, federation.sampling_probability)
@@ -71,11 +72,12 @@ def client_event(
     return _repeated(event, participations(federation, rounds))
 
 
+@strict
 def client_epsilon(
-    noise_multiplier: float,
-    delta: float,
+    noise_multiplier: NotNegative,
+    delta: Probability,
     federation: Federation,
-    rounds: int,
+    rounds: FromZero,
     *,
     accountant: Accountant = "rdp",
     neighbours: Neighbours | None = None,
@@ -87,10 +89,10 @@ def client_epsilon(
 
 
 def client_guarantee(
-    noise_multiplier: float,
-    delta: float,
+    noise_multiplier: NotNegative,
+    delta: Probability,
     federation: Federation,
-    rounds: int,
+    rounds: FromZero,
     *,
     accountant: Accountant = "rdp",
     neighbours: Neighbours | None = None,
@@ -102,11 +104,12 @@ def client_guarantee(
     return Guarantee(found, delta)
 
 
+@strict
 def client_noise_multiplier(
-    epsilon: float,
-    delta: float,
+    epsilon: Epsilon,
+    delta: Probability,
     federation: Federation,
-    rounds: int,
+    rounds: FromZero,
     *,
     accountant: Accountant = "rdp",
     neighbours: Neighbours | None = None,
@@ -117,11 +120,12 @@ def client_noise_multiplier(
     return _calibrated(make, epsilon, delta, accountant, neighbours)
 
 
+@strict
 def example_epsilon(
-    noise_multiplier: float,
-    delta: float,
+    noise_multiplier: NotNegative,
+    delta: Probability,
     federation: Federation,
-    rounds: int,
+    rounds: FromZero,
     *,
     accountant: Accountant = "rdp",
 ) -> float:
@@ -130,7 +134,6 @@ def example_epsilon(
     Neighbours are data sets of which one has an empty example in the place of another's
     (``replace_special``). See :mod:`fedjax_peft.privacy.example` for what is composed.
     """
-    _check(noise_multiplier=noise_multiplier, delta=delta, rounds=rounds)
     z = noise_multiplier / math.sqrt(federation.gradients_per_step)
     found = [0.0]
     for count, share, left in _example_steps(federation, rounds, delta):
@@ -141,11 +144,12 @@ def example_epsilon(
     return max(found)
 
 
+@strict
 def example_noise_multiplier(
-    epsilon: float,
-    delta: float,
+    epsilon: Epsilon,
+    delta: Probability,
     federation: Federation,
-    rounds: int,
+    rounds: FromZero,
     *,
     accountant: Accountant = "rdp",
 ) -> float:
@@ -155,7 +159,6 @@ def example_noise_multiplier(
       InputError: also for a δ that is smaller than the probability that a Poisson-sampled batch is
         cut.
     """
-    _check(epsilon=epsilon, delta=delta, rounds=rounds)
     found = [0.0]
     for count, share, left in _example_steps(federation, rounds, delta):
         if left <= 0:

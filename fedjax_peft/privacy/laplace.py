@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts import Algorithm, Federation, Guarantee, Privacy, PyTree
+from fedjax_peft.contracts.arguments import NotNegative, Positive
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.privacy import lifted as lifting
@@ -33,7 +33,7 @@ from fedjax_peft.privacy.statements import composition_in_words
 
 
 @part
-def laplace(clip: float, noise_multiplier: float) -> Privacy:
+def laplace(clip: Positive, noise_multiplier: NotNegative) -> Privacy:
     """Client-level central privacy with Laplace noise; poor for many parameters.
 
     Rows gain the fields of :func:`fedjax_peft.privacy.central`, with L1 norms. δ is 0.
@@ -45,8 +45,6 @@ def laplace(clip: float, noise_multiplier: float) -> Privacy:
     Raises:
       InputError: as :func:`fedjax_peft.privacy.central`.
     """
-    positive(clip=clip)
-    at_least(0, noise_multiplier=noise_multiplier)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
         noise = laplace_noise(clip * noise_multiplier) if maybe_nonzero(noise_multiplier) else None

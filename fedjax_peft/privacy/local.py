@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_peft.algorithms.checks import at_least, positive
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Total
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.arguments import NotNegative, Positive, Probability
 from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
@@ -36,7 +36,6 @@ from fedjax_peft.privacy import accounting, guarantees, statements
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.accounting import Accountant, check_sizes_are_not_used
 from fedjax_peft.privacy.mechanism import (
-    check_delta,
     clipping_metrics,
     private,
     protected,
@@ -47,7 +46,11 @@ from fedjax_peft.privacy.mechanism import (
 
 @part
 def local(
-    clip: float, noise_multiplier: float, *, delta: float = 1e-5, accountant: Accountant = "rdp"
+    clip: Positive,
+    noise_multiplier: NotNegative,
+    *,
+    delta: Probability = 1e-5,
+    accountant: Accountant = "rdp",
 ) -> Privacy:
     """Client-level local differential privacy, for every aggregator that sums.
 
@@ -60,12 +63,9 @@ def local(
       accountant: ``rdp``, or ``pld``, which is slower and nearly exact.
 
     Raises:
-      InputError: an option out of its range; on use, clients that are drawn by their sizes, or an
-        algorithm that ``central`` refuses too.
+      InputError: on use, clients that are drawn by their sizes, or an algorithm that ``central``
+        refuses too.
     """
-    positive(clip=clip)
-    at_least(0, noise_multiplier=noise_multiplier)
-    check_delta(delta)
 
     def protect(algorithm: Algorithm, federation: Federation) -> Algorithm:
         check_sizes_are_not_used(federation)

@@ -23,7 +23,6 @@ from fedjax_peft.numerics.linalg import qr, svd
 from fedjax_peft.numerics.lowrank import matmul, one_by_one, pairs
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy import lifted as lifting
-from fedjax_peft.support.errors import InputError
 from fedjax_peft.transforms.clip import share_and_median
 
 
@@ -55,12 +54,6 @@ def independent(draw: Callable[[Key, tuple[int, ...]], Array], std: Any) -> Nois
         return lifting.with_noise(total, draw, key), state
 
     return Noise(lambda round_index: std, add)
-
-
-def check_delta(delta: Any) -> None:
-    """Raises InputError for a δ that is not between 0 and 1."""
-    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < 1:
-        raise InputError(f"delta = {delta!r} must be a number between 0 and 1, such as 1e-5.")
 
 
 def summing(algorithm: Algorithm) -> Aggregator:

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_peft.algorithms.checks import positive
 from fedjax_peft.contracts.aggregator import Aggregated, Aggregator, Total
 from fedjax_peft.contracts.algorithm import Algorithm
+from fedjax_peft.contracts.arguments import Positive
 from fedjax_peft.contracts.part import part
 from fedjax_peft.contracts.privacy import Federation, Guarantee, Privacy
 from fedjax_peft.contracts.server import RoundContext
@@ -30,7 +30,6 @@ from fedjax_peft.numerics.random import stream
 from fedjax_peft.privacy import lifted as lifting
 from fedjax_peft.privacy.laplace import laplace_noise
 from fedjax_peft.privacy.mechanism import gaussian, signal_to_noise, summing
-from fedjax_peft.support.checks import check_choice
 
 _NONE = (
     "The noise of the FRA-LoRA paper gives no privacy guarantee: uploads are not clipped, so one"
@@ -39,7 +38,7 @@ _NONE = (
 
 
 @part
-def paper_noise(std: float, kind: Literal["gaussian", "laplace"] = "gaussian") -> Privacy:
+def paper_noise(std: Positive, kind: Literal["gaussian", "laplace"] = "gaussian") -> Privacy:
     """The literal noise of the FRA-LoRA paper on the average product: no privacy guarantee.
 
     It is for comparisons with the paper only, and warns of that. Clients keep their weights. Where
@@ -52,11 +51,8 @@ def paper_noise(std: float, kind: Literal["gaussian", "laplace"] = "gaussian") -
       kind: the distribution of the noise.
 
     Raises:
-      InputError: a ``std`` that is not positive or an unknown ``kind``; on use, as
-        :func:`fedjax_peft.privacy.central`.
+      InputError: on use, as :func:`fedjax_peft.privacy.central`.
     """
-    positive(std=std)
-    check_choice("kind", kind, ("gaussian", "laplace"))
     if not is_traced(std):
         warnings.warn(_NONE, stacklevel=2)
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from fedjax_peft.contracts import Sampling
+from fedjax_peft.contracts.arguments import Count, FromZero, NotNegative, PositiveShare
 from fedjax_peft.contracts.part import part
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.conversations import CONVERSATIONS
-from fedjax_peft.support.errors import InputError, check_known
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Means, Predictions, Scores, Task, prompted
 from fedjax_peft.tasks.likelihood import objective
-from fedjax_peft.tasks.text_scores import OF_WORDS, SCORES, perplexity
-from fedjax_peft.tasks.words import TOKENIZERS
+from fedjax_peft.tasks.text_scores import OF_WORDS, perplexity
 
 _WHOLE = ("exact_match", "gsm8k")
 """The scores that read an answer up to its end."""
@@ -21,10 +21,10 @@ _WHOLE = ("exact_match", "gsm8k")
 @part
 def instruction_tuning(
     metric: Literal["exact_match", "f1", "rouge_l", "gsm8k"] | None = None,
-    max_new_tokens: int = 64,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
+    max_new_tokens: Count = 64,
+    temperature: NotNegative = 0.0,
+    top_p: PositiveShare = 1.0,
+    top_k: FromZero = 0,
     tokenizer: Literal["unicode", "rouge_score"] = "unicode",
 ) -> Task:
     """Instruction tuning: the model learns the answers of conversations, and can write its own.
@@ -51,14 +51,9 @@ def instruction_tuning(
       tokenizer: the rule by which scores find words (:mod:`fedjax_peft.tasks.words`). ``unicode``
         is for every script, and gives English texts the numbers of ``rouge_score``, which finds
         words of a to z and 0 to 9 only. Rows name the rule that the gold answers needed.
-
-    Raises:
-      InputError: an unknown metric or tokenizer, or an impossible setting of the generation.
     """
     generate, how = None, Sampling(max_new_tokens, temperature, top_p, top_k)
     if metric is not None:
-        check_known("metric", metric, SCORES)
-        check_known("tokenizer", tokenizer, TOKENIZERS)
         from fedjax_peft.tasks.completions import completing  # needs the models, which load slowly
 
         generate = completing(how)

@@ -16,7 +16,7 @@ from fedjax_peft.contracts import Batch, Outputs
 from fedjax_peft.contracts.part import part
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.choices import Style, choices_encoder, scores_by_unit
-from fedjax_peft.support.errors import InputError, check_known
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task
 from fedjax_peft.tasks.likelihood import next_tokens, objective, token_scores
 
@@ -37,11 +37,7 @@ def multiple_choice(style: Style = "text") -> Task:
     Args:
       style: ``text``: a choice is its text after the question (HellaSwag). ``letters``: the choices
         stand in the question, and a choice is its letter (MMLU).
-
-    Raises:
-      InputError: an unknown style.
     """
-    check_known("style", style, ("text", "letters"))
     scored = objective("loss_mask", "is_answer", accuracy=False)  # the score counts questions
     return Task(
         scored.loss,

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_peft.contracts import Batch, Metrics, Outputs
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.spans import SPANS, SPANS_OR_NONE, span_text
 from fedjax_peft.data.table import brief
-from fedjax_peft.support.errors import InputError, check_known
+from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.base import Field, Inputs, Means, Predictions, Scores, Task
 from fedjax_peft.tasks.common import SumAndCount, cross_entropy, real_rows, total
 from fedjax_peft.tasks.text_scores import exact_match, overlap_f1
@@ -24,8 +25,8 @@ _HEADLINES = {"squad": "f1", "fednlp_raw": "raw_f1"}
 
 @part
 def question_answering(
-    n_best: int = 20,
-    max_answer_length: int = 30,
+    n_best: Count = 20,
+    max_answer_length: Count = 30,
     metric: Literal["squad", "fednlp_raw"] = "squad",
     unanswerable: bool = False,
 ) -> Task:
@@ -51,15 +52,7 @@ def question_answering(
         with the first token ([CLS]); the answer is empty where that token's logits are above those
         of the best span in every window; and an empty answer is right (Rajpurkar et al. 2018, with
         the threshold 0).
-
-    Raises:
-      InputError: an unknown metric, or a number below 1.
     """
-    check_known("metric", metric, _HEADLINES)
-    if min(n_best, max_answer_length) < 1:
-        raise InputError(
-            f"n_best={n_best} and max_answer_length={max_answer_length} must be at least 1."
-        )
     predict = _bound(_predict_or_none if unanswerable else _predict, n_best)
     score = _bound(_score, max_answer_length)
     return Task(

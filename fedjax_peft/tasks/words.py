@@ -20,8 +20,6 @@ import string
 import unicodedata
 from collections.abc import Iterable
 
-TOKENIZERS = ("unicode", "rouge_score")
-"""The names of the two rules."""
 _ARTICLES = ("a", "an", "the")
 _LETTERS = ("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd")
 _WITHOUT_SPACES = (

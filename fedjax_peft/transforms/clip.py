@@ -6,8 +6,12 @@
 the mean by at most its weight times C, whatever its data.
 """
 
+import math
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
+from annotated_types import Gt, Le
 from jax import Array
 
 from fedjax_peft.contracts.part import part
@@ -15,13 +19,10 @@ from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.transform import Decoded, Encoded, Measurements, Transform
 from fedjax_peft.contracts.types import Key, PyTree
 from fedjax_peft.numerics import tree
-from fedjax_peft.numerics.hyperparameters import is_traced
-from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError
 
 
 @part
-def clip_norm(max_norm: float) -> Transform:
+def clip_norm(max_norm: Annotated[float, Gt(0), Le(math.inf)]) -> Transform:
     """Scales every client's change down to a Euclidean norm of at most ``max_norm``.
 
     The row of a round gains ``clip_share``, the share of the aggregated clients whose change was
@@ -30,14 +31,7 @@ def clip_norm(max_norm: float) -> Transform:
 
     Args:
       max_norm: the largest norm over all leaves that are sent; ``inf`` only measures.
-
-    Raises:
-      InputError: ``max_norm`` is not positive.
     """
-    if not is_traced(max_norm) and (
-        isinstance(max_norm, bool) or not isinstance(max_norm, int | float) or not max_norm > 0
-    ):
-        raise InputError(f"max_norm = {show(max_norm)} of clip_norm must be a positive number.")
 
     def client(update: PyTree, memory: PyTree, received: PyTree, key: Key) -> Encoded:
         norm = tree.norm(update)

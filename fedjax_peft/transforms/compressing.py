@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +13,7 @@ from fedjax_peft.contracts.server import RoundContext
 from fedjax_peft.contracts.transform import Decoded, Encoded, Measurements, Transform, TransformWire
 from fedjax_peft.contracts.types import Key, PyTree
 from fedjax_peft.numerics import tree
-from fedjax_peft.numerics.hyperparameters import is_traced
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.support.checks import check_number
 from fedjax_peft.support.errors import InputError
 
 FLOAT = 32
@@ -146,14 +143,3 @@ def wire_with_scales(x: Array, wire: Wire, bits: int, block: int | None) -> Wire
     """Returns the size of a leaf with this number of bits an entry and a scale for each block."""
     scales = 1 if block is None else -(-x.size // block)
     return wire._replace(bits=bits, extra=wire.extra + FLOAT * scales)
-
-
-def check_share(function: str, name: str, share: Any) -> None:
-    """Raises InputError unless a share is a known number above 0 and at most 1."""
-    if is_traced(share):
-        raise InputError(
-            f"{name} of {function} cannot be a run-time value: it decides the size of what is sent."
-            f' Give it as a number. In a config, list it in [sweep] constants = ["transforms.'
-            f'{function}.{name}"].'
-        )
-    check_number(function, name, share, most=1.0, positive=True)

@@ -12,17 +12,17 @@ seed; B starts at 0, so for B the two are the same.
 """
 
 from fedjax_peft.contracts import Transform
+from fedjax_peft.contracts.arguments import PositiveShare
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import constants
 from fedjax_peft.transforms.chain import chain
-from fedjax_peft.transforms.compressing import check_share
 from fedjax_peft.transforms.downlink import downlink
 from fedjax_peft.transforms.top_k import top_k
 
 
 @part
 @constants("up", "down")
-def flasc(up: float = 0.25, down: float = 0.25) -> Transform:
+def flasc(up: PositiveShare = 0.25, down: PositiveShare = 0.25) -> Transform:
     """Sends the largest entries of the change, and receives the largest of the model's (FLASC).
 
     On the wire, both ways: 32 bits for each entry, and indices or a bitmap, whichever is smaller.
@@ -31,12 +31,7 @@ def flasc(up: float = 0.25, down: float = 0.25) -> Transform:
       up: share of the entries that a client sends, above 0 and at most 1. It cannot be a run-time
         value.
       down: share of the entries that it receives; likewise.
-
-    Raises:
-      InputError: a share cannot be used.
     """
-    check_share("flasc", "up", up)
-    check_share("flasc", "down", down)
 
     def sparse(share: float) -> Transform:
         return top_k(share, error_feedback=False, across_leaves=True)

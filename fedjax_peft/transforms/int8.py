@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.checks import check_count
 from fedjax_peft.transforms.compressing import by_block, compressor, wire_with_scales
 
 
 @part
-def int8(block: int = 64, *, error_feedback: bool = False) -> Transform:
+def int8(block: Count = 64, *, error_feedback: bool = False) -> Transform:
     """Rounds every entry to the nearest of 255 evenly spaced values, block by block.
 
     On the wire: 8 bits for each entry, and a float32 scale for each block.
@@ -30,7 +30,6 @@ def int8(block: int = 64, *, error_feedback: bool = False) -> Transform:
     Raises:
       InputError: ``block`` is not a positive integer.
     """
-    check_count("int8", "block", block)
 
     def code(blocks: Array) -> Array:
         largest = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)

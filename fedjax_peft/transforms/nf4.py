@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.checks import check_count
 from fedjax_peft.transforms.compressing import by_block, compressor, wire_with_scales
 
 NF4 = (
@@ -39,7 +39,7 @@ NF4 = (
 
 
 @part
-def nf4(block: int = 64, *, error_feedback: bool = False) -> Transform:
+def nf4(block: Count = 64, *, error_feedback: bool = False) -> Transform:
     """Rounds every entry to the nearest of the 16 values of NF4, block by block (QLoRA).
 
     On the wire: 4 bits for each entry, and a float32 scale for each block.
@@ -51,7 +51,6 @@ def nf4(block: int = 64, *, error_feedback: bool = False) -> Transform:
     Raises:
       InputError: ``block`` is not a positive integer.
     """
-    check_count("nf4", "block", block)
     values = np.array(NF4, np.float32)
     middles = (values[1:] + values[:-1]) / 2
 

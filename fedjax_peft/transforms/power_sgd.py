@@ -19,15 +19,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform, Wire
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.lowrank import matmul
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.support.checks import check_count
 from fedjax_peft.transforms.compressing import compressor
 
 
 @part
-def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
+def power_sgd(rank: Count = 1, *, error_feedback: bool = True) -> Transform:
     """Sends each matrix as two factors of a lower rank (PowerSGD).
 
     On the wire: ``r (m + n)`` float32 numbers for a matrix ``[m, n]``. It must be the last
@@ -40,7 +40,6 @@ def power_sgd(rank: int = 1, *, error_feedback: bool = True) -> Transform:
     Raises:
       InputError: ``rank`` is not a positive integer.
     """
-    check_count("power_sgd", "rank", rank)
 
     def factored(x: Array) -> bool:
         rows, columns = _shape(x)

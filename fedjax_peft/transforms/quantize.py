@@ -12,25 +12,26 @@ on the data, is not used.
 Checked against a NumPy transcription, and the mean over many keys.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, Le
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
-from fedjax_peft.support.checks import check_choice, check_count
 from fedjax_peft.transforms.compressing import by_block, compressor, keys_of, wire_with_scales
 
 
 @part
 def quantize(
-    bits: int = 8,
+    bits: Annotated[int, Ge(2), Le(16)] = 8,
     *,
     stochastic: bool = True,
     norm: Literal["max", "l2"] = "max",
-    block: int | None = None,
+    block: Count | None = None,
     error_feedback: bool = False,
 ) -> Transform:
     """Rounds every entry to one of ``2^bits - 1`` evenly spaced values (QSGD).
@@ -43,14 +44,7 @@ def quantize(
       norm: what the largest value is: the largest entry (``max``) or the Euclidean norm (``l2``).
       block: consecutive entries that share a scale; None: all entries of a leaf.
       error_feedback: whether clients add what was lost to their next change.
-
-    Raises:
-      InputError: ``bits``, ``norm`` or ``block`` cannot be used.
     """
-    check_count("quantize", "bits", bits, 2, 16)
-    check_choice("norm", norm, ("max", "l2"))
-    if block is not None:
-        check_count("quantize", "block", block)
     levels = 2 ** (bits - 1) - 1
 
     def leaf(x: Array, key: Key) -> Array:

@@ -13,14 +13,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, PyTree, Transform, Wire
+from fedjax_peft.contracts.arguments import PositiveShare
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import constants
-from fedjax_peft.transforms.compressing import check_share, compressor, count, keys_of
+from fedjax_peft.transforms.compressing import compressor, count, keys_of
 
 
 @part
 @constants("share")
-def random_k(share: float, *, error_feedback: bool = False) -> Transform:
+def random_k(share: PositiveShare, *, error_feedback: bool = False) -> Transform:
     """Sends entries that are drawn at random with a seed that the server knows.
 
     On the wire: 32 bits for each entry that is sent, or those of the compressor after it. A client
@@ -32,11 +33,7 @@ def random_k(share: float, *, error_feedback: bool = False) -> Transform:
         whole entries. It cannot be a run-time value.
       error_feedback: send entries as they are, and add what was not sent to the next change. False:
         multiply them by ``n / k``, so that the result is unbiased.
-
-    Raises:
-      InputError: ``share`` cannot be used.
     """
-    check_share("random_k", "share", share)
 
     def leaf(x: Array, key: Key) -> Array:
         if not x.size:

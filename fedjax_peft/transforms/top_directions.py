@@ -9,23 +9,23 @@ did not change, as in FFA-LoRA and RoLoRA: there, the other factor decides alone
 Checked against a NumPy transcription.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Key, Params, PyTree, Transform
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.support.checks import check_choice, check_count
 from fedjax_peft.transforms.compressing import compressor, index_bits
 
 By = Literal["norm", "product", "random"]
 
 
 @part
-def top_directions(rank: int, *, by: By = "norm", error_feedback: bool = True) -> Transform:
+def top_directions(rank: Count, *, by: By = "norm", error_feedback: bool = True) -> Transform:
     """Sends ``rank`` directions of each LoRA pair: columns of A with the same rows of B.
 
     Other leaves, such as a head, are sent whole. On the wire: the entries of the directions, and
@@ -37,12 +37,7 @@ def top_directions(rank: int, *, by: By = "norm", error_feedback: bool = True) -
       by: ``norm``: largest sum of squared norms; ``product``: largest product of the norms;
         ``random``.
       error_feedback: whether clients add what was not sent to their next change.
-
-    Raises:
-      InputError: ``rank`` or ``by`` cannot be used.
     """
-    check_count("top_directions", "rank", rank)
-    check_choice("by", by, get_args(By))
 
     def chosen(path: str, squares: list[Array], key: Key) -> Array:
         """Returns which directions of a pair are sent, bool ``[r]``."""

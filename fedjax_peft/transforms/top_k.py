@@ -15,16 +15,17 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedjax_peft.contracts import Key, PyTree, Transform, Wire
+from fedjax_peft.contracts.arguments import PositiveShare
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.hyperparameters import constants
-from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError
-from fedjax_peft.transforms.compressing import check_share, compressor, count, index_bits
+from fedjax_peft.transforms.compressing import compressor, count, index_bits
 
 
 @part
 @constants("share")
-def top_k(share: float, *, error_feedback: bool = True, across_leaves: bool = False) -> Transform:
+def top_k(
+    share: PositiveShare, *, error_feedback: bool = True, across_leaves: bool = False
+) -> Transform:
     """Sends the entries of largest absolute value.
 
     On the wire: 32 bits for each entry that is sent, or those of the compressor after it, and which
@@ -36,13 +37,7 @@ def top_k(share: float, *, error_feedback: bool = True, across_leaves: bool = Fa
         cannot be a run-time value.
       error_feedback: whether clients add what was not sent to their next change.
       across_leaves: choose among all leaves together instead of in each leaf.
-
-    Raises:
-      InputError: ``share`` cannot be used.
     """
-    check_share("top_k", "share", share)
-    if not isinstance(across_leaves, bool):
-        raise InputError(f"across_leaves = {show(across_leaves)} of top_k must be true or false.")
 
     def encode(update: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         if across_leaves:

@@ -1,0 +1,248 @@
+"""What the arguments of a part may be: declared in its signature, and checked here.
+
+::
+
+    def fedprox(optimizer: Optimizer, *, mu: Annotated[float, Ge(0)] = 0.01, ...
+
+A range has the bounds of the library annotated-types (``Gt``, ``Ge``, ``Lt``, ``Le``, ``MinLen``,
+``Interval``), and a choice is a ``Literal``. Numbers must be finite, unless a bound is infinite.
+Configs, ``fedjax-peft explain`` and the reference read the same signatures.
+"""
+
+import contextlib
+import math
+import numbers
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from inspect import Parameter, signature, unwrap
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
+
+import numpy as np
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MinLen
+from jax import Array
+from jax.core import Tracer
+
+from fedjax_peft.contracts.types import RateSchedule
+from fedjax_peft.support.display import show
+from fedjax_peft.support.errors import InputError, nearest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Positive: TypeAlias = Annotated[float, Gt(0)]
+NotNegative: TypeAlias = Annotated[float, Ge(0)]
+Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
+PositiveShare: TypeAlias = Annotated[float, Gt(0), Le(1)]
+Fraction: TypeAlias = Annotated[float, Ge(0), Lt(1)]
+Probability: TypeAlias = Annotated[float, Gt(0), Lt(1)]
+Count: TypeAlias = Annotated[int, Ge(1)]
+FromZero: TypeAlias = Annotated[int, Ge(0)]
+
+_OBJECTS = {
+    "GradientTransformation": ("optax optimizer", "optax", "optax.adamw(1e-3)"),
+    "Aggregator": ("aggregator", "fp.aggregators", "fp.aggregators.mean()"),
+    "Transform": ("upload transform", "fp.transforms", "fp.transforms.clip_norm(1.0)"),
+    "RateSchedule": ("function", "fp.schedules", "fp.schedules.cosine(rounds=100)"),
+}
+"""Name of a type -> its objects in words, where they are made, and one of them."""
+
+
+def kinds_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns argument -> its type, for all types whose names exist when the program runs."""
+    kinds = {}
+    names = getattr(unwrap(function), "__globals__", {})
+    for name, kind in getattr(function, "__annotations__", {}).items():
+        try:
+            kinds[name] = eval(kind, names) if isinstance(kind, str) else kind
+        except (NameError, AttributeError, TypeError):
+            continue
+    return kinds
+
+
+def strict(function: F) -> F:
+    """Decorates a function whose arguments are checked, as those of a part are."""
+    kinds, bind = kinds_of(function), signature(function).bind
+
+    @wraps(function)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        with contextlib.suppress(TypeError):  # the function's own error names it
+            check(function, kinds, bind(*arguments, **options).arguments)
+        return function(*arguments, **options)
+
+    return cast(F, checked)
+
+
+def check(function: Callable[..., Any], kinds: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raises InputError for an argument that its type does not allow.
+
+    An argument that is the default is not checked, nor the size of a number that is traced.
+
+    Args:
+      kinds: of :func:`kinds_of`.
+      given: argument -> value, as :func:`inspect.Signature.bind` gives it.
+    """
+    parameters, constants = signature(function).parameters, getattr(function, "constants", ())
+    for name, value in given.items():
+        if name not in kinds or value is parameters[name].default:
+            continue
+        several = parameters[name].kind is Parameter.VAR_POSITIONAL
+        for one in value if several else (value,):
+            fixed = name in constants and isinstance(one, Tracer)
+            if fixed or not fits(kinds[name], one):
+                what = f"{name} = {show(one)} of {function.__name__}"
+                raise InputError(f"{what} must be {_or(kinds[name])}. {_advice(kinds[name], one)}")
+
+
+def fits(kind: Any, value: Any, bounds: Sequence[Any] = ()) -> bool:
+    """Returns whether a type allows a value; a type that is not known here allows everything."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return fits(inner[0], value, (*_flat(inner[1:]), *bounds))
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(one, value, bounds) for one in inner)
+    if kind in (int, float):
+        return _is_number(kind, value, bounds)
+    return _has_type(kind, origin, inner, value) and _holds(bounds, value)
+
+
+def _is_number(kind: type, value: Any, bounds: Sequence[Any]) -> bool:
+    if isinstance(value, Array):
+        return kind is float  # a run-time value, which was checked as a number before
+    right = isinstance(value, numbers.Integral if kind is int else numbers.Real)
+    if not right or isinstance(value, bool):
+        return False
+    return (Le(math.inf) in bounds or -math.inf < value < math.inf) and _holds(bounds, value)
+
+
+def _has_type(kind: Any, origin: Any, inner: tuple[Any, ...], value: Any) -> bool:
+    if origin is Literal:
+        return isinstance(value, str | int | None) and value in inner
+    if kind in (None, types.NoneType):
+        return value is None
+    if kind in (str, bool, Array):
+        return isinstance(value, (bool, np.bool_) if kind is bool else kind)
+    if kind is Path:
+        return isinstance(value, os.PathLike)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(fits(inner[-1], x) for x in value.values())
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+        return listed and all(fits(inner[0], x) for x in value)
+    if origin is Callable:
+        return callable(value)
+    return all(hasattr(value, name) for name in getattr(kind, "_fields", ()))
+
+
+def _flat(metadata: Sequence[Any]) -> Iterator[Any]:
+    for one in metadata:
+        yield from one if isinstance(one, GroupedMetadata) else (one,)
+
+
+def _holds(bounds: Sequence[Any], value: Any) -> bool:
+    for bound in bounds:
+        match bound:
+            case Gt(gt=low):
+                holds = value > low
+            case Ge(ge=low):
+                holds = value >= low
+            case Lt(lt=high):
+                holds = value < high
+            case Le(le=high):
+                holds = value <= high
+            case MinLen(min_length=least):
+                holds = len(value) >= least
+            case _:
+                continue
+        if not holds:
+            return False
+    return True
+
+
+def in_words(kind: Any, bounds: Sequence[Any] = ()) -> str:
+    """Returns a type in words: ``whole number from 1 up``, ``list of texts``, ``"a" or "b"``."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return in_words(inner[0], (*_flat(inner[1:]), *bounds))
+    if origin is Literal:
+        return " or ".join(f'"{value}"' for value in inner)
+    if origin in (typing.Union, types.UnionType):
+        known = [one for one in inner if one not in (types.NoneType, Array)]
+        return " or ".join(dict.fromkeys(in_words(one, bounds) for one in known))
+    if isinstance(origin, type) and issubclass(origin, Mapping | Sequence):
+        what = "table" if issubclass(origin, Mapping) else "list"
+        plural = _plural(in_words(inner[-1]))
+        return f"{what} of {plural}" if plural else what
+    if kind is bool:
+        return "true or false"
+    if origin is Callable:
+        return "function"
+    if (name := _name(kind)) in _OBJECTS:
+        return _OBJECTS[name][0]
+    text = {int: "whole number", float: "number"}.get(kind, "text")
+    return f"{text}{_range(bounds)}"
+
+
+def _range(bounds: Sequence[Any]) -> str:
+    """Returns the limits of a number in words, such as `` from 0 to below 1``."""
+    low = next((f" above {_number(b.gt)}" for b in bounds if isinstance(b, Gt)), "")
+    low = next((f" from {_number(b.ge)}" for b in bounds if isinstance(b, Ge)), low)
+    high = next((f" below {_number(b.lt)}" for b in bounds if isinstance(b, Lt)), "")
+    high = next((f" {_number(b.le)}" for b in bounds if isinstance(b, Le)), high)
+    if low and high:
+        return f"{low} to{high}"
+    if high:
+        return high if " below" in high else f" up to{high}"
+    return f"{low} up" if " from" in low else low
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _plural(text: str) -> str:
+    """Returns the plural of a type in words; empty for a union of types."""
+    if '"' in text:
+        return text
+    if " or " in text:
+        return ""
+    return re.sub(r"^(list|table|text|number|whole number)\b", r"\1s", text)
+
+
+def _or(kind: Any) -> str:
+    """Returns a type in words, with articles."""
+    plain = ('"', "true", "false")
+    texts = in_words(kind).split(" or ")
+    return " or ".join(
+        text if text.startswith(plain) else f"{'an' if text[0] in 'aeo' else 'a'} {text}"
+        for text in texts
+    )
+
+
+def _advice(kind: Any, value: Any) -> str:
+    """Returns the nearest right value, or how to give one."""
+    if isinstance(value, Tracer):
+        return (
+            "It cannot be a run-time value, because it decides a size: give it as a number. In a"
+            " config, list its key in constants of [sweep]."
+        )
+    inner = (kind, *typing.get_args(kind))
+    known = [x for one in inner if typing.get_origin(one) is Literal for x in typing.get_args(one)]
+    if known and isinstance(value, str):
+        return nearest(value, known)
+    for name in map(_name, inner):
+        if name in _OBJECTS:
+            _, home, example = _OBJECTS[name]
+            if isinstance(value, str):
+                return f"Give the object and not its name, such as {home}.{value}(...)."
+            if callable(value):
+                return f"Call it: {getattr(value, '__name__', 'the function')}(...)."
+            return f"Give one such as {example}."
+    return ""
+
+
+def _name(kind: Any) -> str:
+    return "RateSchedule" if kind == RateSchedule else getattr(kind, "__name__", "")
