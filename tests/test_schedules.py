@@ -123,21 +123,7 @@ def test_a_scheduled_optimizer_says_that_it_needs_the_round():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fp.schedules.cosine(0), "rounds = 0 must be a whole number from 1 up"),
-        (lambda: fp.schedules.linear(2.5), "rounds = 2.5 must be a whole number"),
         (lambda: fp.schedules.cosine(10, warmup=10), "warmup = 10 rounds leave none of .* = 10"),
-        (lambda: fp.schedules.constant(warmup=-1), "warmup = -1 must be a whole number from 0 up"),
-        (lambda: fp.schedules.cosine(10**400), "is too large: at most 1,000,000"),
-        (lambda: fp.schedules.exponential(10**400), "decay = 10.* must be a number from 0"),
-        (
-            lambda: fp.schedules.linear(10, final_factor=2),
-            "final_factor = 2 must be a number from 0",
-        ),
-        (lambda: fp.schedules.exponential(float("nan")), "decay = nan must be a number"),
-        (lambda: fp.schedules.exponential("fast"), "decay = 'fast' must be a number"),
-        (lambda: fp.schedules.exponential(0.9, every=0), "every = 0 must be a whole number"),
-        (lambda: fp.schedules.scheduled(1e-3, fp.schedules.constant()), "needs an optax optimizer"),
-        (lambda: fp.schedules.scheduled(optax.sgd(1.0), 0.5), "a function of the round"),
         (
             lambda: fp.schedules.scheduled(
                 fp.schedules.scheduled(optax.sgd(1.0), fp.schedules.constant()),

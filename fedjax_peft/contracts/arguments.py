@@ -4,7 +4,7 @@
 
     def fedprox(optimizer: Optimizer, *, mu: Annotated[float, Ge(0)] = 0.01, ...
 
-A range has the bounds of the library annotated-types (``Gt``, ``Ge``, ``Lt``, ``Le``, ``MinLen``,
+A range has the bounds of the library annotated-types (``Gt``, ``Ge``, ``Lt``, ``Le``, ``Len``,
 ``Interval``), and a choice is a ``Literal``. Numbers must be finite, unless a bound is infinite.
 Configs, ``fedjax-peft explain`` and the reference read the same signatures.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
-from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MinLen
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 from jax import Array
 from jax.core import Tracer
 
@@ -94,7 +94,8 @@ def check(function: Callable[..., Any], kinds: Mapping[str, Any], given: Mapping
             fixed = name in constants and isinstance(one, Tracer)
             if fixed or not fits(kinds[name], one):
                 what = f"{name} = {show(one)} of {function.__name__}"
-                raise InputError(f"{what} must be {_or(kinds[name])}. {_advice(kinds[name], one)}")
+                advice = _advice(kinds[name], one)
+                raise InputError(f"{what} must be {_or(kinds[name])}. {advice}".rstrip())
 
 
 def fits(kind: Any, value: Any, bounds: Sequence[Any] = ()) -> bool:
@@ -155,6 +156,8 @@ def _holds(bounds: Sequence[Any], value: Any) -> bool:
                 holds = value <= high
             case MinLen(min_length=least):
                 holds = len(value) >= least
+            case MaxLen(max_length=most):
+                holds = len(value) <= most
             case _:
                 continue
         if not holds:
@@ -175,7 +178,8 @@ def in_words(kind: Any, bounds: Sequence[Any] = ()) -> str:
     if isinstance(origin, type) and issubclass(origin, Mapping | Sequence):
         what = "table" if issubclass(origin, Mapping) else "list"
         plural = _plural(in_words(inner[-1]))
-        return f"{what} of {plural}" if plural else what
+        least = "".join(f" (at least {b.min_length})" for b in bounds if isinstance(b, MinLen))
+        return f"{what} of {plural}{least}" if plural else f"{what}{least}"
     if kind is bool:
         return "true or false"
     if origin is Callable:
@@ -192,11 +196,10 @@ def _range(bounds: Sequence[Any]) -> str:
     low = next((f" from {_number(b.ge)}" for b in bounds if isinstance(b, Ge)), low)
     high = next((f" below {_number(b.lt)}" for b in bounds if isinstance(b, Lt)), "")
     high = next((f" {_number(b.le)}" for b in bounds if isinstance(b, Le)), high)
-    if low and high:
-        return f"{low} to{high}"
-    if high:
-        return high if " below" in high else f" up to{high}"
-    return f"{low} up" if " from" in low else low
+    most = high if "below" in high else f" at most{high}" if high else ""
+    if " from" in low:
+        return f"{low} to{high}" if high else f"{low} up"
+    return f"{low} and{most}" if low and high else low or most
 
 
 def _number(value: Any) -> str:

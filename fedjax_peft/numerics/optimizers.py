@@ -2,7 +2,7 @@
 
 import optax
 
-from fedjax_peft.contracts.arguments import NotNegative
+from fedjax_peft.contracts.arguments import Fraction, NotNegative
 from fedjax_peft.contracts.part import part
 
 __all__ = ["adam", "adamw", "sgd"]
@@ -13,9 +13,9 @@ def adamw(
     learning_rate: NotNegative,
     *,
     weight_decay: float = 0.0,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
+    b1: Fraction = 0.9,
+    b2: Fraction = 0.999,
+    eps: NotNegative = 1e-8,
     clip_norm: NotNegative | None = None,
 ) -> optax.GradientTransformation:
     """AdamW: Adam with decoupled weight decay.
@@ -38,9 +38,9 @@ def adamw(
 def adam(
     learning_rate: NotNegative,
     *,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
+    b1: Fraction = 0.9,
+    b2: Fraction = 0.999,
+    eps: NotNegative = 1e-8,
     clip_norm: NotNegative | None = None,
 ) -> optax.GradientTransformation:
     """Adam. The arguments are those of :func:`adamw`."""

@@ -454,36 +454,6 @@ def test_too_few_clients_are_refused_or_counted():
         assert (full.metrics["too_few_clients"], less.metrics["too_few_clients"]) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("trimmed_mean", {"share": 0.5}, "share = 0.5"),
-        ("bulyan", {"hostile": 1.5}, "hostile = 1.5"),
-        ("centred_clipping", {"radius": 0}, "radius = 0"),
-        ("centred_clipping", {"steps": 0}, "steps = 0"),
-        ("fltrust", {"trusted": -1}, "trusted = -1"),
-        ("krum", {"hostile": -1}, "hostile = -1"),
-        ("multi_krum", {"hostile": 1, "keep": 0}, "keep = 0"),
-        ("geometric_median", {"steps": 0}, "steps = 0"),
-        ("geometric_median", {"smoothing": 0}, "smoothing = 0"),
-        ("norm_bounding", {"norm": 0}, "norm = 0"),
-        ("median", {"space": "products"}, "product"),
-        ("lora_fair", {"lam": -1.0}, "lam"),
-        ("lora_fair", {"rate": float("nan")}, "rate"),
-        ("lora_fair", {"steps": 0}, "steps"),
-        ("lora_fair", {"solver": "adam"}, "gradient, least_squares"),
-        ("fra", {"rank": 0}, "0"),
-        ("fra", {"rank": -3}, "-3"),
-        ("fra", {"split": "C"}, "C"),
-        ("flexlora", {"rank": 0}, "'flexlora' must be at least 1, not 0"),
-        *(("flora_na", {"steps": s}, "steps = .* must be a whole number") for s in (-1, 1.5, True)),
-    ],
-)
-def test_wrong_arguments_are_refused(name, options, message):
-    with pytest.raises(fp.InputError, match=message):
-        getattr(aggregators, name)(**options)
-
-
 def test_product_space_needs_pairs():
     uploads, template = draw(8)
     with pytest.raises(fp.InputError, match="space = 'factors'"):

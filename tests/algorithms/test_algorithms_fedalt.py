@@ -228,12 +228,3 @@ def test_it_cannot_be_merged_or_exported(tmp_path):
     for form in ("peft", "merged"):
         with pytest.raises(fp.InputError, match="mixed_lora"):
             export(model, model.trainable, tmp_path / form, format=form)
-
-
-def test_an_option_out_of_range_is_refused():
-    for options, message in (
-        ({"rank": 0}, "rank = 0"),
-        ({"init": "svd"}, "Known: gaussian, kaiming"),
-    ):
-        with pytest.raises(fp.InputError, match=message):
-            fp.peft.mixed_lora(**options)

@@ -170,21 +170,6 @@ def test_privacy_is_refused():
         simulated(privacy=privacy)
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: fp.asynchronous.fedbuff(0), "buffer_size"),
-        (lambda: fp.asynchronous.fedbuff(staleness="linear"), "no staleness weight"),
-        (lambda: fp.asynchronous.fedasync(alpha=1.5), "alpha"),
-        (lambda: fp.asynchronous.semi_synchronous(0), "period"),
-        (lambda: fp.asynchronous.fedbuff(max_staleness=-1), "max_staleness"),
-    ],
-)
-def test_wrong_numbers_are_refused(make, match):
-    with pytest.raises(fp.InputError, match=match):
-        make()
-
-
 # ------------------------------------------------------------------------- against a slow reference
 
 

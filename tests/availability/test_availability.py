@@ -169,10 +169,6 @@ def test_hostile_traces_are_refused(tmp_path, text, match):
 
 def test_wrong_arguments_are_refused(tmp_path, lines):
     for make, match in [
-        (lambda: fp.availability.diurnal(period=0), "period"),
-        (lambda: fp.availability.diurnal(share=1.5), "share"),
-        (lambda: fp.availability.markov(mean_on=-1), "mean_on"),
-        (lambda: fp.availability.markov(mean_off=float("nan")), "mean_off"),
         (lambda: fp.availability.trace(str(tmp_path / "absent.csv")), "cannot be read"),
         (lambda: fp.availability.trace(lines, period=100.0), "before the end"),
     ]:

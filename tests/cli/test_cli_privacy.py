@@ -96,7 +96,7 @@ def test_no_noise_is_no_guarantee_and_a_large_delta_is_noted(capsys):
         ([*EXAMPLES, "--sampling", "uniform"], "No run draws examples by --sampling uniform"),
         ([*EXAMPLES, "--sampling", "round_robin"], "Known: poisson, shuffled"),
         ([*EXAMPLES, "--neighbours", "replace_one"], "--neighbours replace_one is for clients"),
-        (["--epsilon", "-2", *FEW], "epsilon must be a positive number"),
+        (["--epsilon", "-2", *FEW], "epsilon = -2.0 "),
         (["--epsilon", "2", *FEW, "--per-round", "101"], "101 of 100 clients cannot be drawn"),
     ],
 )

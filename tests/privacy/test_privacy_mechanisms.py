@@ -216,3 +216,8 @@ def test_the_noise_of_the_paper_is_on_everything_where_nothing_is_a_product():
     for n, x in template.items():
         noise = got[n] - (x + (uploads[n] - x).mean(axis=0))
         assert noise.std() == roughly(0.3, rel=0.3)
+
+
+def test_a_noisy_share_of_clipped_clients_that_uses_up_the_guarantee_is_refused():
+    with pytest.raises(fp.InputError, match="use up the whole guarantee"):
+        fp.privacy.adaptive(1.0, 1.0, count_noise=0.5)

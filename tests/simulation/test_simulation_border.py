@@ -130,31 +130,6 @@ def test_wrong_arguments_are_refused_before_any_file_is_written(options, complai
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", [*fp.algorithms.__all__, "fedopt"])
-def test_every_algorithm_checks_its_optimizer(name):
-    make = getattr(fp.algorithms, name)
-    more = {"server": optax.sgd(1.0)} if name == "fedopt" else {}
-    for value, advice in (
-        (0.1, r"optax\.adamw\(0\.1\)"),
-        ("adamw", r"optax\.adamw\(1e-3\)"),
-        (optax.adamw, r"Call it: adamw\(1e-3\)"),
-        (None, "such as optax"),
-    ):
-        with pytest.raises(InputError, match=f"'optimizer' of '{name}' is .*{advice}"):
-            make(value, **more)
-
-
-@pytest.mark.parametrize(
-    ("value", "advice"),
-    [("fra", r"fp\.aggregators\.fra\(\)"), (fp.aggregators.fra, r"Call it: fra\(\)"), (3, "mean")],
-)
-def test_objects_that_are_not_aggregators_are_errors(value, advice):
-    with pytest.raises(InputError, match=f"'aggregator' of 'fedavg' is .*{advice}"):
-        fp.algorithms.fedavg(optax.sgd(0.1), aggregator=value)
-    with pytest.raises(TypeError, match="fedavg"):
-        fp.algorithms.fedavg(optax.sgd(0.1), no_such_option=1)
-
-
 def test_a_model_without_adapters_is_warned_of():
     model, algorithm = fp.testing.tiny_model(), fp.algorithms.fedavg(optax.sgd(0.1))
     with pytest.warns(UserWarning, match=r"0 adapter parameters: only its head, of 1,188 .*lora"):

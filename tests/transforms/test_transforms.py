@@ -261,19 +261,6 @@ def test_a_chain_runs_clients_parts_forwards_and_servers_parts_backwards():
     assert not chain(fp.transforms.clip_norm(1.0)).changes_aggregate
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("clip_norm", "Give the object and not its name, such as fp.transforms.clip_norm"),
-        (fp.transforms.clip_norm, "Call it: clip_norm"),
-        (1.0, "Give one such as fp.transforms.clip_norm"),
-    ],
-)
-def test_objects_that_are_not_transforms_are_errors(wrong, message):
-    with pytest.raises(fp.InputError, match=message):
-        chain(wrong)
-
-
 def test_norm_is_the_length_over_all_leaves():
     leaves = {"a": jnp.array([3.0]), "b": jnp.zeros((0, 2)), "c": jnp.array([[4.0]])}
     assert fp.tree.norm(leaves) == 5

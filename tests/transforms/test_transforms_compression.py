@@ -1,6 +1,5 @@
 """Compressors: NumPy references, unbiasedness, error feedback, bytes on the wire, whole rounds."""
 
-import functools
 import math
 
 import jax
@@ -394,44 +393,10 @@ def test_compressed_bytes_are_in_the_rows_and_in_the_simulated_seconds():
 
 # ------------------------------------------------------------------------------------- bad options
 
-NOT_NORMS = (0, -1.0, float("nan"), "1", None, True)
-POSITIVE = "max_norm = .* of clip_norm must be a positive number"
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: fp.transforms.quantize(1),
-            "bits = 1 of quantize must be a whole number from 2 to 16",
-        ),
-        (lambda: fp.transforms.quantize(8.0), r"bits = 8\.0 of quantize"),
-        (lambda: fp.transforms.quantize(8, norm="l1"), "norm = 'l1' is unknown"),
-        (lambda: fp.transforms.int8(0), "block = 0 of int8 must be a whole number from 1 up"),
-        (
-            lambda: fp.transforms.top_k(0.0),
-            r"share = 0\.0 of top_k must be a number above 0 and at most 1",
-        ),
-        (lambda: fp.transforms.random_k(2), "share = 2 of random_k must be a number above 0"),
-        (
-            lambda: fp.transforms.top_directions(0),
-            "rank = 0 of top_directions must be a whole number",
-        ),
-        (lambda: fp.transforms.top_directions(1, by="nrm"), "Did you mean 'norm'"),
-        (lambda: fp.transforms.power_sgd(1.5), r"rank = 1\.5 of power_sgd must be a whole number"),
-        (lambda: fp.transforms.flasc(0.0), r"up = 0\.0 of flasc must be a number above 0"),
-        (lambda: fp.transforms.flasc(0.5, 2), "down = 2 of flasc must be a number above 0"),
-        *((functools.partial(fp.transforms.clip_norm, x), POSITIVE) for x in NOT_NORMS),
-    ],
-)
-def test_options_that_cannot_be_used_are_errors(make, message):
-    with pytest.raises(fp.InputError, match=message):
-        make()
-
 
 def test_a_share_is_a_constant_of_the_program():
     assert constants_of(fp.transforms.top_k) == ("share",)
-    with pytest.raises(fp.InputError, match="share of top_k cannot be a run-time value"):
+    with pytest.raises(fp.InputError, match=r"share = .* of top_k .* cannot be a run-time value"):
         jax.eval_shape(
             lambda share: encoded(fp.transforms.top_k(share), change()).update, jnp.float32(0.5)
         )
