@@ -244,6 +244,7 @@ class ConfigKeys(SphinxDirective):
         """Returns a section for each table, with a table of its keys."""
         from fedjax_peft.cli import explain
         from fedjax_peft.config import config
+        from fedjax_peft.contracts.arguments import in_words
 
         rows: dict[str, dict[tuple[str, ...], list[str]]] = {}
         for key in config.all_keys():
@@ -251,7 +252,7 @@ class ConfigKeys(SphinxDirective):
             if not meaning:
                 place = self.get_location()
                 logger.warning("the config key %s has no meaning", key.dotted, location=place)
-            kind, default = explain.type_text(key.kind), explain.default_text(key)
+            kind, default = in_words(key.kind), explain.default_text(key)
             owners = rows.setdefault(key.table, {})
             row = (f"``{key.name}``", kind, default, meaning)
             owners.setdefault(row, []).extend(key.functions)
@@ -315,13 +316,28 @@ _DEFAULTS = {
 
 
 def readable(signature: str) -> str:
-    """Returns a signature whose defaults are names, so that Sphinx can read its types.
+    """Returns a signature with plain types, whose defaults are names, so that Sphinx can read it.
 
     Of one that it cannot read, Sphinx prints the text as it is, with types by their whole paths.
+
+    Raises:
+      SyntaxError: it is no signature in Python.
     """
     for shown, name in _DEFAULTS.items():
         signature = re.sub(shown, name, signature)
-    return signature
+    tree = _WithoutRanges().visit(ast.parse(f"def f{signature}: ..."))
+    return ast.unparse(tree).removeprefix("def f").removesuffix(":\n    ...")
+
+
+class _WithoutRanges(ast.NodeTransformer):
+    """Replaces ``~typing.Annotated[float, ...]`` by ``float``; the ranges stand in the text."""
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        match node.operand:
+            case ast.Subscript(ast.Attribute(attr="Annotated"), ast.Tuple([plain, *_])):
+                return plain
+        return node
 
 
 def process_signature(
@@ -329,12 +345,28 @@ def process_signature(
 ) -> tuple[str | None, Any]:
     """Returns the readable signature and the type of the result; warns of one that is not."""
     if signature:
-        signature = readable(signature)
         try:
-            ast.parse(f"def f{signature.replace('~', '')}: ...")
+            signature = readable(signature)
         except SyntaxError:
             logger.warning("the signature of %s cannot be read: %s", name, signature)
     return signature, result
+
+
+def add_ranges(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Writes the range of an argument in front of its description."""
+    for argument, words in _ranges(value).items():
+        for i, line in enumerate(lines):
+            lines[i] = line.replace(f":param {argument}: ", f":param {argument}: *{words}*: ")
+
+
+def _ranges(function: Any) -> dict[str, str]:
+    """Returns argument -> its type with its range in words, for types that have one."""
+    from fedjax_peft.contracts.arguments import in_words, kinds_of
+
+    kinds = kinds_of(function) if inspect.isfunction(function) else {}
+    return {name: in_words(kind) for name, kind in kinds.items() if "Annotated[" in repr(kind)}
 
 
 class Verbatim:
@@ -361,6 +393,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("env-check-consistency", check_complete)
     app.connect("missing-reference", resolve)
     app.connect("autodoc-process-signature", process_signature)
+    app.connect("autodoc-process-docstring", add_ranges, priority=650)  # after Napoleon
     app.connect("autodoc-process-docstring", add_example, priority=700)  # after Napoleon
     Verbatim(app)
     return {"parallel_read_safe": True}

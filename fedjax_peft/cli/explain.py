@@ -10,15 +10,14 @@ import inspect
 import itertools
 import re
 import textwrap
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.config import Key
 from fedjax_peft.config.schema import OF_THE_RUN
+from fedjax_peft.contracts.arguments import in_words
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.support.errors import InputError, check_known, nearest
 
@@ -93,7 +92,7 @@ def explain_function(table: str, name: str) -> str:
         head = f"In a config:\n\n  [{table}.{name}]"
     found = [key for key in configs.all_keys() if key.table == table and key.owner is function]
     rows = [
-        _paragraph(f"{key.name}: {type_text(key.kind)}, {default_text(key)}", meaning(key))
+        _paragraph(f"{key.name}: {in_words(key.kind)}, {default_text(key)}", meaning(key))
         for key in found
     ]
     body = "\n".join(["and its keys:", "", *rows]) if rows else "It has no keys."
@@ -130,22 +129,6 @@ def meaning(key: Key) -> str:
     return _plain(arguments.get(key.name, ""))
 
 
-def type_text(kind: Any) -> str:
-    """Returns a type in words: ``whole number``, ``list of texts``, ``"a" or "b"``."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        return " or ".join(f'"{value}"' for value in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(type_text(k) for k in arguments if k is not types.NoneType)
-    if isinstance(origin, type) and issubclass(origin, Mapping | Sequence):
-        what = "table" if issubclass(origin, Mapping) else "list"
-        plural = _plural(type_text(arguments[-1]))
-        return f"{what} of {plural}" if plural else what
-    return {int: "whole number", float: "number", bool: "true or false", str: "text"}.get(
-        kind, "text"
-    )
-
-
 def default_text(key: Key) -> str:
     """Returns the default of a key in words, written as in TOML."""
     default = key.default
@@ -164,22 +147,13 @@ def default_text(key: Key) -> str:
     return f"default {default}"
 
 
-def _plural(text: str) -> str:
-    """Returns the plural of a type in words; empty for a union of types."""
-    if '"' in text:
-        return text
-    if " or " in text:
-        return ""
-    return re.sub(r"^(list|table|text|number|whole number)\b", r"\1s", text)
-
-
 def _paragraphs(
     keys: Sequence[Key], shortened: Callable[[str], str] = lambda text: text
 ) -> list[str]:
     """Returns a paragraph for each key; functions with the same description share a paragraph."""
     groups: dict[tuple[str, str, str, str], list[Key]] = {}
     for key in keys:
-        description = (key.dotted, type_text(key.kind), default_text(key), meaning(key))
+        description = (key.dotted, in_words(key.kind), default_text(key), meaning(key))
         groups.setdefault(description, []).append(key)
     return [
         _paragraph(f"{dotted}: {kind}, {default}{_of(group)}", shortened(text))

@@ -9,9 +9,10 @@ from collections import abc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
+from jax import Array
 
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.support import toml
@@ -34,7 +35,7 @@ def fields_of(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
     These are the arguments of a function, or the fields of a record, of plain types. Models,
     optimizers and other objects have tables.
     """
-    hints = typing.get_type_hints(function)
+    hints = typing.get_type_hints(function, include_extras=True)
     fields = {}
     parameters = inspect.signature(function).parameters
     for name, parameter in parameters.items():
@@ -42,12 +43,14 @@ def fields_of(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
         kind = hints.get(name, _unannotated(name, default))
         if Path in typing.get_args(kind):
             kind = str  # of what the argument takes, a config can write paths
+        if Array in typing.get_args(kind):  # a run-time value
+            kind = typing.Union[tuple(k for k in typing.get_args(kind) if k is not Array)]  # noqa: UP007
         if not _is_plain(kind) or name in _NOT_CONFIG:
             continue
         if name in OF_THE_RUN and function is not simulate:
-            kind, default = int | None, None  # None: that of the run
+            kind, default = hints.get(name, int) | None, None  # None: that of the run
         if name == "learning_rate" and default is parameter.empty and "optimizer" in parameters:
-            kind, default = float | None, None  # None: that of [optimizer], see rate
+            kind, default = kind | None, None  # None: that of [optimizer], see rate
         fields[name] = (kind, ... if default is parameter.empty else default)
     return MappingProxyType(fields)
 
@@ -70,6 +73,8 @@ def _is_plain(kind: Any) -> bool:
     origin = typing.get_origin(kind)
     if origin is Literal:
         return True
+    if origin is Annotated:
+        return _is_plain(typing.get_args(kind)[0])
     if origin in (typing.Union, types.UnionType, abc.Sequence, abc.Mapping):
         return all(_is_plain(k) for k in typing.get_args(kind))
     return kind in (int, float, str, bool, Path, types.NoneType)

@@ -1,7 +1,7 @@
 """``run --explain`` and ``list``: the meaning of keys and names, from the docstrings."""
 
 import pytest
-from internals import cli, config, explain
+from internals import cli, config, explain, in_words
 
 KEYS = config.all_keys()
 
@@ -18,7 +18,7 @@ def test_every_key_is_documented():
 def test_every_key_has_a_type_and_a_default():
     """Both are in words, without Python's notation."""
     for key in KEYS:
-        text = f"{explain.type_text(key.kind)}, {explain.default_text(key)}"
+        text = f"{in_words(key.kind)}, {explain.default_text(key)}"
         assert not any(word in text for word in ("None", "typing", "Ellipsis", "True", "()")), text
 
 

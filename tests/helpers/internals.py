@@ -24,6 +24,7 @@ _PLACES = {
     "config.parts": "Parts",
     "config.running": "made_from_values",
     "config.sweeps": "plan",
+    "contracts.arguments": "fits in_words kinds_of strict",
     "contracts.dual_modes": "MODES mode",
     "contracts.instance_weights": "InstanceWeighted REFERENCE embedding with_weight",
     "contracts.part": "Call",
