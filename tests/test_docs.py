@@ -130,9 +130,10 @@ def test_names_without_a_docstring_are_found(reference):
 @pytest.mark.parametrize(
     ("shown", "read"),
     [
-        ("(f: ~a.B = <function g>, x: dict = <factory>)", "(f: ~a.B = g, x: dict = ...)"),
+        ("(f: ~a.B = <function g>, x: dict = <factory>)", "(f: ~a.B=g, x: dict=...)"),
         ("(f=<function C.g at 0x7f0d>, d=<class 'jax.numpy.int8'>)", "(f=g, d=int8)"),
-        ("(f=<function <lambda> at 0x7f0d>, n: int = 2)", "(f=..., n: int = 2)"),
+        ("(f=<function <lambda> at 0x7f0d>, n: int = 2)", "(f=..., n: int=2)"),
+        ("(x: ~typing.Annotated[int, ~t.Ge(ge=0)] | None)", "(x: int | None)"),
         ("(f=<function h.<locals>.<lambda> at 0x7f0d>)", "(f=...)"),
     ],
 )

@@ -61,13 +61,13 @@ def test_explain(word, parts):
 def test_explain_needs_no_config(capsys):
     """``explain``, and ``--explain`` of ``run``, answer without a config file."""
     assert cli.main(["explain", "peft.rank"]) == 0
-    assert capsys.readouterr().out.startswith("peft.rank: whole number, default 8")
+    assert capsys.readouterr().out.startswith("peft.rank: whole number from 1 up, default 8")
     assert cli.main(["explain", "rnk"]) == 2
     assert "Did you mean 'rank'" in capsys.readouterr().err
     with pytest.raises(SystemExit) as exit_:
         cli.main(["run", "--explain", "peft.rank"])
     assert exit_.value.code == 0
-    assert capsys.readouterr().out.startswith("peft.rank: whole number, default 8")
+    assert capsys.readouterr().out.startswith("peft.rank: whole number from 1 up, default 8")
     assert cli.main(["run", "--explain", "rnk"]) == 2
     assert "Did you mean 'rank'" in capsys.readouterr().err
 
@@ -76,7 +76,7 @@ def test_explain_needs_no_config(capsys):
     ("words", "there", "not_there"),
     [
         (["algorithms"], ["  ditto "], ["  lora "]),
-        (["algorithm", "ditto"], ["lam: number, default 0.1", 'name = "ditto"'], ["fedavg"]),
+        (["algorithm", "ditto"], ["lam: number from 0 up, default 0.1", 'name = "ditto"'], ["fedavg"]),
         (["algorithm", "drift"], ["SCAFFOLD"], ["ditto"]),
         (["optimizers"], ["  adamw "], ["  ditto "]),
         (["data", "film"], ["  sst2 "], ["  mrpc "]),

@@ -83,10 +83,10 @@ def test_a_first_row_may_lack_a_column_that_is_renamed(tmp_path):
     [
         ("peft.targets=['querry']", "Did you mean 'query'"),
         ("peft.rank=33", "above the smaller side"),
-        ("peft.rank=0", "rank = 0"),
+        ("peft.rank=0", "'rank' cannot be 0"),
         ("model.name=/nowhere", "no model directory"),
         ("data.name=/nowhere.csv", "neither a named data set"),
-        ("algorithm={name='fedprox', mu=-1.0}", "mu = -1.0"),
+        ("algorithm={name='fedprox', mu=-1.0}", "'mu' cannot be -1.0"),
         ("optimizer.learning_rate=-1.0", "learning_rate"),
         ("rounds=-3", "rounds = -3"),
         ("seed=-1", "seed = -1"),
