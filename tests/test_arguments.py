@@ -12,10 +12,10 @@ import numpy as np
 import optax
 import pytest
 from annotated_types import Ge, Gt, Interval, Le, Len, Lt
+from internals import fits, in_words, kinds_of, strict
 from test_part import GIVEN, ROOMS
 
 import fedjax_peft as fp
-from fedjax_peft.contracts.arguments import fits, in_words, kinds_of, strict
 
 FACTORIES = {
     f"{room}.{name}": getattr(getattr(fp, room), name)

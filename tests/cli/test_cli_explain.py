@@ -76,7 +76,11 @@ def test_explain_needs_no_config(capsys):
     ("words", "there", "not_there"),
     [
         (["algorithms"], ["  ditto "], ["  lora "]),
-        (["algorithm", "ditto"], ["lam: number from 0 up, default 0.1", 'name = "ditto"'], ["fedavg"]),
+        (
+            ["algorithm", "ditto"],
+            ["lam: number from 0 up, default 0.1", 'name = "ditto"'],
+            ["fedavg"],
+        ),
         (["algorithm", "drift"], ["SCAFFOLD"], ["ditto"]),
         (["optimizers"], ["  adamw "], ["  ditto "]),
         (["data", "film"], ["  sst2 "], ["  mrpc "]),
