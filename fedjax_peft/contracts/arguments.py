@@ -29,7 +29,7 @@ from jax.core import Tracer
 
 from fedjax_peft.contracts.types import RateSchedule
 from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.errors import InputError, similar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -235,7 +235,7 @@ def _advice(kind: Any, value: Any) -> str:
     inner = (kind, *typing.get_args(kind))
     known = [x for one in inner if typing.get_origin(one) is Literal for x in typing.get_args(one)]
     if known and isinstance(value, str):
-        return nearest(value, known)
+        return similar(value, known)
     for name in map(_name, inner):
         if name in _OBJECTS:
             _, home, example = _OBJECTS[name]

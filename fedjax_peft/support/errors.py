@@ -27,14 +27,19 @@ class MissingPath(InputError):
 def nearest(name: str, known: Iterable[str], *, shown: int = 12) -> str:
     """Returns advice for an unknown ``name``: the closest known ones, or the known ones."""
     known = sorted(set(known))
-    # The time of a comparison grows with the names' lengths; no known name is this long.
-    close = difflib.get_close_matches(name[:100], known, n=3, cutoff=0.6)
-    if close:
-        return f"Did you mean {' or '.join(map(show, close))}?"
+    if close := similar(name, known):
+        return close
     if not known:
         return "There are none."
     rest = f" and {len(known) - shown} more" if len(known) > shown else ""
     return f"Known: {', '.join(known[:shown])}{rest}."
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """Returns the question for the known names that are close to ``name``; empty without any."""
+    # The time of a comparison grows with the names' lengths; no known name is this long.
+    close = difflib.get_close_matches(name[:100], known, n=3, cutoff=0.6)
+    return f"Did you mean {' or '.join(map(show, close))}?" if close else ""
 
 
 def check_known(what: str, name: Any, known: Iterable[str], after: str = "") -> None:

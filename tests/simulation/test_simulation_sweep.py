@@ -200,7 +200,7 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
 
 def test_a_failure_is_named_after_the_other_points_have_run(tmp_path, model):
     points = [{"seed": 0, "rate": 0.1, "mu": -1.0}, {"seed": 0, "rate": 0.1, "mu": 1.0}]
-    with pytest.raises(InputError, match=r"1 of 2 runs.*mu=-1.0: mu = -1.0 must be"):
+    with pytest.raises(InputError, match=r"1 of 2 runs.*mu=-1.0: mu = -1.0 of fedprox must be"):
         fp.sweep(make, model, FEDERATION, points=points, out=tmp_path / "s", **OPTIONS)
     assert (tmp_path / "s" / "seed=0,rate=0.1,mu=1.0" / "metrics.jsonl").exists()
 

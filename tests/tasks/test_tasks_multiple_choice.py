@@ -136,7 +136,7 @@ def test_digits_are_numbers_unless_a_choice_is_one(model):
 
 
 def test_unknown_style_and_missing_columns():
-    with pytest.raises(fp.InputError, match="no style 'numbers'"):
+    with pytest.raises(fp.InputError, match="style = 'numbers'"):
         tasks.multiple_choice("numbers")
     data = fp.Dataset({"input_ids": np.zeros((1, 2), np.int32)})
     with pytest.raises(fp.InputError, match="no column"):

@@ -464,7 +464,7 @@ def test_every_field_of_peft_is_decided(model, tmp_path):
         ({"r": "4"}, r"has r = '4'"),
         ({"rank_pattern": {"query": "x"}}, r"rank_pattern\['query'\] = 'x'"),
         ({"alpha_pattern": {"(": 1}}, r"alpha_pattern for '\(', which is not a regular expression"),
-        ({"lora_alpha": -1}, "alpha = -1 must be positive"),
+        ({"lora_alpha": -1}, "alpha = -1 of lora"),
         ({"use_dora": True}, r"lora_magnitude_vector is missing"),
         ({"peft_type": "IA3"}, r"has init_lora_weights = True, lora_alpha = 4\.0, r = 4, which"),
     ],
