@@ -3,8 +3,10 @@
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,7 +14,6 @@ import numpy as np
 import optax
 
 from fedjax_peft import algorithms
-from fedjax_peft.cli import console
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.schema import checked_values, fields_of
 from fedjax_peft.data.dataset import Clients, Dataset
@@ -21,6 +22,7 @@ from fedjax_peft.models.registry import random_model
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.peft.base import attach
 from fedjax_peft.peft.lora import lora
+from fedjax_peft.simulation.progress import Lines
 from fedjax_peft.simulation.records import Placement
 from fedjax_peft.simulation.session import session
 from fedjax_peft.simulation.storage.record import device_name
@@ -64,8 +66,8 @@ def print_speed(options: argparse.Namespace) -> None:
     for text in options.overrides:
         given = configs.override(given, text)
     shape = Shape(**checked_values("", fields_of(Shape), given))
-    with console.progress_lines("bench") as on_phase:
-        result = bench(shape, on_phase)
+    with closing(Lines("bench", sys.stderr)) as lines:
+        result = bench(shape, lines.show)
     if options.json:
         print(json.dumps(result))
         return

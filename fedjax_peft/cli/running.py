@@ -153,13 +153,13 @@ def _run_all(
                 config["rounds"],
                 out / name / "metrics.jsonl",
                 verbosity=options.verbose - options.quiet,
-            ) as screen:
+            ) as shown:
                 configs.run(
                     config,
                     out=out / name,
                     resume=options.resume,
-                    on_round=screen.on_round,
-                    on_phase=screen.on_phase,
+                    on_round=None if shown is None else shown.on_round,
+                    on_phase=shown,
                     origin=_origin(config, out / name),
                 )
             records.append(load_run(out / name))

@@ -1,39 +1,32 @@
 """The display of a sweep on the command line."""
 
+import sys
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from fedjax_peft.simulation.points import Job, PointDone
-from fedjax_peft.simulation.progress import duration
-from fedjax_peft.support import display
+from fedjax_peft.simulation.progress import Bar, duration
+from fedjax_peft.support.display import one_line, redraws
 
 
 class SweepDisplay:
     """A line for every point that has ended; in a terminal also a bar with the time left."""
 
     def __init__(self, points: int, metric: str | None, *, quiet: bool):
-        self._metric, self._quiet = metric, quiet
-        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-        columns = (BarColumn(bar_width=16), MofNCompleteColumn(), TimeElapsedColumn())
-        text = TextColumn("{task.description}", markup=False)
-        self._bar = Progress(*columns, text, console=self._console, transient=True)
-        self._task = self._bar.add_task("", total=points)
-        self._left = ""
+        self._metric, self._quiet, self._left = metric, quiet, ""
+        shown = redraws(sys.stdout) and not quiet
+        self._bar = Bar("sweep", points, sys.stdout) if shown else None
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._quiet:
-            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.close()
 
     def start(self, index: int, job: Job) -> None:
         """Shows the point that starts."""
-        text = display.one_line(f"{job.name}{self._left}")
-        self._bar.update(self._task, completed=index, description=text)
+        if self._bar is not None:
+            self._bar.show(one_line(f"{job.name}{self._left}"), index)
 
     def point(self, done: PointDone) -> None:
         """Prints the result of a point."""
@@ -51,6 +44,5 @@ class SweepDisplay:
         if done.seconds_left:
             self._left = f", {duration(done.seconds_left)} left"
             parts.append(self._left[2:])
-        self._bar.update(self._task, completed=done.place)
         if not self._quiet or done.error is not None:
-            self._console.print("  ".join(map(display.one_line, parts)))
+            (print if self._bar is None else self._bar.print)("  ".join(map(one_line, parts)))

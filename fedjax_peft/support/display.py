@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from fedjax_peft.support.secrets import hide
 
@@ -19,8 +20,14 @@ _JOINERS = "\u200c\u200d"
 """Invisible, but part of the spelling in Persian and in Indian scripts, and of emoji."""
 
 
-def redraws() -> bool:
-    """Returns whether a line on stderr can be updated in place: in a terminal and a notebook."""
+def redraws(file: TextIO | None = None) -> bool:
+    """Returns whether a line can be updated in place: in a terminal, and on stderr in a notebook.
+
+    Args:
+      file: by default stderr.
+    """
+    if file is not None and file is not sys.stderr:
+        return file.isatty()
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     in_notebook = getattr(shell, "kernel", None) is not None  # IPython in a terminal is not
     return sys.stderr.isatty() or in_notebook

@@ -1,6 +1,7 @@
 """The display of a run, in a terminal and in other outputs."""
 
 import io
+import sys
 import time
 
 import optax
@@ -8,10 +9,10 @@ import pytest
 import toy
 from internals import Phase, append_metrics, cli, console, text
 from options import run_options
-from rich.console import Console
 
 import fedjax_peft as fp
 from fedjax_peft.cli import results
+from fedjax_peft.simulation import progress
 
 MODEL, FEDAVG = toy.model(), fp.algorithms.fedavg(optax.sgd(0.1))
 
@@ -27,7 +28,7 @@ def show(tmp_path, verbosity=0, **options):
     """Runs with the display of the command line."""
     path = tmp_path / "metrics.jsonl"
     with console.screen("mine", "fedavg over lora", 2, path, verbosity=verbosity) as screen:
-        return run(on_phase=screen.on_phase, on_round=screen.on_round, **options)
+        return run(on_phase=screen, on_round=screen and screen.on_round, **options)
 
 
 def test_the_banner_estimates_the_first_round(tmp_path, capsys):
@@ -81,54 +82,54 @@ def test_quiet_and_verbose(tmp_path, capsys, verbosity, lines):
     assert sum(" training 0." in line for line in printed.splitlines()) >= lines
 
 
-def test_a_terminal_has_a_bar(tmp_path, capsys, monkeypatch):
+class Terminal(io.StringIO):
+    """A stdout that is a terminal."""
+
+    def isatty(self):
+        """Returns True."""
+        return True
+
+
+def test_a_terminal_has_a_bar(tmp_path, monkeypatch):
     """The bar shows the metrics of the last round. Names are not interpreted as markup."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     with console.screen("[red]x", "fedavg", 2, tmp_path / "metrics.jsonl") as screen:
-        run(on_phase=screen.on_phase, on_round=screen.on_round)
-    printed = capsys.readouterr().out
+        run(on_phase=screen, on_round=screen.on_round)
+    printed = terminal.getvalue()
+    assert "[red]x: fedavg, 2 rounds\n  clients" in printed
     assert "2/2" in printed
-    assert "[red]x" in printed
+    assert "[red]x |" in printed
     assert "loss" in printed
 
 
 @pytest.mark.parametrize("width", [60, 80, 110, 200])
-def test_the_bar_shows_the_elapsed_time_at_any_width(tmp_path, width):
+def test_the_bar_shows_the_elapsed_time_at_any_width(tmp_path, width, monkeypatch):
     """Only the text at the end of the line is cut."""
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=width)
-    text = console._row_text(tmp_path / "metrics.jsonl", timed=False)
-    bar = console._Bar(terminal, console._Shown("a name", "", 100, text), verbose=False)
-    row = {"round": 34, "train_loss": 0.1234, "headline": "accuracy", "test_accuracy": 0.9}
-    bar.begin(0)
-    bar.on_round(row)
-    bar.on_phase(Phase("training", 35, 100, seconds_left=185.0))
-    (line,) = terminal.render_lines(bar._progress.get_renderable())
-    bar.close()
-    text = "".join(segment.text for segment in line)
-    for part in ("a name", "34/100 0:00:0", "3 min 05 s left"):
+    monkeypatch.setattr(progress, "_columns", lambda file: width)
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    with console.screen("a name", "", 100, tmp_path / "metrics.jsonl") as screen:
+        screen(Phase("evaluating", 34, 100))
+        screen.on_round({"round": 34, "train_loss": 0.1234, "headline": "a", "test_a": 0.9})
+        screen(Phase("training", 35, 100, seconds_left=185.0))
+    text = terminal.getvalue().rstrip("\n").rpartition("\r")[2]
+    for part in ("a name", "34/100 [00:0", "3 min 05 s left"):
         assert part in text
-    assert ("training round 35 of 100" in text) == (width > 110)
+    assert ("training round 35 of 100" in text) == (width > 80)
     assert len(text) <= width
-
-
-def display_pause(screen):
-    """Returns the seconds without a line after which the next one is printed."""
-    return screen.on_phase.__self__._watch._pause
 
 
 def test_a_long_phase_is_printed_repeatedly(tmp_path, capsys, monkeypatch):
     """The repetition ends with the run."""
-    monkeypatch.setattr(console, "SECONDS", 0.1)
+    monkeypatch.setattr(progress, "SECONDS", 0.1)
     with console.screen("mine", "", 3, tmp_path / "metrics.jsonl") as screen:
-        screen.on_phase(Phase("compiling", 1, 3, details={"program": "round"}))
-        screen.on_phase(Phase("training", 1, 3))
+        screen(Phase("compiling", 1, 3, details={"program": "round"}))
+        screen(Phase("training", 1, 3))
         repeats, end = [], time.monotonic() + 30
         while len(repeats) < 2 and time.monotonic() < end:
             time.sleep(0.05)
             lines = capsys.readouterr().out.splitlines()
             repeats += [line for line in lines if line.endswith(" s")]
-        assert display_pause(screen) >= 0.4  # it was doubled twice
+        assert screen._output._pause >= 0.4  # it was doubled twice
     assert len(repeats) >= 2
     capsys.readouterr()
     assert repeats[0].startswith("mine  compiling (round), then training round 1 of 3, ")
@@ -144,7 +145,7 @@ def test_bytes_include_the_rounds_before_a_resume(tmp_path, capsys):
     with console.screen("mine", "", 3, tmp_path / "metrics.jsonl") as screen:
         screen.on_round({"round": 2, **row})
         screen.on_round({"round": 3, **row})
-    assert capsys.readouterr().out == "mine  round 2/3  4.5 MB\nmine  round 3/3  6.0 MB\n"
+    assert capsys.readouterr().out == "mine  round 2/3  4.5 MB sent\nmine  round 3/3  6.0 MB sent\n"
 
 
 def test_a_dry_run_writes_nothing(project, tmp_path, capsys, monkeypatch):

@@ -105,5 +105,5 @@ def test_a_notebook_is_shown_progress_though_its_stderr_is_no_terminal(monkeypat
     display.close()
     text = screen.getvalue()
     assert "fedavg" in text
-    assert "1/3 rounds" in text
-    assert "training round 2 of 3, 1 min 01 s left" in text
+    assert "1/3" in text
+    assert "1 min 01 s left  training round 2 of 3" in text
