@@ -9,17 +9,14 @@ from fedjax_peft.cli import console, faults
 from fedjax_peft.config import config as configurations
 from fedjax_peft.config import loading
 from fedjax_peft.config.parts import Parts
-from fedjax_peft.report.study import SWEEP
+from fedjax_peft.report.records import load_table
+from fedjax_peft.report.study import METHODS, SWEEP
 from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.simulation.storage import fingerprint, record
 from fedjax_peft.simulation.storage.record import has_begun
 from fedjax_peft.support.display import argument, program
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import replace_file
-from fedjax_peft.support.toml import read_toml
-
-METHODS = "methods.toml"
-"""The file, beside the runs of several methods, with the complete config of each method."""
 
 
 def note_methods(out: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -31,7 +28,7 @@ def note_methods(out: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
     if list(configs) == [""]:
         return
     out.mkdir(parents=True, exist_ok=True)
-    earlier = _read_methods(out / METHODS)
+    earlier = load_table(out / METHODS)
     written = {name: fingerprint.counting(one) for name, one in {**earlier, **configs}.items()}
     replace_file(out / METHODS, record.config_text(written).encode(errors="replace"))
 
@@ -48,7 +45,7 @@ def stored_configs(path: Path) -> dict[str, dict[str, Any]]:
         return {"": record.read_config(path)}
     inside = [run for run in sorted(path.glob("*")) if has_begun(run)]
     found = {run.name: record.read_config(run) for run in inside}
-    found = {**_read_methods(path / METHODS), **found}
+    found = {**load_table(path / METHODS), **found}
     if found:
         return found
     beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -105,12 +102,3 @@ def _advice(out: Path) -> str:
 
 
 _NOT_BEGUN = "The run had not begun: give the command again."
-
-
-def _read_methods(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    try:
-        return read_toml(path)
-    except ValueError as error:
-        raise InputError(f"{path} is not valid TOML: {error}.") from None

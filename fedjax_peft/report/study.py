@@ -47,6 +47,8 @@ __all__ = [
 ]
 
 SWEEP = "sweep.toml"
+METHODS = "methods.toml"
+"""The file, beside the runs of several methods, with the complete config of each method."""
 _NO_SETTINGS = ("name", "preset_changes", "runtime", "validation", "values")
 """Top-level keys of a config that are names, or that the program derives from the other keys."""
 
@@ -68,19 +70,18 @@ def read_study(*paths: str | os.PathLike[str], unfinished: bool = False) -> Stud
     notes: list[str] = []
     for path in map(Path, paths):
         for run in find_runs(path) or [path]:
-            home = next((p for p in run.resolve().parents[:2] if (p / SWEEP).is_file()), None)
-            if home is not None and home not in sweeps:
-                sweeps[home] = read_sweep(home / SWEEP)
-            one = load_run(run)
+            one, homes = load_run(run), run.resolve().parents[:2]
+            home = next((p for p in homes for f in (SWEEP, METHODS) if (p / f).is_file()), None)
             if home is not None:
+                sweeps.setdefault(home, read_sweep(home / SWEEP))
                 tables[one.path] = one_line(run.resolve().relative_to(home).parts[0])
-            if home is not None and not one.config.get("name"):
-                one = one._replace(name=one_line(home.name))
+                if not one.config.get("name"):
+                    one = one._replace(name=one_line(home.name))
             runs.append(one)
         if missing := unstarted(path):
             notes.append(f"{_named(missing)} started no round and {are(missing)} left out.")
 
-    order = [name for sweep in sweeps.values() for name in _methods(sweep)]
+    order = [name for home, sweep in sweeps.items() for name in _methods(home, sweep)]
     names = [tables.get(run.path, run.name) for run in runs]
     places = [order.index(name) if name in order else len(order) for name in names]
     runs = [runs[i] for i in sorted(range(len(runs)), key=places.__getitem__)]
@@ -99,10 +100,10 @@ def read_study(*paths: str | os.PathLike[str], unfinished: bool = False) -> Stud
     return study._replace(notes=(*notes, *study.notes))
 
 
-def _methods(sweep: Mapping[str, Any]) -> Iterable[str]:
-    """Returns the names of a sweep's methods, in the order of its config."""
+def _methods(home: Path, sweep: Mapping[str, Any]) -> Iterable[str]:
+    """Returns the names of the methods of a folder of runs, in the order of its config."""
     config = sweep.get("config")
-    methods = config.get("methods") if isinstance(config, Mapping) else None
+    methods = config.get("methods") if isinstance(config, Mapping) else load_table(home / METHODS)
     return map(one_line, methods) if isinstance(methods, Mapping) else ()
 
 
