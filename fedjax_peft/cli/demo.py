@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedjax_peft.cli import running
+from fedjax_peft.report.comparison import compare
 from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import RunRecord
-from fedjax_peft.report.runs import compare_runs
+from fedjax_peft.report.study import make_study
 from fedjax_peft.report.wording import listing
 from fedjax_peft.simulation.summaries import summary
 from fedjax_peft.support import display
@@ -74,7 +75,7 @@ def in_words(records: Sequence[RunRecord]) -> str:
 
 def _separation(runs: Sequence[RunRecord], score: Mapping[str, float]) -> list[str]:
     """Returns a sentence on which of the scores can be told apart, as the report judges it."""
-    judged = compare_runs(runs).judged if len(runs) > 1 else None
+    judged = compare(make_study(runs)).judged if len(runs) > 1 else None
     if judged is None:
         return []
     numbers = listing([f"{score[run.path.name]:.1f}" for run in runs])

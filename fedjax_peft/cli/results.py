@@ -12,10 +12,10 @@ from rich.console import Console
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.report import live, page
-from fedjax_peft.report.comparison import explanations
-from fedjax_peft.report.methods import Options, compare
+from fedjax_peft.report.comparison import Options, compare
 from fedjax_peft.report.records import RunRecord, find_runs
 from fedjax_peft.report.study import Study, make_study, read_study
+from fedjax_peft.report.tables import explanations
 from fedjax_peft.report.targets import target_table
 from fedjax_peft.simulation.storage import record, tracking
 from fedjax_peft.simulation.summaries import privacy_in_words
@@ -36,7 +36,7 @@ def report(options: argparse.Namespace) -> None:
     if options.target is not None:
         console = _console()
         reached = target_table(compare(study, asked).rows, options.target, console.width)
-        console.print("", reached, sep="\n")
+        console.print("", reached, "", "Bytes are those of all clients, up and down.", sep="\n")
     print(written)
 
 

@@ -76,10 +76,16 @@ def scores(runs: Runs) -> Scores | None:
         for name, several in found[test].items()
         if all(one.names == first for one in several)
     }
-    heads, cells = _one(*summed.values()) if len(runs) == 1 else _several(summed)
+    columns = {f"F1 (%): {name}": one.f1 for name, one in summed.items()}
+    one = next(iter(summed.values()))
+    if len(runs) == 1:
+        columns = {"Precision (%)": one.precision, "Recall (%)": one.recall, "F1 (%)": one.f1}
+    cells = zip(
+        [f"{n:,}" for n in one.support], *(map(_text, x) for x in columns.values()), strict=True
+    )
     return Scores(
-        heads,
-        list(zip(map(one_line, first), cells, strict=True)),
+        ["Examples", *columns],
+        [(one_line(name), list(row)) for name, row in zip(first, cells, strict=True)],
         [_matrix(n, one, one.matrix) for n, one in summed.items() if one.matrix is not None],
         _note(test, runs, summed),
         [{"name": name} | row for name, one in summed.items() for row in one.rows()],
@@ -87,24 +93,8 @@ def scores(runs: Runs) -> Scores | None:
     )
 
 
-def _one(only: ByClass) -> tuple[list[str], list[list[str]]]:
-    columns = (map(_text, x) for x in (only.precision, only.recall, only.f1))
-    cells = zip(map(_count, only.support), *columns, strict=True)
-    return ["Examples", "Precision (%)", "Recall (%)", "F1 (%)"], [list(row) for row in cells]
-
-
-def _several(summed: Mapping[str, ByClass]) -> tuple[list[str], list[list[str]]]:
-    support = map(_count, next(iter(summed.values())).support)
-    cells = zip(support, *(map(_text, one.f1) for one in summed.values()), strict=True)
-    return ["Examples", *(f"F1 (%): {name}" for name in summed)], [list(row) for row in cells]
-
-
 def _text(share: float) -> str:
     return MISSING if np.isnan(share) else percent(share)
-
-
-def _count(number: int) -> str:
-    return f"{number:,}"
 
 
 def _matrix(run: str, one: ByClass, counts: np.ndarray) -> Matrix:

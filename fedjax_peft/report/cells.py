@@ -57,8 +57,8 @@ class Cell(NamedTuple):
             optimistic figure on the test set), ``"mean"`` (of the evaluations after round 0), or
             the index of a round.
         """
-        found = {seed: _value(run, metric, at) for seed, run in self.runs.items()}
-        return {seed: value for seed, value in found.items() if value is not None}
+        found = {seed: value(run, metric, at) for seed, run in self.runs.items()}
+        return {seed: x for seed, x in found.items() if x is not None}
 
     @property
     def given_up(self) -> bool:
@@ -216,7 +216,7 @@ class Study(NamedTuple):
         return better(candidates, key=lambda one: one[0])[1], notes
 
 
-def _value(run: RunRecord, metric: str, at: At) -> float | None:
+def value(run: RunRecord, metric: str, at: At) -> float | None:
     """Returns the value of a run's metric; see :meth:`Cell.values`."""
     rounds, values = series(run.rows, "round", metric)
     if not values:

@@ -1,14 +1,18 @@
 """The columns of tables whose rows are runs or methods."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from fedjax_peft.report import wording
-from fedjax_peft.report.intervals import Summary
+from fedjax_peft.report import tested, wording
+from fedjax_peft.report.cells import At, Cell, Choice, Study, value_text
+from fedjax_peft.report.intervals import Summary, summarise
 from fedjax_peft.report.judgement import Judgement
 from fedjax_peft.report.separation import PairComparison
+from fedjax_peft.report.tested import MODELS
+from fedjax_peft.simulation.summaries import mean, summary
+from fedjax_peft.support.display import one_line
 
 Part: TypeAlias = Literal["results", "clients", "difference", "costs"]
 Values: TypeAlias = Sequence[float | None]
@@ -22,9 +26,6 @@ CLIENTS = {
     "worst": "Worst client",
 }
 """Figure of the clients' own tests -> heading."""
-
-MODELS = {"global": "of the global model", "personal": "of personal models"}
-"""Whose score on the test set a column has -> how its heading says it."""
 
 
 class Column(NamedTuple):
@@ -104,30 +105,68 @@ def of_models(column: Column, kind: str) -> Column:
     )
 
 
-# Single runs.
+# Scores.
 
 
 Fact: TypeAlias = Mapping[str, Any]
 """The summary of a run (:func:`fedjax_peft.simulation.summaries.summary`)."""
 
 
-def score_columns(facts: Sequence[Fact], judged: Judgement | None) -> list[Column]:
-    """Returns the columns of rounds and scores."""
+def scores(
+    title: str,
+    values: Sequence[Summary],
+    share: bool,
+    *,
+    after: str = "",
+    **options: Any,
+) -> Column:
+    """Returns a column of scores or means with standard deviations; shares are in percent.
+
+    Args:
+        title: The heading without its unit.
+        after: Text behind the unit.
+        **options: For :func:`column`. By default, a terminal has the last word of the heading in a
+            second line.
+    """
+    text = {one.mean: _text(one, share) for one in values}
+    first, _, last = wording.capital(title).rpartition(" ")
+    short = f"{first}\n{_SHORT.get(last, last)}{' %' if share else ''}"
+    heading = f"{wording.capital(title)}{' (%)' if share else ''}{after}"
+    means = [one.mean for one in values]
+    return column(heading, means, text.__getitem__, **{"short": short, **options})
+
+
+def mean_text(field: str, values: Summary) -> str:
+    """Returns text such as ``81.2 ± 0.4``; fractions are in percent, without the sign."""
+    return _text(values, wording.is_share(field))
+
+
+def _text(values: Summary, share: bool) -> str:
+    if share or values.mean is None:
+        return values.text(100)
+    return f"{values.mean:.4g}" + ("" if values.sd is None else f" ± {values.sd:.2g}")
+
+
+# Single runs.
+
+
+def of_runs(facts: Sequence[Fact], judged: Judgement | None) -> list[Column]:
+    """Returns the columns of rounds and scores of single runs."""
     metrics = [fact["headline"] for fact in facts]
     score = wording.word(wording.common(metrics, "score"))
     short = _SHORT.get(score, score)
     share = all(map(wording.is_share, metrics))
     sign = " %" if share else ""
     best = judged.best if judged else set()
-    scores = partial(_score_column, facts, share)
-    rounds = [fact["rounds"] for fact in facts]
-    finals = [scores(f"Final {score}", "final_score", short=f"Final\n{short}{sign}")]
+
+    def of(title: str, key: str, **options: Any) -> Column:
+        known = ([] if fact[key] is None else [fact[key]] for fact in facts)
+        return scores(title, [*map(summarise, known)], share, **options)
+
+    finals = [of(f"Final {score}", "final_score")]
     if any(fact["personal_score"] is not None for fact in facts):
-        finals = [
-            of_models(finals[0]._replace(cells=scores("", f"{kind}_score").cells), kind)
-            for kind in MODELS
-        ]
-    clients = _client_columns(facts, share)
+        finals = [of_models(of(f"Final {score}", f"{kind}_score"), kind) for kind in MODELS]
+    clients = _of_clients(facts, share, of)
     if any(fact["final_score"] is not None for fact in facts):
         finals = [
             one._replace(best={i for i in best if one.cells[i] != wording.MISSING})
@@ -136,163 +175,161 @@ def score_columns(facts: Sequence[Fact], judged: Judgement | None) -> list[Colum
     else:  # without a test set, the clients' mean is the score
         clients[0] = clients[0]._replace(best=best, short=f"Clients’\n{short}{sign}")
     return [
-        column("Rounds", rounds, str, short="\nRounds"),
+        column("Rounds", [fact["rounds"] for fact in facts], str, short="\nRounds"),
         *finals,
-        scores(f"Tuned {score}", "tuned_score", short=f"Tuned\n{short}{sign}"),
-        scores(
+        of(f"Tuned {score}", "tuned_score"),
+        of(
             f"Best {score}",
             "best_score",
             after=", round",
             short=f"Best {short}\n" + f"{sign} (round)".strip(),
-            note=lambda fact: f" ({fact['best_round']})",
+            notes=[f" ({fact['best_round']})" for fact in facts],
         ),
         *clients,
     ]
 
 
-def _client_columns(facts: Sequence[Fact], share: bool) -> list[Column]:
+def _of_clients(facts: Sequence[Fact], share: bool, of: Callable[..., Column]) -> list[Column]:
     """Returns the columns of scores on the clients' own tests."""
-    scores = partial(_score_column, facts, share, part="clients")
+    look: dict[str, Any] = {"part": "clients", "short": ""}
+    text = wording.score_text(share, "")
 
-    def deviation(key: str) -> Callable[[Fact], str]:
-        text = wording.score_text(share, "")
-        return lambda fact: "" if fact[key] is None else f" ± {text(fact[key])}"
+    def deviations(key: str) -> list[str]:
+        return ["" if (sd := fact[key]) is None else f" ± {text(sd)}" for fact in facts]
 
-    def count(fact: Fact, group: str) -> str:
-        clients = fact[f"client_count_{group}"]
-        return f" ({wording.MISSING if clients is None else round(clients)})"
+    def counts(group: str) -> list[str]:
+        found = [fact[f"client_count_{group}"] for fact in facts]
+        return [f" ({wording.MISSING if n is None else round(n)})" for n in found]
 
     grouped = any(fact["client_count_unseen"] for fact in facts)  # otherwise all have trained
+    groups = [
+        of(
+            f"{group} clients’ mean",
+            f"client_mean_{group}",
+            after=", clients",
+            notes=counts(group),
+            **look,
+        )
+        for group in ("seen", "unseen")
+        if grouped
+    ]
     return [
-        scores(CLIENTS["mean"], "client_mean", note=deviation("client_std")),
-        scores(CLIENTS["weighted"], "client_weighted"),
-        *(
-            scores(
-                f"{group.capitalize()} clients’ mean",
-                f"client_mean_{group}",
-                after=", clients",
-                note=partial(count, group=group),
-            )
-            for group in ("seen", "unseen")
-            if grouped
+        of(CLIENTS["mean"], "client_mean", notes=deviations("client_std"), **look),
+        of(CLIENTS["weighted"], "client_weighted", **look),
+        *groups,
+        of(CLIENTS["worst"], "client_worst", **look),
+        of(CLIENTS["worst_tenth"], "client_worst_tenth", **look),
+        of(
+            "Clients’ mean, tuned",
+            "tuned_client_mean",
+            notes=deviations("tuned_client_std"),
+            **look,
         ),
-        scores(CLIENTS["worst"], "client_worst"),
-        scores(CLIENTS["worst_tenth"], "client_worst_tenth"),
-        scores("Clients’ mean, tuned", "tuned_client_mean", note=deviation("tuned_client_std")),
     ]
 
 
-def _score_column(
-    facts: Sequence[Fact],
-    share: bool,
-    title: str,
-    key: str,
-    *,
-    after: str = "",
-    note: Callable[[Fact], str] = lambda fact: "",
-    **options: Any,
-) -> Column:
-    """Returns the column of a score, with the unit and ``after`` behind its title."""
-    values, notes = [fact[key] for fact in facts], list(map(note, facts))
-    heading = f"{title}{' (%)' if share else ''}{after}"
-    return column(heading, values, wording.score_text(share, ""), notes=notes, **options)
+# Methods.
 
 
-def cost_columns(facts: Sequence[Fact]) -> list[Column]:
-    """Returns the columns of parameters, communication and time, and the aggregation error.
+def of_methods(
+    rows: Mapping[str, Cell], metric: str, at: At, choice: Choice, judged: Judgement | None
+) -> list[Column]:
+    """Returns the columns of methods, without those that are empty in all rows."""
+    cells = list(rows.values())
+    facts = [[summary(run.rows) for run in cell.runs.values()] for cell in cells]
+    score = facts[0][0]["headline"] if facts else "accuracy"
+
+    setting = "Setting" if choice.metric is None else "Chosen setting"
+    labels = [cell.label or wording.MISSING for cell in cells]
+    out = [_texts(setting, labels, short="Setting", is_text=True), _seeds(cells)]
+    if choice.metric is not None and choice.metric != metric:
+        out += _means(cells, choice.metric, at)
+    out += _means(cells, metric, at, best=judged.best if judged else set())
+    if tested.plain(metric) == f"test_{score}" and at == "final":
+        out += _means(cells, metric, "best", prefix="best_")
+    for key, title in CLIENTS.items():
+        field = f"client_{score}_{key}"
+        if field != metric:
+            values = [summarise(_known(one, f"client_{key}")) for one in facts]
+            out.append(_mean_column(field, values, title, part="clients", short=""))
+    out += differences(list(rows), judged)
+    averages = [{key: mean(_known(one, key)) for key in one[0]} for one in facts]
+    out += [column._replace(part="costs", short="") for column in costs(averages)]
+    return [column for column in out if not column.is_empty]
+
+
+def _known(facts: Sequence[Fact], key: str) -> list[float]:
+    """Returns the numbers of a figure of the runs of a row."""
+    return [x for fact in facts if isinstance(x := fact[key], int | float)]
+
+
+def all_settings(
+    study: Study, metric: str, at: At, choice: Choice
+) -> tuple[list[str], list[Column]]:
+    """Returns names and columns of the table of all settings of all methods."""
+    cells = [cell for found in study.methods.values() for cell in found]
+    chosen = {id(cell) for cell in choice.cells.values()}
+    out = []
+    for key in dict.fromkeys(key for cell in cells for key in cell.settings):
+        texts = [
+            value_text(cell.settings[key]) if key in cell.settings else wording.MISSING
+            for cell in cells
+        ]
+        out.append(_texts(one_line(key), texts, short=one_line(key).rpartition(".")[2]))
+    out.append(_seeds(cells))
+    for field in dict.fromkeys(filter(None, (choice.metric, metric))):
+        out += _means(cells, field, at)
+    marks = ["chosen" if id(cell) in chosen else wording.MISSING for cell in cells]
+    out.append(_texts("Choice", marks, short="Choice", is_text=True))
+    return [cell.name for cell in cells], out
+
+
+def _texts(title: str, cells: list[str], *, short: str, is_text: bool = False) -> Column:
+    return Column(title, f"\n{short}", cells, set(), is_text=is_text)
+
+
+def _seeds(cells: Sequence[Cell]) -> Column:
+    return _texts("Seeds", [str(len(cell.runs)) for cell in cells], short="Seeds")
+
+
+def _means(
+    cells: Sequence[Cell], metric: str, at: At, *, best: Set[int] = frozenset(), prefix: str = ""
+) -> list[Column]:
+    """Returns the means of a metric over seeds; global and personal models have a column each.
 
     Args:
-        facts: The summary of each row, or the means of its runs' summaries.
+      best: the rows with the best value of ``metric``.
+      prefix: text before the field in the headings of the CSV.
     """
-
-    def values(key: str) -> list[Any]:
-        return [fact[key] for fact in facts]
-
-    up, down = values("bytes_up"), values("bytes_down")
-    simulated, wall = values("simulated_seconds"), values("wall_seconds")
-    upload = [
-        None if size is None or not count else size / count
-        for size, count in zip(up, values("client_rounds"), strict=True)
-    ]
-    one, one_text = in_unit("bytes", upload)
-    total, total_text = in_unit("bytes", up + down)
-    clock, clock_text = in_unit("simulated_seconds", simulated)
-    wall_clock, wall_text = in_unit("wall_seconds", wall)
-    received = [f" / {wording.MISSING if n is None else total_text(n)}" for n in down]
-    short = f"Up / down\n{total}"
-    return [
-        _privacy_column(values("epsilon"), values("delta")),
-        column("Trained parameters", values("trained"), "{:,.0f}".format),
-        column(f"Upload per client and round ({one})", upload, one_text, min),
-        column(f"Total up / down ({total})", up, total_text, short=short, notes=received),
-        column(f"Simulated time ({clock})", simulated, clock_text, short=f"Sim.\n{clock}"),
-        column(f"Wall time ({wall_clock})", wall, wall_text, short=f"Wall\n{wall_clock}"),
-        column("Slots in use (%)", values("slot_utilisation"), wording.percent),
-        _error_column(values("aggregation_error_relative"), values("aggregation_error")),
-    ]
+    plain, rows = tested.plain(metric), {*range(len(cells))}
+    own = {i for i in rows if tested.personal(cells[i].first, plain)}
+    compared = own if metric == plain else set()
+    kinds = [("global", f"global_{plain}", rows, rows - compared)]
+    kinds += [("personal", plain, own, compared)]
+    found = []
+    for kind, field, shown, marked in kinds if own else [("", plain, rows, rows)]:
+        values = [
+            summarise(cell.values(field, at) if i in shown else {}) for i, cell in enumerate(cells)
+        ]
+        title = tested.words(plain, at)
+        found.append(
+            of_models(_mean_column(field, values, title, prefix, best={*best} & marked), kind)
+        )
+    return found
 
 
-def _privacy_column(epsilon: Values, delta: Values) -> Column:
-    """Returns the guarantee of differential privacy after the last round."""
-    cells = [
-        wording.MISSING
-        if e is None
-        else "none"
-        if d is None or not math.isfinite(e)
-        else f"{e:.3g}, {d:g}"
-        for e, d in zip(epsilon, delta, strict=True)
-    ]
-    data = {"epsilon": epsilon, "delta": delta}
-    return Column("Privacy (ε, δ)", "Privacy\nε, δ", cells, set(), data=data)
-
-
-def _error_column(relative: Values, absolute: Values) -> Column:
-    """Returns the aggregation error; the relative one, which compares better, if it is known."""
-    title = "Mean aggregation error"
-    if any(value is not None for value in relative):
-        return column(f"{title} (%)", relative, wording.percent, short="Agg.\nerr. %")
-    return column(title, absolute, "{:.2g}".format, short="Agg.\nerror")
-
-
-# Means over seeds.
-
-
-def mean_column(
-    field: str,
-    values: Sequence[Summary],
-    title: str,
-    *,
-    best: set[int] | None = None,
-    part: Part = "results",
-    prefix: str = "",
+def _mean_column(
+    field: str, values: Sequence[Summary], title: str, prefix: str = "", **options: Any
 ) -> Column:
-    """Returns a column of means and standard deviations; fractions are in percent.
-
-    Args:
-        title: The heading without its unit.
-        prefix: Text before the field in the headings of the CSV.
-    """
-    sign = " %" if wording.is_share(field) else ""
-    # Two lines on a terminal: everything but the last word in the first.
-    first, _, last = wording.capital(title).rpartition(" ")
-    short = f"{first}\n{_SHORT.get(last, last)}{sign}"
+    """Returns a column of means over seeds, whose CSV has all figures in columns of their own."""
     name = f"{prefix}{field}"
     data = {name: [one.mean for one in values]}
     for key in ("sd", "n", "low", "high"):
         data[f"{name}_{key}"] = [getattr(one, key) for one in values]
-    cells = [mean_text(field, one) for one in values]
-    heading = f"{wording.capital(title)} (%)" if sign else wording.capital(title)
-    return Column(heading, short, cells, best or set(), part, data)
+    return scores(title, values, wording.is_share(field), **options)._replace(data=data)
 
 
-def mean_text(field: str, values: Summary) -> str:
-    """Returns text such as ``81.2 ± 0.4``; fractions are in percent, without the sign."""
-    if wording.is_share(field) or values.mean is None:
-        return values.text(100)
-    return f"{values.mean:.4g}" + ("" if values.sd is None else f" ± {values.sd:.2g}")
-
-
-def difference_columns(names: Sequence[str], judged: Judgement | None) -> list[Column]:
+def differences(names: Sequence[str], judged: Judgement | None) -> list[Column]:
     """Returns the columns of the paired differences; none for a single row."""
     if judged is None or not judged.ranking.comparisons:
         return []
@@ -348,3 +385,62 @@ def _result(one: PairComparison) -> str:
     if one.separated:
         return "separated"
     return "not separated" if one.margin is not None else f"not known: {one.basis}"
+
+
+# Costs.
+
+
+def costs(facts: Sequence[Fact]) -> list[Column]:
+    """Returns the columns of parameters, communication and time, and the aggregation error.
+
+    Args:
+        facts: The summary of each row, or the means of its runs' summaries.
+    """
+
+    def values(key: str) -> list[Any]:
+        return [fact[key] for fact in facts]
+
+    up, down = values("bytes_up"), values("bytes_down")
+    simulated, wall = values("simulated_seconds"), values("wall_seconds")
+    upload = [
+        None if size is None or not count else size / count
+        for size, count in zip(up, values("client_rounds"), strict=True)
+    ]
+    one, one_text = in_unit("bytes", upload)
+    total, total_text = in_unit("bytes", up + down)
+    clock, clock_text = in_unit("simulated_seconds", simulated)
+    wall_clock, wall_text = in_unit("wall_seconds", wall)
+    received = [f" / {wording.MISSING if n is None else total_text(n)}" for n in down]
+    short = f"Up / down\n{total}"
+    return [
+        _privacy_column(values("epsilon"), values("delta")),
+        column("Trained parameters", values("trained"), "{:,.0f}".format),
+        column(f"Upload per client and round ({one})", upload, one_text, min),
+        column(f"Total up / down ({total})", up, total_text, short=short, notes=received),
+        column(f"Simulated time ({clock})", simulated, clock_text, short=f"Sim.\n{clock}"),
+        column(f"Wall time ({wall_clock})", wall, wall_text, short=f"Wall\n{wall_clock}"),
+        column("Slots in use (%)", values("slot_utilisation"), wording.percent),
+        _error_column(values("aggregation_error_relative"), values("aggregation_error")),
+    ]
+
+
+def _privacy_column(epsilon: Values, delta: Values) -> Column:
+    """Returns the guarantee of differential privacy after the last round."""
+    cells = [
+        wording.MISSING
+        if e is None
+        else "none"
+        if d is None or not math.isfinite(e)
+        else f"{e:.3g}, {d:g}"
+        for e, d in zip(epsilon, delta, strict=True)
+    ]
+    data = {"epsilon": epsilon, "delta": delta}
+    return Column("Privacy (ε, δ)", "Privacy\nε, δ", cells, set(), data=data)
+
+
+def _error_column(relative: Values, absolute: Values) -> Column:
+    """Returns the aggregation error; the relative one, which compares better, if it is known."""
+    title = "Mean aggregation error"
+    if any(value is not None for value in relative):
+        return column(f"{title} (%)", relative, wording.percent, short="Agg.\nerr. %")
+    return column(title, absolute, "{:.2g}".format, short="Agg.\nerror")

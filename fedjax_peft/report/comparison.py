@@ -1,23 +1,48 @@
-"""The comparison of runs or methods: what the terminal, the files of tables and the page show."""
+"""The comparison of runs or methods: what the terminal, the files of tables and the page show.
 
-from collections.abc import Iterable, Mapping, Sequence
+A run of one seed is a row of its own, ranked by its score. Of several seeds or settings, a row is a
+method with the setting that was chosen for it, and its difference to a baseline.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from rich.cells import cell_len
 from rich.table import Table
-from rich.text import Text
 
+from fedjax_peft.report import columns, sentences, tested, wording
+from fedjax_peft.report.cells import At, Cell, Choice, Study, is_test, value
 from fedjax_peft.report.columns import Column
-from fedjax_peft.report.judgement import Judgement
-from fedjax_peft.report.records import RunRecord
-from fedjax_peft.report.table_files import Bold, TextTable
-from fedjax_peft.report.wording import explained, plural
+from fedjax_peft.report.judgement import Judgement, judge, on_clients, on_test, sampling_variance
+from fedjax_peft.report.records import SEED, RunRecord, distinct, unique
+from fedjax_peft.report.separation import Measurement
+from fedjax_peft.report.settings import printed
+from fedjax_peft.report.table_files import TextTable
+from fedjax_peft.report.tables import terminal_table, text_table
+from fedjax_peft.report.wording import capital, word
+from fedjax_peft.simulation.rows import headline_is_lower_better
+from fedjax_peft.simulation.summaries import summary
+from fedjax_peft.support.errors import InputError, check_known
 
 Rows: TypeAlias = Mapping[str, Mapping[Any, RunRecord]]
 """Name of a row -> seed -> run. A row of a single run has the seed None."""
 
-NAME_WIDTH = 16
-"""Characters for the name of a run in a terminal's table; a longer name is wrapped."""
+
+class Options(NamedTuple):
+    """What a comparison over seeds shows."""
+
+    metric: str | None = None
+    """A field of the rows; by default the task's metric on the test set, else of the clients."""
+    at: At = "final"
+    """Which value of a run; see :meth:`fedjax_peft.report.study.Cell.values`."""
+    choose_by: str | None = None
+    """The metric that chooses the settings; see :meth:`fedjax_peft.report.study.Study.choice`."""
+    baseline: str | None = None
+    """The method that the others are compared with; by default the sweep's, else the first."""
+    detect: float | None = None
+    """The difference for which the needed seeds are told; by default .01 of a fraction."""
 
 
 class Comparison(NamedTuple):
@@ -25,10 +50,6 @@ class Comparison(NamedTuple):
 
     head: str
     """What a row is: ``Run`` or ``Method``."""
-    title: str
-    """The title of the page."""
-    caption: str
-    """The title of the table in files."""
     rows: Rows
     columns: list[Column]
     judged: Judgement | None
@@ -40,6 +61,8 @@ class Comparison(NamedTuple):
     """The metric of the curves in words."""
     stem: str
     """The metric of the curves in names of files."""
+    caption: str = ""
+    """The title of the table in files, if it is not that of the page."""
     metric: str | None = None
     """The field of the curves; None: the headline metric of each run on the test set."""
     captions: Sequence[str] = ()
@@ -57,6 +80,13 @@ class Comparison(NamedTuple):
     def names(self) -> list[str]:
         """The names of the rows."""
         return list(self.rows)
+
+    @property
+    def title(self) -> str:
+        """The title of the page."""
+        if len(self.rows) == 1:
+            return f"{self.head} {self.names[0]}"
+        return f"Comparison of {len(self.rows)} {self.head.lower()}s"
 
     @property
     def over_seeds(self) -> bool:
@@ -85,61 +115,169 @@ class Comparison(NamedTuple):
     def files(self) -> dict[str, TextTable]:
         """Returns stem of the files -> table: ``table``, and ``settings`` if there are several."""
         shown = [column for column in self.columns if column.part != "costs"]
-        notes = [
-            self.lead,
-            *self.captions,
-            *filter(None, [self.paired, self.power]),
-            *self.warnings,
-        ]
-        table = text_table(self.caption, self.head, self.names, shown)
-        out = {"table": table._replace(notes=notes)}
+        notes = [self.lead, *self.captions, self.paired, self.power, *self.warnings]
+        table = text_table(self.caption or self.title, self.head, self.names, shown)
+        out = {"table": table._replace(notes=[note for note in notes if note])}
         if self.settings is not None:
             out["settings"] = text_table("All settings", self.head, *self.settings)
         return out
 
 
-def terminal_table(
-    head: str, names: Sequence[str], columns: Sequence[Column], width: int, *, gap: int = 2
-) -> Table:
-    """Returns a table for a terminal of ``width`` characters, with ``names`` in the first column.
+def compare(study: Study, options: Options | None = None) -> Comparison:
+    """Returns the comparison of a study.
 
-    If the terminal is too narrow for all columns, the last ones are omitted and the caption says
-    so.
+    Each run is a row if there is one seed and one setting of each method, and no option. Otherwise
+    a row is a method. A sweep's methods are shown with their chosen settings. Of runs without a
+    sweep, all settings are shown, unless ``choose_by`` is given.
+
+    Raises:
+      InputError: no run has recorded a metric, the baseline is unknown, or options are given and no
+        run has finished.
     """
-
-    def text_width(texts: Iterable[str]) -> int:
-        return max(cell_len(line) for text in texts for line in text.split("\n"))
-
-    widths = [text_width([column.short, *column.cells]) + gap for column in columns]
-    name = min(text_width([head, *names]), NAME_WIDTH) + gap
-    shown = len(columns)
-    while shown and name + sum(widths[:shown]) > width + gap:
-        shown -= 1
-    out = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    out.add_column(head, overflow="fold", min_width=name - gap)
-    for column in columns[:shown]:
-        out.add_column(column.short, justify="right", no_wrap=True)
-    for i, row in enumerate(names):
-        cells = (Text(c.cells[i], "bold green" if i in c.best else "") for c in columns[:shown])
-        out.add_row(Text(row), *cells)
-    if omitted := len(columns) - shown:
-        out.caption = f"{omitted} more {plural('column', omitted)}: widen the terminal."
-        out.caption_justify = "left"
-    return out
+    asked = options is not None and options != Options()
+    if asked and not study.cells:
+        raise InputError(
+            "No run has finished, so there is nothing to compare by a metric or with a baseline."
+            " Wait for a run to end, watch all of them with --watch, or leave these options out."
+        )
+    if study.has_groups or asked:
+        return _of_methods(study, options or Options())
+    return _of_runs(distinct(study.records))
 
 
-def explanations(shown: Sequence[Table], columns: Iterable[Column]) -> list[str]:
-    """Returns a sentence for each column of terminal tables whose heading does not explain it."""
-    heads = {str(column.header) for table in shown for column in table.columns}
-    found = {" ".join(c.short.split()): explained(c.title) for c in columns if c.short in heads}
-    return [f"{head}: {text}." for head, text in found.items() if text]
+# Runs.
 
 
-def text_table(title: str, head: str, names: Sequence[str], columns: Sequence[Column]) -> TextTable:
-    """Returns columns as a table for files; the best values are bold."""
-    cells = [[Bold(x) if i in c.best else x for i, x in enumerate(c.cells)] for c in columns]
-    data: dict[str, Sequence[object]] = {head: names}
-    for column in columns:
-        data |= column.data or {column.title: column.cells}
-    heads = [head, *(column.title for column in columns)]
-    return TextTable(title, heads, [*zip(names, *cells, strict=True)], data=data)
+def _of_runs(runs: Sequence[RunRecord]) -> Comparison:
+    """Returns the comparison of runs with different names and one seed each."""
+    facts = [summary(run.rows) for run in runs]
+    metrics = [fact["headline"] for fact in facts]
+    score, share = wording.common(metrics, "score"), all(map(wording.is_share, metrics))
+    field = tested.comparable(f"test_{metrics[0]}", runs) if facts else ""
+    compared = "global_score" if field.startswith("global_") else "final_score"
+    tests = any(fact["final_score"] is not None for fact in facts)
+    measure = partial(on_test, compared=compared) if tests else on_clients
+    scored = _different([run for run in runs if measure(run) is not None])
+    names = {run.name for run in scored}
+    models = tested.models(field if compared == "global_score" else f"test_{score}", scored)
+    what = " ".join(filter(None, [f"final test {word(score)}", models]))
+    judged = judge(
+        {run.name: {_seed(run): run} for run in runs},
+        lambda run: measure(run) if run.name in names else None,
+        what=what if tests else f"mean of the clients’ {word(score)}",
+        share=share,
+        on_test=tests,
+        lower_is_better=all(headline_is_lower_better(run.rows) for run in scored),
+    )
+    text = wording.score_text(share)
+    found = [*columns.of_runs(facts, judged), *columns.costs(facts)]
+    return Comparison(
+        head="Run",
+        rows={run.name: {None: run} for run in runs},
+        columns=[column for column in found if not column.is_empty],
+        judged=judged,
+        lead=sentences.lead_of_runs(runs, facts, judged),
+        finals=[
+            f"{run.name} {wording.MISSING if (x := fact[compared]) is None else text(x)}"
+            for run, fact in zip(runs, facts, strict=True)
+        ],
+        curve=f"test {word(score)}",
+        stem=score,
+        metric=field if compared == "global_score" else None,
+        captions=tested.captions(field, runs),
+        warnings=tested.caution(field, {run.name: run for run in runs}),
+    )
+
+
+def _different(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Returns the runs without those that have the config and the seed of an earlier one."""
+    found: dict[Any, RunRecord] = {}
+    for i, run in enumerate(runs):
+        config = json.dumps(printed({**run.config, "name": ""}), sort_keys=True)
+        # Runs of Python do not record all settings.
+        found.setdefault(config if "model" in run.config else i, run)
+    return list(found.values())
+
+
+def _seed(run: RunRecord) -> str:
+    values = printed(run.config).items()
+    return " ".join(f"{key}={value}" for key, value in values if SEED.search(key))
+
+
+# Methods.
+
+
+def _of_methods(study: Study, options: Options) -> Comparison:
+    """Returns the comparison of the methods of a study."""
+    metric, at = _metric(study, options), options.at
+    choice, cells = Choice(None, {}, False, ()), study.cells
+    if study.keys or options.choose_by is not None:
+        choice = study.choice(options.choose_by, at)
+        cells = list(choice.cells.values()) or cells
+    cells_of = dict(zip(_row_names(cells), cells, strict=True))
+    rows = {name: cell.runs for name, cell in cells_of.items()}
+    baseline = options.baseline if options.baseline is not None else study.baseline
+    if baseline is not None:
+        check_known("method", baseline, rows, " to compare with")
+    firsts = {name: cell.first for name, cell in cells_of.items()}
+
+    def measure(run: RunRecord) -> Measurement | None:
+        x = value(run, metric, at)
+        return None if x is None else Measurement(x, sampling_variance(run, metric, x))
+
+    judged = judge(
+        rows,
+        measure,
+        what=(what := tested.words(metric, at, [*firsts.values()])),
+        share=wording.is_share(metric),
+        on_test=is_test(metric),
+        lower_is_better=study.lower_is_better(metric),
+        baseline=baseline,
+        over_seeds=True,
+    )
+    groups = judged.ranking.groups if judged else []
+    means = {group.name: judged.text(group.mean) for group in groups if judged}
+    found = columns.of_methods(cells_of, metric, at, choice, judged)
+    several = any(len(found) > 1 for found in study.methods.values())
+    basis, notes = choice.notes[:1], choice.notes[1:]
+    if choice.on_test:
+        basis, notes = (f"The settings were chosen on test data ({choice.metric}).",), choice.notes
+    warnings = [*tested.caution(metric, firsts), *notes, *sentences.few_seeds(rows)]
+    return Comparison(
+        head="Method",
+        caption=capital(what),
+        rows=rows,
+        columns=found,
+        judged=judged,
+        lead=" ".join([sentences.lead_of_methods(what, judged), *basis]),
+        finals=[f"{name} {means.get(name, wording.MISSING)}" for name in rows],
+        curve=word(metric),
+        stem=re.sub(r"\W+", "_", metric),  # a nested metric has dots in its name
+        metric=metric,
+        captions=sentences.captions(metric, found, [*firsts.values()]),
+        paired=sentences.paired(judged),
+        power=sentences.power(judged, options.detect),
+        warnings=[*warnings, *sentences.unpaired(judged), *study.notes],
+        settings=columns.all_settings(study, metric, at, choice)
+        if several and choice.cells
+        else None,
+    )
+
+
+def _metric(study: Study, options: Options) -> str:
+    """Returns the metric to compare by."""
+    if options.metric is not None:
+        return study.require(options.metric)
+    usual = (f"test_{study.headline}", f"client_{study.headline}_mean")
+    found = next((one for one in usual if one in study.metrics), usual[0])
+    return tested.comparable(found, [cell.first for cell in study.cells])
+
+
+def _row_names(cells: Sequence[Cell]) -> list[str]:
+    """Returns the methods' names, with the settings if a method has several rows."""
+    methods = [cell.name for cell in cells]
+    names: list[str] = []
+    for cell in cells:
+        several = methods.count(cell.name) > 1 and cell.label
+        names.append(unique(f"{cell.name} ({cell.label})" if several else cell.name, names))
+    return names

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from fedjax_peft.report.figure_files import MUTED, line_look, style, subplots
+from fedjax_peft.report.wording import shorten
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
     from matplotlib.axes import Axes
@@ -16,6 +17,8 @@ T = TypeVar("T")
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 Runs: TypeAlias = Mapping[str, Mapping[Any, Rows]]
 """Name of a method or run -> seed -> rows."""
+COLUMNS = 3
+"""Most panels side by side."""
 
 
 class Detail(NamedTuple):
@@ -25,8 +28,7 @@ class Detail(NamedTuple):
     """Name of its files, without the suffix."""
     title: str
     caption: str
-    draw: Callable[[bool], "Figure"]
-    """Whether the figure is for a narrow screen -> figure."""
+    figure: "Figure"
     data: list[dict[str, Any]]
 
 
@@ -42,19 +44,23 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 
 
 def panels(
-    count: int, narrow: bool, *, height: float, legend: int = 0, sharey: bool = False
+    count: int,
+    *,
+    height: float = 0.0,
+    legend: int = 0,
+    sharey: bool = False,
+    size: tuple[float, float] | None = None,
 ) -> tuple["Figure", list["Axes"]]:
     """Returns a figure of ``count`` axes in up to three columns, and the axes row by row.
 
     Args:
-        narrow: Whether the figure is for a narrow screen, with the axes in one column.
         height: Height of a row in inches.
         legend: Number of entries of the legend below the axes.
+        size: Width and height of the figure in inches, in place of ``height`` and ``legend``.
     """
-    columns = 1 if narrow else min(3, count)
+    columns = min(COLUMNS, count)
     rows = math.ceil(count / columns)
-    below = 0.22 * math.ceil(legend / (1 if narrow else 3))
-    size = (3.7 if narrow else 7.2, rows * height + below)
+    size = size or (7.2, rows * height + 0.22 * math.ceil(legend / 3))
     fig, axes = subplots(rows, columns, size=size, squeeze=False, sharey=sharey)
     for ax in axes.flat:
         ax.tick_params(which="both", length=0)
@@ -75,7 +81,7 @@ def name_axes(axes: Sequence["Axes"], x: str, y: str) -> None:
     """Writes the names of the axes of panels below each column and at the left of each row."""
     from matplotlib.ticker import MaxNLocator
 
-    columns = axes[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+    columns = min(COLUMNS, len(axes))
     x = x.replace("Communication round", "Round") if columns > 2 else x
     for i, ax in enumerate(axes):
         if i + columns >= len(axes):
@@ -94,11 +100,6 @@ def plain_log(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def title(ax: "Axes", text: str, size: float = 9) -> None:
-    """Writes the title of a panel at the left."""
-    ax.set_title(text, fontsize=size)
-
-
 def key(style: int | None) -> Any:
     """Returns the line of a style for a legend; an invisible one for None."""
     from matplotlib.lines import Line2D
@@ -107,20 +108,32 @@ def key(style: int | None) -> Any:
     return Line2D([], [], linewidth=1.8, markersize=4, **look)
 
 
-def legend_below(fig: "Figure", handles: Sequence[Any], labels: Sequence[str]) -> Any:
-    """Returns the legend that it adds below all axes, in up to three columns."""
-    legend = fig.legend(
+@styled
+def legend(
+    fig: Any, handles: Sequence[Any], labels: Sequence[str], place: Any = "outside lower left"
+) -> None:
+    """Adds a legend outside of all axes; below them, it has up to three columns."""
+    below = "lower" in place
+    found = fig.legend(
         handles,
         ["-"] * len(labels),  # replaced below, because matplotlib omits labels with a leading _
-        loc="outside lower left",
-        ncols=1 if fig.get_figwidth() < 5 else min(3, len(labels)),
-        fontsize=10,  # of the handles
+        loc=place,
+        ncols=min(3, len(labels)) if below else 1,
         handlelength=3.2,
-        labelspacing=0.3,
+        labelspacing=0.3 if below else 0.5,
     )
-    for label, text in zip(labels, legend.get_texts(), strict=True):
-        text.set(text=label, fontsize=8.5)
-    return legend
+    for label, text in zip(labels, found.get_texts(), strict=True):
+        text.set_text(label)
+
+
+def legend_of(axes: Sequence["Axes"]) -> None:
+    """Adds a legend below the axes with the names of all their lines, each once."""
+    found: dict[str, Any] = {}
+    for ax in axes:
+        handles, labels = ax.get_legend_handles_labels()
+        for label, handle in zip(labels, handles, strict=True):
+            found.setdefault(shorten(label), handle)
+    legend(axes[0].get_figure(root=True), list(found.values()), list(found))
 
 
 def colour_bar(image: Any, axes: Any, **place: Any) -> Any:

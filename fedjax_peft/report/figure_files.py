@@ -18,6 +18,7 @@ import functools
 import io
 import math
 import os
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -96,6 +97,7 @@ def style() -> "AbstractContextManager[None]":
             "pdf.fonttype": 42,  # TrueType, which journals ask for
             "svg.hashsalt": "fedjax_peft",  # otherwise ids would be random
             "text.color": INK,
+            "text.parse_math": False,  # dollar signs in names start no formulas
             "xtick.color": MUTED,
             "xtick.labelsize": 8.5,
             "ytick.color": MUTED,
@@ -281,38 +283,20 @@ def dash(number: int) -> int:
 def figure_class() -> "type[Figure]":
     """Returns the class of all figures."""
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
     class Curves(Figure):
-        """A figure that a notebook can show without pyplot.
-
-        Dollar signs in texts do not start formulas, and characters that the font lacks are drawn as
-        empty squares.
-        """
+        """A figure that a notebook can show without pyplot."""
 
         def draw(self, renderer: Any) -> None:
-            for text in self.findobj(Text):
-                text.set_parse_math(False)
-                text.set_text(drawable(text.get_text()))
-            with style():  # ticks are made now
+            with style(), warnings.catch_warnings():  # ticks are made now
+                # A character that the font lacks is drawn as an empty square.
+                warnings.filterwarnings("ignore", "Glyph .* missing from font")
                 super().draw(renderer)
 
         def _repr_png_(self) -> bytes:
             return render(self, "png", 150)
 
     return Curves
-
-
-def drawable(text: str) -> str:
-    """Returns the text with a square in place of each character that the font lacks."""
-    if text.isascii() and text.isprintable():
-        return text
-    from matplotlib.font_manager import findfont, get_font
-
-    font = get_font(findfont(FONT))
-    return "".join(
-        c if c == "\n" or font.get_char_index(ord(c)) else "\N{WHITE SQUARE}" for c in text
-    )
 
 
 def _number(axes: "Axes", name: Hashable) -> int:
@@ -325,8 +309,7 @@ def _filled(values: Sequence[float | None] | np.ndarray, length: int) -> np.ndar
     """Returns values as floats ``[length]``, NaN where there is none."""
     if len(values) > length:
         raise ValueError(f"there are {len(values)} values for {length} points")
-    known = [math.nan if y is None else float(y) for y in values]
-    return np.array(known + [math.nan] * (length - len(known)))
+    return np.pad(np.asarray(values, float), (0, length - len(values)), constant_values=np.nan)
 
 
 def _cell(value: Any) -> str:

@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_peft.report import separation
 from fedjax_peft.report.records import RunRecord
-from fedjax_peft.report.separation import Ranking
+from fedjax_peft.report.separation import Group, Measurement, Ranking
 from fedjax_peft.report.wording import score_text
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
+from fedjax_peft.simulation.summaries import summary
 
 _SHARE_OF_EXAMPLES = re.compile(r"(\w+)_(accuracy|exact_match)(_mean|_weighted)?")
 """Fields that are means of values between 0 and 1 over examples. The binomial variance is an upper
@@ -44,7 +45,38 @@ class Judgement(NamedTuple):
         return f"{100 * difference:.1f} points" if self.share else f"{difference:.3g}"
 
 
-def obstacle(runs: Sequence[RunRecord]) -> str | None:
+def judge(
+    rows: Mapping[str, Mapping[Any, RunRecord]],
+    measure: Callable[[RunRecord], Measurement | None],
+    *,
+    what: str,
+    share: bool,
+    on_test: bool,
+    **how: Any,
+) -> Judgement | None:
+    """Returns the ranking of the rows of a table; None without a score, or one of the baseline.
+
+    Args:
+      rows: name -> seed -> run. Rows without a score are left out.
+      measure: run -> its score, or None.
+      **how: for :func:`fedjax_peft.report.separation.rank`.
+    """
+    groups: list[Group] = []
+    places: dict[str, int] = {}
+    used: list[RunRecord] = []
+    for i, (name, by_seed) in enumerate(rows.items()):
+        found = {seed: measure(run) for seed, run in by_seed.items()}
+        if scores := {seed: score for seed, score in found.items() if score is not None}:
+            groups.append(Group(name, scores))
+            places[name] = i
+            used += by_seed.values()
+    if not groups or how.get("baseline") not in (None, *places):
+        return None
+    ranking = separation.rank(groups, obstacle=_obstacle(used), **how)
+    return Judgement(what, share, on_test, places, ranking)
+
+
+def _obstacle(runs: Sequence[RunRecord]) -> str | None:
     """Returns the reason why the scores of runs cannot be compared; None if they can."""
     metrics = {(headline(run.rows), headline_is_lower_better(run.rows)) for run in runs}
     if len(metrics) > 1:
@@ -77,3 +109,41 @@ def tested_examples(run: RunRecord, field: str, value: float) -> int | None:
     sizes = (number(row, f"{found[1]}_examples") for row in reversed(run.rows))
     examples = next((size for size in sizes if size), None)
     return int(examples) if examples else None
+
+
+def on_test(run: RunRecord, compared: str) -> Measurement | None:
+    """Returns the last score of a run on the test set after training.
+
+    Args:
+      compared: the figure of the run's summary, ``final_score`` or ``global_score``.
+    """
+    fact = summary(run.rows)
+    value = fact[compared]
+    if value is None or not fact["final_round"]:
+        return None
+    variance = sampling_variance(run, f"test_{fact['headline']}", value)
+    if variance is None:
+        return Measurement(value)
+    deviation, count = fact["test_std"], fact["test_count"]
+    if deviation is None or not count or compared == "global_score":
+        return Measurement(value, variance)
+    # The score is a mean over clients' models, and these clients are a sample too.
+    return _over_clients(value, deviation, count, variance)
+
+
+def on_clients(run: RunRecord) -> Measurement | None:
+    """Returns the last mean over the clients' tests of a run after training."""
+    fact = summary(run.rows)
+    value, deviation, count = (fact[f"client_{kind}"] for kind in ("mean", "std", "count"))
+    if value is None or not fact["rounds"]:
+        return None
+    return _over_clients(value, deviation, count)
+
+
+def _over_clients(
+    mean: float, deviation: float | None, count: float | None, variance: float = 0.0
+) -> Measurement:
+    """Returns a mean over clients, with ``variance`` beside that of the mean over them."""
+    if deviation is None or not count or count < 2:
+        return Measurement(mean)
+    return Measurement(mean, variance + deviation**2 / (count - 1), count - 1)

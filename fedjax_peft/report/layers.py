@@ -1,21 +1,23 @@
-"""Heat maps of measures of single layers over rounds."""
+"""Figures of LoRA's factors: their spectra over rounds, and heat maps of single layers.
+
+Each function takes name -> seed -> rows, and returns None if no rows hold its data.
+"""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_peft.report import drawing
-from fedjax_peft.report.figure_files import drawable
+from fedjax_peft.report import drawing, plots
+from fedjax_peft.report.figure_files import bands, styles
 from fedjax_peft.report.wording import shorten
+from fedjax_peft.simulation.rows import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOG_FROM = 30
-"""The colours of a heat map are logarithmic if its values differ at least by this factor."""
 HEAT_MAPS = {
     "aggregation_error": (
         "Aggregation error",
@@ -33,13 +35,55 @@ HEAT_MAPS = {
     "singular_value": ("Largest singular value", "Largest singular value of LoRA’s product"),
 }
 """Field of ``layers`` -> title of the figure, and what its colours show."""
+_SPECTRA = {
+    "effective_rank": ("Effective rank", 1),
+    "spectrum_kept": ("Squared singular values kept (%)", 100),
+    "residual_relative": ("Folded into frozen weights (%)", 100),
+}
+"""Field -> title of its panel, and a factor."""
 
 
-class _Map(NamedTuple):
-    layers: list[str]
-    rounds: list[int]
-    values: np.ndarray
-    """float ``[layers, rounds]``: means over seeds, NaN where there is no value."""
+def spectra(runs: drawing.Runs) -> drawing.Detail | None:
+    """Returns curves of the spectrum of LoRA's products over rounds, with bands over seeds.
+
+    The curves are the mean effective rank (``diagnostics=["spectrum"]``) and the share of the
+    squared singular values that aggregators such as FRA keep.
+    """
+    data = [
+        {"name": name, "seed": seed, "round": row["round"]} | found
+        for name, by_seed in runs.items()
+        for seed, rows in by_seed.items()
+        for row in rows
+        if (found := {f: x for f in _SPECTRA if (x := number(row, f)) is not None})
+    ]
+    shown = [field for field in _SPECTRA if any(field in row for row in data)]
+    if shown in ([], ["residual_relative"]):
+        return None
+    texts = ", ".join(_SPECTRA[field][0].removesuffix(" (%)").lower() for field in shown)
+    caption = f"Spectrum of LoRA’s products in each round: {texts}."
+    if any(len(by_seed) > 1 for by_seed in runs.values()):
+        caption += " Lines are means over seeds, bands one standard deviation."
+    data = [row | {field: row.get(field) for field in shown} for row in data]
+    return drawing.Detail("spectra", "Spectra", caption, _draw_spectra(runs, shown), data)
+
+
+@drawing.styled
+def _draw_spectra(runs: drawing.Runs, shown: Sequence[str]) -> "Figure":
+    fig, axes = drawing.panels(len(shown), height=2.9, legend=len(runs))
+    style = styles(runs)
+    for ax, field in zip(axes, shown, strict=True):
+        text, scale = _SPECTRA[field]
+        for name, line in plots.lines(runs, "round", field).items():
+            if line.xs:
+                values = {seed: [scale * y for y in ys] for seed, ys in line.by_seed.items()}
+                bands(ax, name, line.xs, values, number=style[name])
+        ax.set_title(text, fontsize=9)
+    drawing.name_axes(axes, "Communication round", "")
+    drawing.legend_of(axes)
+    return fig
+
+
+# Heat maps.
 
 
 def heat_map(runs: drawing.Runs, kind: str) -> drawing.Detail | None:
@@ -51,40 +95,39 @@ def heat_map(runs: drawing.Runs, kind: str) -> drawing.Detail | None:
     Args:
         kind: A key of :data:`HEAT_MAPS`.
     """
-    found = {name: _map(list(by_seed.values()), kind) for name, by_seed in runs.items()}
-    maps = {name: one for name, one in found.items() if one is not None}
-    if not maps:
+    from pandas import DataFrame
+
+    values = [
+        {"name": name, "layer": layer, "round": row["round"], kind: float(x)}
+        for name, by_seed in runs.items()
+        for rows in by_seed.values()
+        for row in rows
+        if isinstance(row.get("layers"), Mapping)
+        for layer, x in (row["layers"].get(kind) or {}).items()
+        if isinstance(x, int | float)
+    ]
+    if not values:
         return None
+    maps = {
+        str(name): frame.pivot_table(kind, "layer", "round").loc[layers]
+        for name, frame in DataFrame(values).groupby("name", sort=False)
+        if (layers := sorted(set(frame["layer"]), key=_natural))
+    }
     name, meaning = HEAT_MAPS[kind]
     data = [
-        {"name": method, "layer": layer, "round": r, kind: float(one.values[i, j])}
+        {"name": method, "layer": layer, "round": r, kind: x}
         for method, one in maps.items()
-        for i, layer in enumerate(one.layers)
-        for j, r in enumerate(one.rounds)
+        for layer, row in one.iterrows()
+        for r, x in row.items()
     ]
+    known = np.array([x for row in data if math.isfinite(x := row[kind])])
+    positive = known[known > 0]
+    log = bool(len(positive)) and positive.max() >= plots.LOG_FROM * positive.min()
     averaged = ", means over seeds" if any(len(seeds) > 1 for seeds in runs.values()) else ""
-    scale = ", on a logarithmic scale" if _is_log(maps.values()) else ""
+    scale = ", on a logarithmic scale" if log else ""
     caption = f"{meaning}, for each adapted module and round{averaged}{scale}."
-    return drawing.Detail(
-        f"layers_{kind}", name, caption, lambda narrow: _draw(maps, name, narrow), data
-    )
-
-
-def _map(runs: Sequence[drawing.Rows], kind: str) -> _Map | None:
-    """Returns the means over the runs of a method; None if no row has the measure."""
-    cells: dict[tuple[str, int], list[float]] = {}
-    for rows in runs:
-        for row in rows:
-            layers = row.get("layers")
-            for layer, x in (layers.get(kind) or {}).items() if isinstance(layers, Mapping) else ():
-                if isinstance(x, int | float):
-                    cells.setdefault((layer, row["round"]), []).append(float(x))
-    if not cells:
-        return None
-    names = sorted(dict.fromkeys(layer for layer, _ in cells), key=_natural)
-    rounds = sorted({r for _, r in cells})
-    values = [[np.mean(cells.get((layer, r), [math.nan])) for r in rounds] for layer in names]
-    return _Map(names, rounds, np.array(values, float))
+    figure = _draw(maps, name, positive if log else known, log)
+    return drawing.Detail(f"layers_{kind}", name, caption, figure, data)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -92,35 +135,22 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
-def _finite(maps: Collection[_Map]) -> np.ndarray:
-    return np.concatenate([one.values[np.isfinite(one.values)] for one in maps])
-
-
-def _is_log(maps: Collection[_Map]) -> bool:
-    values = _finite(maps)
-    positive = values[values > 0]
-    return bool(len(positive) and positive.max() >= LOG_FROM * positive.min())
-
-
 @drawing.styled
-def _draw(maps: Mapping[str, _Map], label: str, narrow: bool) -> "Figure":
+def _draw(maps: Mapping[str, Any], label: str, values: np.ndarray, log: bool) -> "Figure":
+    """Returns a figure of tables ``[layers, rounds]``, whose colours cover ``values``."""
     from matplotlib.colors import LogNorm, Normalize
 
-    layers = max(len(one.layers) for one in maps.values())
-    fig, axes = drawing.panels(len(maps), narrow, height=min(6.0, max(1.9, 1.1 + 0.17 * layers)))
-    values, log = _finite(maps.values()), _is_log(maps.values())
-    if log:
-        values = values[values > 0]
+    layers = max(map(len, maps.values()))
+    fig, axes = drawing.panels(len(maps), height=min(6.0, max(1.9, 1.1 + 0.17 * layers)))
     norm = (LogNorm if log else Normalize)(values.min(), values.max(), clip=log)
-    alike = all(one.layers == next(iter(maps.values())).layers for one in maps.values())
-    columns = 1 if narrow else min(3, len(maps))
+    first = next(iter(maps.values()))
+    alike = all(one.index.equals(first.index) for one in maps.values())
+    look: dict[str, Any] = {"aspect": "auto", "cmap": "cividis", "interpolation": "none"}
     for i, (ax, (name, one)) in enumerate(zip(axes, maps.items(), strict=True)):
-        image = ax.imshow(
-            one.values, aspect="auto", norm=norm, cmap="cividis", interpolation="none"
-        )
+        image = ax.imshow(one.to_numpy(), norm=norm, **look)
         drawing.bare(ax)
-        drawing.title(ax, shorten(name, 24))
-        _name_cells(ax, one, layers=i % columns == 0 or not alike)
+        ax.set_title(shorten(name, 24), fontsize=9)
+        _name_cells(ax, one, layers=i % drawing.COLUMNS == 0 or not alike)
     drawing.name_axes(axes, "Communication round", "")
     bar = drawing.colour_bar(image, axes, fraction=0.05, pad=0.02, aspect=30)
     bar.set_label(label, fontsize=8.5)
@@ -129,14 +159,12 @@ def _draw(maps: Mapping[str, _Map], label: str, narrow: bool) -> "Figure":
     return fig
 
 
-def _name_cells(ax: "Axes", one: _Map, *, layers: bool) -> None:
+def _name_cells(ax: "Axes", one: Any, *, layers: bool) -> None:
     """Writes some rounds below a heat map, and with ``layers`` some layers at its left."""
-    every = max(1, math.ceil(len(one.rounds) / 6))
-    ax.set_xticks(range(0, len(one.rounds), every), [str(r) for r in one.rounds[::every]])
-    step = max(1, math.ceil(len(one.layers) / 26))
-    names = _short_names(one.layers)[::step]
-    texts = [drawable(name) if layers else "" for name in names]
-    ax.set_yticks(range(0, len(one.layers), step), texts)
+    every, step = max(1, math.ceil(one.shape[1] / 6)), max(1, math.ceil(len(one) / 26))
+    ax.set_xticks(range(0, one.shape[1], every), [str(r) for r in one.columns[::every]])
+    names = _short_names([*one.index])[::step] if layers else []
+    ax.set_yticks(range(0, len(one), step)[: len(names)], names)
     ax.tick_params(axis="y", labelsize=7)
 
 

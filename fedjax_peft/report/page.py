@@ -12,13 +12,12 @@ from markupsafe import Markup, escape
 
 from fedjax_peft.report import by_class, figure_files, plots
 from fedjax_peft.report.cautions import cautions, coarse
-from fedjax_peft.report.chart import AXES, chart, recorded_axes, thinning
-from fedjax_peft.report.comparison import Comparison
+from fedjax_peft.report.chart import chart, thinning
+from fedjax_peft.report.comparison import Comparison, Options, compare
 from fedjax_peft.report.details import client_scores, details
-from fedjax_peft.report.drawing import Rows, Runs
-from fedjax_peft.report.inline_svg import shared, svg
+from fedjax_peft.report.drawing import Runs
+from fedjax_peft.report.inline_svg import svg
 from fedjax_peft.report.intervals import LEVEL
-from fedjax_peft.report.methods import Options, compare
 from fedjax_peft.report.records import SEED, RunRecord
 from fedjax_peft.report.settings import compare_settings, repeating
 from fedjax_peft.report.study import Study, make_study
@@ -57,7 +56,7 @@ def write_report(
         options: The metric, its choice and the baseline; with any of them, runs are shown by
             method.
         smooth: Width of the rolling mean of curves, in evaluated rounds; the captions say it.
-        x: Draw the curves against this axis alone, a key of :data:`fedjax_peft.report.chart.AXES`.
+        x: Draw the curves against this axis alone, a key of :data:`fedjax_peft.report.plots.AXES`.
             By default, a reader of the page chooses among the recorded ones.
 
     Returns:
@@ -107,30 +106,21 @@ def _page(
     if smooth < 1:
         raise InputError(f"A rolling mean is over 1 round or more, not {smooth}.")
     if x is not None:
-        check_known("axis", x, AXES)
+        check_known("axis", x, plots.AXES)
     shown = compare(study, options)
-    axes = [x] if x is not None else recorded_axes(_rows(shown), shown.metric)
-    drawn = chart(_rows(shown), axes, shown.metric, smooth=smooth)
+    axes = [x] if x is not None else plots.recorded_axes(_rows(shown), shown.metric)
     rows, step = _thinned(_rows(shown)) if smooth == 1 else (_rows(shown), 1)  # means need all
-    images: dict[str, str] = {}
-    figures = [
-        {
-            "title": one.title,
-            "caption": one.caption,
-            "wide": Markup(svg(one.draw(False), f"d{i}-", images)),
-            "narrow": Markup(svg(one.draw(True), f"n{i}-", images)),
-        }
-        for i, one in enumerate(details(rows, smooth=smooth))
-    ]
     page = _template().render(
         **_content(shown, target),
         smooth=smooth,
         version=version,
-        axes={axis: AXES[axis].title for axis in axes},
-        chart=drawn,
+        axes={axis: plots.AXES[axis].title for axis in axes},
+        chart=chart(_rows(shown), axes, shown.metric, smooth=smooth),
         step=step,
-        details=figures,
-        images=Markup(shared(images)),
+        details=[
+            (one, Markup(svg(one.figure, f"d{i}-")))
+            for i, one in enumerate(details(rows, smooth=smooth))
+        ],
     )
     return page, shown, axes
 
@@ -189,9 +179,9 @@ def _write_figures(shown: Comparison, axes: Sequence[str], smooth: int, out: Pat
     for x in axes:
         figure = plots.curves(runs, x, shown.metric, smooth=smooth)
         data = plots.curve_data(runs, x, shown.metric, smooth=smooth)
-        figure_files.save(figure, out / f"{shown.stem}_{AXES[x].ending}", data)
+        figure_files.save(figure, out / f"{shown.stem}_{plots.AXES[x].ending}", data)
     for one in details(runs, smooth=smooth):
-        figure_files.save(one.draw(False), out / one.stem, one.data)
+        figure_files.save(one.figure, out / one.stem, one.data)
     if (classes := by_class.scores(runs)) is not None:
         tables = {"by_class": classes.data, "confusion": classes.counts}
         for stem, data in tables.items():
@@ -209,7 +199,7 @@ def _rows(shown: Comparison) -> dict[str, dict[Any, Any]]:
 
 def _thinned(runs: Runs) -> tuple[Runs, int]:
     """Returns one of n evaluated rounds of each run, and the last one; and n, 1 for all rows."""
-    kept: dict[str, dict[Any, Rows]] = {
+    kept: dict[str, dict[Any, Any]] = {
         name: {seed: [row for row in rows if "headline" in row] for seed, rows in by_seed.items()}
         for name, by_seed in runs.items()
     }

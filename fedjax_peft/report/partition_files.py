@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_peft.data import heterogeneity
-from fedjax_peft.report.drawing import bare, colour_bar, styled, title
-from fedjax_peft.report.figure_files import GRID, INK, MUTED, PAPER, drawable, save, subplots
+from fedjax_peft.report.drawing import bare, colour_bar, styled
+from fedjax_peft.report.figure_files import GRID, INK, MUTED, PAPER, save, subplots
 from fedjax_peft.report.partition import PartitionReport, summary
 from fedjax_peft.report.wording import NAME_LENGTH, shorten
 from fedjax_peft.support.display import one_line
@@ -86,7 +86,7 @@ def heat_map(report: PartitionReport) -> "Figure":
     _name(ax.yaxis, names, turned=False)
     bar = colour_bar(image, ax, fraction=0.046, pad=0.03)
     bar.set_label(f"{report.measure}, mean {report.mean_divergence:.3f}", labelpad=8)
-    title(ax, one_line(report.title), 10)
+    ax.set_title(one_line(report.title))
     return ax.figure
 
 
@@ -112,7 +112,7 @@ def composition(report: PartitionReport) -> "Figure":
     above.set_ylim(0, None)
     above.yaxis.set_major_locator(MaxNLocator(integer=True))
     above.set_ylabel("Examples", labelpad=6)
-    title(above, one_line(report.title), 10)
+    above.set_title(one_line(report.title))
     shares = 100 * counts / np.maximum(1, sizes)[:, None]
     colors = _colors(len(names), rest=len(names) < len(report.classes))
     _steps(below, shares.T, colors)
@@ -127,7 +127,7 @@ def composition(report: PartitionReport) -> "Figure":
 def _name(axis: "Axis", clients: Sequence[str], *, turned: bool = True) -> None:
     """Writes the name of each client at its position; for many clients, the axis has no labels."""
     few = clients if len(clients) <= NAMED else ()
-    named = [drawable(shorten(name, 7)) for name in few]
+    named = [shorten(name, 7) for name in few]
     axis.set_ticks(range(len(named)), named)
     if turned and any(len(name) > 3 for name in named):
         axis.set_tick_params(rotation=90)
@@ -145,12 +145,8 @@ def _legend(fig: "Figure", names: Sequence[str], colors: Sequence[str]) -> None:
 def _steps(ax: "Axes", layers: Any, colors: Sequence[str]) -> None:
     """Draws layers ``[layers][clients]`` as stacked bars, with gaps if there are few clients."""
     edges = np.arange(len(layers[0]) + 1) - 0.5
-    top = np.zeros(len(layers[0]))
-    for layer, color in zip(layers, colors, strict=True):
-        bottom, top = top, top + layer
-        # The last step needs an end point.
-        low, high = np.append(bottom, bottom[-1]), np.append(top, top[-1])
-        ax.fill_between(edges, low, high, step="post", color=color, linewidth=0)
+    ended = np.pad(layers, ((0, 0), (0, 1)), mode="edge")  # the last step needs an end point
+    ax.stackplot(edges, ended, colors=colors, step="post", linewidth=0)
     if len(layers[0]) <= 150:
         ax.vlines(edges, 0, 1, PAPER, linewidth=0.8, transform=ax.get_xaxis_transform())
 

@@ -3,13 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from fedjax_peft.report import wording
-from fedjax_peft.report.drawing import Rows, Runs, plain_log, styled
+from fedjax_peft.report.drawing import Rows, Runs, key, legend, panels, plain_log, styled
 from fedjax_peft.report.figure_files import (
-    INK,
-    MUTED,
     PAPER,
     bands,
     dash,
@@ -17,7 +13,6 @@ from fedjax_peft.report.figure_files import (
     mean_band,
     rolling,
     styles,
-    subplots,
 )
 from fedjax_peft.simulation.rows import field_is_lower_better, headline
 from fedjax_peft.simulation.summaries import series
@@ -28,6 +23,27 @@ if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
 
 LOG_FROM = 30
 """A cost axis is logarithmic if the runs' totals differ at least by this factor."""
+FEW = 10
+"""Most evaluations of a curve whose marks stand out: between two of them, nothing is known."""
+
+
+class Axis(NamedTuple):
+    """A choice of the x axis."""
+
+    ending: str
+    """End of the files' names, after the metric."""
+    title: str
+    """The label of the choice."""
+    name: str
+    """The name of the axis; that of a cost without its unit."""
+
+
+AXES = {
+    "round": Axis("vs_round", "Rounds", "Communication round"),
+    "bytes": Axis("vs_bytes", "Bytes", "Communication, up and down"),
+    "simulated_seconds": Axis("vs_time", "Simulated time", "Simulated time"),
+    "wall_seconds": Axis("vs_wall", "Wall time", "Wall time"),
+}
 
 
 class Line(NamedTuple):
@@ -50,11 +66,7 @@ class Line(NamedTuple):
 
 
 def curves(
-    runs: Mapping[str, Rows] | Runs,
-    x: str,
-    metric: str | None = None,
-    *,
-    smooth: int = 1,
+    runs: Mapping[str, Rows] | Runs, x: str, metric: str | None = None, *, smooth: int = 1
 ) -> "Figure":
     """Returns a figure of one metric of each run, against rounds, bytes or seconds.
 
@@ -64,7 +76,7 @@ def curves(
     all of them are visible.
 
     Args:
-        runs: Name -> rows, or name -> seed -> rows, in the order of the labels. The styles are
+        runs: Name -> rows, or name -> seed -> rows, in the order of the legend. The styles are
             those of :func:`fedjax_peft.report.figure_files.styles`.
         x: ``"round"``, ``"bytes"``, ``"simulated_seconds"`` or ``"wall_seconds"``; costs are
             accumulated. A cost axis is logarithmic if the runs' totals differ much.
@@ -77,8 +89,15 @@ def curves(
     """
     found = lines(runs, x, metric, smooth=smooth)
     size = (7.2, max(4.0, 0.8 + 0.2 * len(found)))
-    fig = draw(found, x, *y_axis(runs, metric), size=size)
-    _name_curves(fig.axes[0], found)
+    fig, style = draw(found, x, *y_axis(runs, metric), size=size), styles(found)
+    counts = (f" (n = {len(one.by_seed)})" * (None not in one.by_seed) for one in found.values())
+    names = [
+        f"{wording.shorten(name)}{count if line.xs else ' (no points)'}"
+        for (name, line), count in zip(found.items(), counts, strict=True)
+    ]
+    handles = [key(style[name] if line.xs else None) for name, line in found.items()]
+    if found:
+        legend(fig, handles, names, place="outside right upper")
     return fig
 
 
@@ -86,10 +105,29 @@ def lines(
     runs: Mapping[str, Rows] | Runs, x: str, metric: str | None = None, *, smooth: int = 1
 ) -> dict[str, Line]:
     """Returns the curves of :func:`curves`: x coordinates in rounds, bytes or seconds."""
-    return {
+    found = {
         name: _points(by_seed, x, metric or _headline(by_seed), smooth=smooth)
         for name, by_seed in _seeds(runs).items()
     }
+    if _is_log(x, found.values()):
+        found = {n: line.at([i for i, x in enumerate(line.xs) if x]) for n, line in found.items()}
+    return found
+
+
+def _is_log(x: str, found: Iterable[Line]) -> bool:
+    """Returns whether the x axis of curves is logarithmic: costs that differ much."""
+    totals = [line.xs[-1] for line in found if line.xs and line.xs[-1] > 0]
+    return x != "round" and bool(totals) and max(totals) >= LOG_FROM * min(totals)
+
+
+def recorded_axes(runs: Runs, metric: str | None) -> list[str]:
+    """Returns the axes along which some run has points, at least that of the rounds."""
+    costs = [
+        x
+        for x in AXES
+        if x != "round" and any(line.xs and line.xs[-1] for line in lines(runs, x, metric).values())
+    ]
+    return ["round", *costs]
 
 
 def y_axis(runs: Mapping[str, Rows] | Runs, metric: str | None) -> tuple[str, bool]:
@@ -110,12 +148,18 @@ def curve_data(
     seconds are in these units, and fractions are not in percent. Of smooth curves, a further column
     has the rolling means.
     """
-    return [
-        {"name": name, **({} if seed is None else {"seed": seed}), **point}
-        for name, by_seed in _seeds(runs).items()
-        for seed, rows in by_seed.items()
-        for point in _data(rows, x, metric or _headline(by_seed), smooth)
-    ]
+    found = []
+    for name, by_seed in _seeds(runs).items():
+        for seed, rows in by_seed.items():
+            field = metric or _headline(by_seed)
+            xs, ys = series(rows, x, field)
+            columns = {x: xs, field: ys}
+            if smooth > 1:
+                columns[f"rolling_mean_{smooth}"] = rolling(ys, smooth)
+            of = {"name": name} | ({} if seed is None else {"seed": seed})
+            points = zip(*columns.values(), strict=True)
+            found += [of | dict(zip(columns, point, strict=True)) for point in points]
+    return found
 
 
 def _seeds(runs: Mapping[str, Any]) -> dict[str, Mapping[Any, Rows]]:
@@ -125,14 +169,6 @@ def _seeds(runs: Mapping[str, Any]) -> dict[str, Mapping[Any, Rows]]:
 
 def _headline(by_seed: Mapping[Any, Rows]) -> str:
     return f"test_{headline(next(iter(by_seed.values()), []))}"
-
-
-def _data(rows: Rows, x: str, metric: str, smooth: int) -> list[dict[str, Any]]:
-    xs, ys = series(rows, x, metric)
-    columns = {x: xs, metric: ys}
-    if smooth > 1:
-        columns[f"rolling_mean_{smooth}"] = rolling(ys, smooth)
-    return [dict(zip(columns, point, strict=True)) for point in zip(*columns.values(), strict=True)]
 
 
 def _points(by_seed: Mapping[Any, Rows], x: str, metric: str, *, smooth: int) -> Line:
@@ -155,7 +191,13 @@ def _points(by_seed: Mapping[Any, Rows], x: str, metric: str, *, smooth: int) ->
 
 @styled
 def draw(
-    found: Mapping[str, Line], x: str, metric: str, lower: bool, *, size: tuple[float, float]
+    found: Mapping[str, Line],
+    x: str,
+    metric: str,
+    lower: bool,
+    *,
+    size: tuple[float, float],
+    marked: bool = False,
 ) -> "Figure":
     """Returns a figure of curves without their names; what shows curve i has the gid ``run-i``.
 
@@ -163,26 +205,28 @@ def draw(
         metric: The metric that names the y axis.
         lower: Whether its lower values are better.
         size: Width and height in inches.
+        marked: Whether each point also has an invisible mark; those of curve i have the gid
+            ``values-i``.
     """
-    fig, ax = subplots(size=size)
-    ax.tick_params(which="both", length=0)
-    ax.tick_params(axis="x", which="major", length=3)
+    fig, (ax,) = panels(1, size=size)
     unit = _x_axis(ax, x, found.values()).size
-    if ax.get_xscale() == "log":
-        found = {n: line.at([i for i, x in enumerate(line.xs) if x]) for n, line in found.items()}
     style, names = styles(found), list(found)
     drawn = {name: line for name, line in found.items() if line.xs}
     order = sorted(drawn, key=lambda name: dash(style[name]))  # densest line first
     for i, name in enumerate(order):
         line, before = drawn[name], ax.get_children()
+        xs = [a / unit for a in line.xs]
         if None in line.by_seed:
             above = sum(line == drawn[other] for other in order[i + 1 :])
-            _draw(ax, line, unit, style[name], above=above)
+            _draw(ax, xs, line.by_seed[None], style[name], above=above)
         else:
-            bands(ax, name, [a / unit for a in line.xs], line.by_seed, number=style[name])
+            bands(ax, name, xs, line.by_seed, number=style[name])
         for artist in ax.get_children():
             if artist not in before:
                 artist.set_gid(f"run-{names.index(name)}")
+        if marked:
+            gid = f"values-{names.index(name)}"
+            ax.plot(xs, line.band[0], "o", markersize=12, alpha=0, clip_on=False, gid=gid)
     _y_axis(ax, metric, lower=lower)
     if not drawn:
         ax.set(xticks=[], yticks=[])
@@ -190,33 +234,18 @@ def draw(
     return fig
 
 
-def x_unit(x: str, found: Iterable[Line]) -> wording.Unit:
-    """Returns the unit of an x axis for these curves; that of rounds has no symbol."""
-    if x == "round":
-        return wording.Unit(1.0, "", "")
-    largest = max((line.xs[-1] for line in found if line.xs), default=0.0)
-    return wording.unit_of(x, largest)
-
-
-_X_AXES = {
-    "bytes": "Communication, up and down",
-    "simulated_seconds": "Simulated time",
-    "wall_seconds": "Wall time",
-}
-
-
 def _x_axis(ax: "Axes", x: str, found: Collection[Line]) -> wording.Unit:
-    """Sets up the x axis; returns its unit."""
+    """Sets up the x axis; returns its unit, that of rounds without a symbol."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     totals = [line.xs[-1] for line in found if line.xs]
-    unit, name = x_unit(x, found), "Communication round"
+    unit, name = wording.Unit(1.0, "", ""), AXES[x].name
     if x == "round":
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     else:
-        name = f"{_X_AXES[x]} ({unit.name})"
-        positive = [total for total in totals if total > 0]
-        if positive and max(positive) >= LOG_FROM * min(positive):
+        unit = wording.unit_of(x, max(totals, default=0.0))
+        name = f"{name} ({unit.name})"
+        if _is_log(x, found):
             ax.set_xscale("log")
             ax.xaxis.set_major_locator(LogLocator(subs=(1.0,)))
             ax.xaxis.minorticks_off()
@@ -237,68 +266,15 @@ def _y_axis(ax: "Axes", metric: str, *, lower: bool) -> None:
     ax.set_ylabel(f"{name}, lower is better" if lower else name, labelpad=6)
 
 
-_FEW = 10
-"""Most evaluations of a curve whose marks stand out: between two of them, nothing is known."""
-
-
-def _draw(ax: "Axes", line: Line, unit: float, style: int, *, above: int) -> None:
+def _draw(ax: "Axes", xs: Sequence[float], ys: Sequence[float], style: int, *, above: int) -> None:
     """Draws a curve; its line is wider if ``above`` equal curves are drawn on top of it."""
     look = line_look(style)
     marker = look.pop("marker")
-    xs, (ys,) = [x / unit for x in line.xs], line.by_seed.values()
     ax.plot(xs, ys, linewidth=1.8 + 2 * above, marker="", solid_capstyle="round", **look)
     dots: dict[str, Any] = {"marker": marker, "linestyle": "none", "color": look["color"]}
     if len(xs) <= 30:  # more dots would overlap
-        size, edge = (5.5, 0.8) if len(xs) <= _FEW else (3.5, 0)
+        size, edge = (5.5, 0.8) if len(xs) <= FEW else (3.5, 0)
         paper = {"markeredgecolor": PAPER, "markeredgewidth": edge, "clip_on": not edge}
         ax.plot(xs, ys, markersize=size + 2.5 * above, **dots | paper)
     ends = dots | {"markersize": 6 + 2.5 * above, "markeredgecolor": PAPER, "clip_on": False}
     ax.plot(xs[-1:], ys[-1:], **ends)
-
-
-# Names of curves.
-
-
-def _name_curves(ax: "Axes", found: Mapping[str, Line]) -> None:
-    """Writes the names at the right, as close to the ends of the curves as space allows.
-
-    Runs without points come last, at the bottom, in grey.
-    """
-    (low, high), style = ax.get_ylim(), styles(found)
-    ends = {name: line.band[0][-1] for name, line in found.items() if line.xs}
-    heights = [(ends[name] - low) / (high - low) if name in ends else 0.0 for name in found]
-    # Height of a line of text, as a fraction of the axes' height (85 % of the figure's height).
-    gap = 13 / (0.85 * 72 * ax.figure.get_figheight())  # type: ignore[union-attr]
-    for (name, line), y in zip(found.items(), _separate(heights, gap), strict=True):
-        place: dict[str, Any] = {"transform": ax.transAxes}
-        if name in ends:
-            look = {**line_look(style[name]), "marker": "", "linewidth": 1.8, "clip_on": False}
-            ax.plot([1.015, 1.085], [y, y], **look, **place)
-        seeds = "" if None in line.by_seed else f" (n = {len(line.by_seed)})"
-        text = wording.shorten(name) + (seeds if line.xs else " (no points)")
-        color = INK if line.xs else MUTED
-        ax.text(1.1, y, text, va="center_baseline", color=color, **place)
-
-
-def _separate(heights: Sequence[float], gap: float) -> list[float]:
-    """Returns heights in [0, 1] in the same order, close to the given ones, at least ``gap`` apart.
-
-    Each height is the mean of its values when all are pushed up and when all are pushed down, so
-    that groups stay centred.
-    """
-    order = np.argsort(heights, kind="stable")
-    ys = np.asarray(heights, float)[order]
-    ys = (_push_up(ys, gap) + _push_down(ys, gap)) / 2
-    ys = _push_down(np.minimum(_push_up(np.maximum(ys, 0.0), gap), 1.0), gap)
-    return ys[np.argsort(order)].tolist()
-
-
-def _push_up(ys: np.ndarray, gap: float) -> np.ndarray:
-    """Returns ascending heights, each raised to at least ``gap`` above the one before."""
-    steps = gap * np.arange(len(ys))
-    return np.maximum.accumulate(ys - steps) + steps
-
-
-def _push_down(ys: np.ndarray, gap: float) -> np.ndarray:
-    """Returns ascending heights, each lowered to at least ``gap`` below the next one."""
-    return -_push_up(-ys[::-1], gap)[::-1]

@@ -2,64 +2,61 @@
 // is complete but for these.
 "use strict";
 
-const data = JSON.parse(document.getElementById("data").textContent);
-const shown = (run) => document.getElementById(`show-${run}`).checked;
 const make = (parent, tag, name) => {
   const node = document.createElement(tag);
   node.className = name;
   return parent.appendChild(node);
 };
+const runs = [...document.querySelectorAll(".legend label")].map((label) => ({
+  name: label.querySelector("span").textContent,
+  key: label.querySelector(".key"),
+  box: label.querySelector("input"),
+}));
 
-// The chart. A plot is a slider over the places on its x axis.
+// The chart. A plot is a slider over the places on its x axis, which are those of the marks.
 for (const plot of document.querySelectorAll(".plot")) {
-  const axis = data.axes[plot.dataset.axis];
-  const xsOf = axis.of.map((place) => axis.xs[place]); // of each run
+  const drawing = plot.querySelector("svg");
+  const box = plot.querySelector('[id$="patch_2"]'); // what matplotlib calls the axes' background
+  const marks = runs.map((_, run) =>
+    [...plot.querySelectorAll(`.values-${run} use`)].map((mark) => {
+      const [, head, value] = mark.textContent.match(/^(.*?): (.*?) \(/);
+      return { x: Number(mark.getAttribute("x")), head, value };
+    }));
   const line = make(plot, "div", "line");
   const values = make(plot, "div", "values");
   const label = plot.getAttribute("aria-label");
   let at = null;
 
-  const places = () =>
-    [...new Set(xsOf.flatMap((xs, run) => (shown(run) ? xs : [])))].sort((a, b) => a - b);
-  const scale = () => {
-    const wide = plot.querySelector(".at-ease svg");
-    const drawing = wide.getClientRects().length ? wide : plot.querySelector(".in-narrow svg");
-    const rect = drawing.getBoundingClientRect();
-    const size = rect.width / drawing.viewBox.baseVal.width;
-    const { log, x, y, box } = axis.scales[drawing === wide ? "wide" : "narrow"];
-    const place = (value) => (x[0] + x[1] * (log ? Math.log10(value) : value)) * size;
-    return { place, box: box.map((side) => side * size), left: rect.left };
-  };
+  const shown = () => marks.map((all, run) => (runs[run].box.checked ? all : []));
+  const places = () => [...new Set(shown().flatMap((all) => all.map(({ x }) => x)))].sort((a, b) => a - b);
+  const size = () => drawing.getBoundingClientRect().width / drawing.viewBox.baseVal.width;
   const hide = () => {
     at = null;
     line.hidden = values.hidden = true;
   };
-  const show = (value) => {
-    at = value;
-    const { place, box } = scale();
-    const left = place(value);
-    const near = (xs) => xs.findLastIndex((x) => x <= value * (1 + 1e-9));
-    const found = xsOf.flatMap((xs, run) => {
-      const i = near(xs);
-      return shown(run) && i >= 0 ? [{ run, text: data.texts[run][i] }] : [];
+  const show = (x) => {
+    at = x;
+    const found = shown().flatMap((all, run) => {
+      const mark = all.findLast((mark) => mark.x <= x + 0.01);
+      return mark ? [{ ...mark, ...runs[run] }] : [];
     });
-    found.sort((a, b) => parseFloat(b.text) - parseFloat(a.text));
-    const [size, symbol] = axis.units.findLast(([size]) => size <= value) ?? axis.units[0] ?? [];
-    const head = symbol ? `${+(value / size).toPrecision(3)} ${symbol}` : `Round ${value}`;
+    const { head } = found.find((mark) => mark.x === x);
+    found.sort((a, b) => parseFloat(b.value) - parseFloat(a.value));
     values.replaceChildren(head);
-    const texts = found.map(({ run, text }) => {
+    for (const { name, key, value } of found) {
       const row = make(values, "div", "");
-      row.append(document.querySelector(`label:has(#show-${run}) .key`).cloneNode(true));
-      row.append(data.names[run]);
-      make(row, "b", "").textContent = text;
-      return `${data.names[run]} ${text}`;
-    });
+      row.append(key.cloneNode(true), name);
+      make(row, "b", "").textContent = value;
+    }
     line.hidden = values.hidden = false;
-    Object.assign(line.style, { left: `${left}px`, top: `${box[1]}px`, height: `${box[3] - box[1]}px` });
+    const left = x * size();
+    const { top, height } = box.getBoundingClientRect();
+    const above = top - plot.getBoundingClientRect().top;
+    Object.assign(line.style, { left: `${left}px`, top: `${above}px`, height: `${height}px` });
     const right = left + 12 + values.offsetWidth <= plot.clientWidth;
     values.style.left = `${Math.max(0, right ? left + 12 : left - 12 - values.offsetWidth)}px`;
-    plot.setAttribute("aria-valuenow", value);
-    plot.setAttribute("aria-valuetext", [head, ...texts].join(", "));
+    plot.setAttribute("aria-valuenow", places().indexOf(x));
+    plot.setAttribute("aria-valuetext", [head, ...found.map(({ name, value }) => `${name} ${value}`)].join(", "));
   };
   const step = (by) => {
     const all = places();
@@ -69,16 +66,15 @@ for (const plot of document.querySelectorAll(".plot")) {
   };
 
   hide();
-  const all = places();
   plot.tabIndex = 0;
   plot.setAttribute("role", "slider");
   plot.setAttribute("aria-label", `${label} The arrow keys read the values.`);
-  plot.setAttribute("aria-valuemin", all[0] ?? 0);
-  plot.setAttribute("aria-valuemax", all.at(-1) ?? 0);
-  plot.setAttribute("aria-valuenow", all[0] ?? 0);
+  plot.setAttribute("aria-valuemin", 0);
+  plot.setAttribute("aria-valuemax", Math.max(0, places().length - 1));
+  plot.setAttribute("aria-valuenow", 0);
   plot.addEventListener("pointermove", (event) => {
-    const { place, left } = scale();
-    const far = (x) => Math.abs(place(x) - (event.clientX - left));
+    const pointer = (event.clientX - drawing.getBoundingClientRect().left) / size();
+    const far = (x) => Math.abs(x - pointer);
     const nearest = places().reduce((near, x) => (near === null || far(x) < far(near) ? x : near), null);
     if (nearest !== null) show(nearest);
   });

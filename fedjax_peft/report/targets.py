@@ -7,8 +7,9 @@ from typing import NamedTuple
 from rich.table import Table
 
 from fedjax_peft.report.columns import Column, column, in_unit
-from fedjax_peft.report.comparison import Rows, terminal_table
+from fedjax_peft.report.comparison import Rows
 from fedjax_peft.report.records import RunRecord
+from fedjax_peft.report.tables import terminal_table
 from fedjax_peft.report.tested import comparable
 from fedjax_peft.report.wording import is_share, score_text
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better

@@ -6,12 +6,16 @@ algorithms is that of their global model. These are unlike things, so a table ha
 as soon as one of its runs has personal models, and compares global models with global ones.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
-from fedjax_peft.report.columns import MODELS
+from fedjax_peft.report.cells import At
 from fedjax_peft.report.records import RunRecord
-from fedjax_peft.report.wording import listing
+from fedjax_peft.report.wording import listing, word
 from fedjax_peft.simulation.rows import has_field, is_personal
+
+MODELS = {"global": "of the global model", "personal": "of personal models"}
+"""Whose score on the test set a column has -> how its heading says it."""
 
 
 def plain(metric: str) -> str:
@@ -41,6 +45,14 @@ def models(metric: str, runs: Sequence[RunRecord]) -> str:
     if metric.startswith("global_"):
         return MODELS["global"]
     return MODELS["personal"] if runs and all(personal(run, metric) for run in runs) else ""
+
+
+def words(metric: str, at: At, runs: Sequence[RunRecord] = ()) -> str:
+    """Returns a metric, of which models and at which round, such as ``final test accuracy``."""
+    found = re.fullmatch(r"client_(\w+)_mean", metric)
+    text = f"mean of the clients’ {word(found[1])}" if found else word(plain(metric))
+    text = " ".join(filter(None, [text, models(metric, runs)]))
+    return f"{text} in round {at}" if isinstance(at, int) else f"{at} {text}"
 
 
 def captions(metric: str, runs: Sequence[RunRecord]) -> list[str]:

@@ -8,12 +8,13 @@ import pytest
 from fuzzing import EXAMPLES, VALUES, damaged, damaged_json, dumped, fuzz, refused_or_fine
 from hypothesis import given
 from hypothesis import strategies as st
-from internals import compare_methods, compare_runs, loading, read_study, record
 from internals import config as configs
+from internals import loading, read_study, record
 from internals import page as report
 from rich.console import Console
 
 from fedjax_peft import testing
+from fedjax_peft.report.comparison import Options, compare
 
 pytestmark = pytest.mark.slow
 
@@ -70,8 +71,8 @@ def show(place, *, page=False, **files):
         runs = study.records
         text = io.StringIO()
         console = Console(file=text, width=100, color_system=None)
-        console.print(*compare_runs(runs).terminal_tables(100))
-        methods = compare_methods(study)
+        console.print(*compare(study).terminal_tables(100))
+        methods = compare(study, Options(detect=0.01))
         console.print(*methods.terminal_tables(100), methods.lead, *methods.warnings, markup=False)
         assert "\x1b" not in methods.files()["table"].markdown()
         assert "\x1b" not in text.getvalue()

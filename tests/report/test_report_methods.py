@@ -6,12 +6,12 @@ import re
 
 import pytest
 from closeness import approx
-from internals import compare_methods, main, read_study, write_report
+from internals import main, read_study, write_report
 from made_runs import accuracy, write_rates
 from shallow import draw_nothing
 
 import fedjax_peft as fp
-from fedjax_peft.report.methods import Options, compare
+from fedjax_peft.report.comparison import Options, compare
 
 NOISE = (0.0, 0.06, -0.02)
 """Effect of each seed, which all methods share."""
@@ -45,7 +45,7 @@ def row(methods, name):
 
 
 def test_a_row_for_each_method_at_its_setting_chosen_on_validation(sweep):
-    methods = compare_methods(read_study(sweep))
+    methods = compare(read_study(sweep))
     assert methods.names == ["fedavg", "fedprox", "moon"]
     assert row(methods, "fedprox") == {
         "Chosen setting": "learning_rate=0.1",
@@ -67,7 +67,7 @@ def test_a_row_for_each_method_at_its_setting_chosen_on_validation(sweep):
 
 
 def test_all_settings_are_shown_with_the_chosen_ones(sweep):
-    names, columns = compare_methods(read_study(sweep)).settings
+    names, columns = compare(read_study(sweep)).settings
     cells = list(zip(names, *(column.cells for column in columns), strict=True))
     assert [column.title for column in columns] == [
         "optimizer.learning_rate",
@@ -83,7 +83,7 @@ def test_all_settings_are_shown_with_the_chosen_ones(sweep):
 
 
 def test_a_choice_on_test_is_a_warning(sweep):
-    methods = compare_methods(read_study(sweep), Options(choose_by="test_accuracy"))
+    methods = compare(read_study(sweep), Options(choose_by="test_accuracy"))
     assert row(methods, "fedavg")["Chosen setting"] == "learning_rate=0.2"
     assert methods.lead.endswith("The settings were chosen on test data (test_accuracy).")
     assert "so the test scores of the choice are optimistic" in methods.warnings[0]
@@ -91,13 +91,13 @@ def test_a_choice_on_test_is_a_warning(sweep):
 
 def test_the_note_says_what_the_intervals_contain(tmp_path):
     study = read_study(write_rates(tmp_path / "s", {"a": scores(0), "b": scores(0.01)}))
-    found = compare_methods(study)
+    found = compare(study)
     assert "With fewer than 4 seeds, only Student’s t has an interval." in found.paired
     assert "the chance of the seeds and of the test examples" in found.paired
     for path in study.records:
         lines = (path.path / "metrics.jsonl").read_text()
         (path.path / "metrics.jsonl").write_text(lines.replace("_examples", "_count"))
-    unsized = compare_methods(read_study(tmp_path / "s"))
+    unsized = compare(read_study(tmp_path / "s"))
     assert "The intervals are about the seeds only" in unsized.paired
     assert row(unsized, "b")["Result"] == "not known: the same difference with every seed"
     assert unsized.judged.best == set()
@@ -105,20 +105,20 @@ def test_the_note_says_what_the_intervals_contain(tmp_path):
 
 def test_nothing_separated_is_said(tmp_path):
     methods = {"a": scores(0.001, jitter=NOISE), "b": scores(0)}
-    found = compare_methods(read_study(write_rates(tmp_path / "s", methods)))
+    found = compare(read_study(write_rates(tmp_path / "s", methods)))
     assert found.lead.startswith("No method is separated from a in final test accuracy")
     assert found.judged.best == set()
 
 
 def test_the_best_mean_is_bold_only_if_separated_from_all_others(tmp_path):
     ahead = {"a": scores(0), "b": scores(0.05)}
-    found = compare_methods(read_study(write_rates(tmp_path / "s", ahead)))
+    found = compare(read_study(write_rates(tmp_path / "s", ahead)))
     assert found.lead.startswith("b has the best final test accuracy, separated from every other")
     table = found.files()["table"]
     assert "**66.3 ± 4.3**" in table.markdown()
     assert table.latex().count("textbf") == 1
     near = {"a": scores(0), "b": scores(0.05), "c": scores(0.0501, jitter=(0.001, 0.0, -0.001))}
-    found = compare_methods(read_study(write_rates(tmp_path / "t", near)))
+    found = compare(read_study(write_rates(tmp_path / "t", near)))
     assert "textbf" not in found.files()["table"].latex()
 
 
@@ -128,7 +128,7 @@ def test_few_seeds_and_broken_pairs_are_warned_of(tmp_path):
     one = {0.1: {0: accuracy(0.5, 0.5)}}
     two = {0.1: {seed: accuracy(0.5, 0.5 + seed) for seed in range(2)}}
     methods = {"a": rate, "b": other, "c": one, "d": two}
-    found = compare_methods(read_study(write_rates(tmp_path / "s", methods)))
+    found = compare(read_study(write_rates(tmp_path / "s", methods)))
     text = " ".join(found.warnings)
     assert "c has one seed: no standard deviation and no interval." in text
     assert "d has 2 seeds. Use at least 3" in text
@@ -145,7 +145,7 @@ def test_the_report_says_how_many_seeds_a_difference_needs(tmp_path):
     methods = {"a": scores(0, jitter=(0.0, 0.0, 0.0))}
     methods |= {name: scores(0.02, jitter=(0.0, d, -d)) for name, d in jitter.items()}
     study = read_study(write_rates(tmp_path / "s", methods, choose_by="validation_accuracy"))
-    found = compare_methods(study)
+    found = compare(study)
     assert found.power == (
         "To find a difference of 1.0 points to a in 80 % of studies (paired t test at 5 %), d needs"
         " more than 1,000 seeds (sd 50.0 points), c needs 15 seeds (12 more; sd 1.2 points) and b"
@@ -153,9 +153,9 @@ def test_the_report_says_how_many_seeds_a_difference_needs(tmp_path):
         " (sd) of 3 seeds can be 4.4 times as large in truth."
     )
     assert found.power in found.files()["table"].notes
-    assert "c needs 5 seeds (2 more" in compare_methods(study, Options(detect=0.025)).power
+    assert "c needs 5 seeds (2 more" in compare(study, Options(detect=0.025)).power
     with pytest.raises(fp.InputError, match="above 0"):
-        compare_methods(study, Options(detect=0.0))
+        compare(study, Options(detect=0.0))
 
 
 def test_a_small_test_set_limits_what_seeds_can_show(tmp_path):
@@ -165,7 +165,7 @@ def test_a_small_test_set_limits_what_seeds_can_show(tmp_path):
         for name, up, seeds in (("a", 0.0, (0, 1, 2, 3)), ("b", 0.05, (0, 1, -1, 2)))
     }
     rates["b"][0.1] = dict(enumerate(rates["b"][0.1].values()))
-    power = compare_methods(read_study(write_rates(tmp_path / "s", rates))).power
+    power = compare(read_study(write_rates(tmp_path / "s", rates))).power
     # Twice the variance .5 (1 - .5) / 100, times 1.96.
     assert "The chance of the test examples is up to ± 13." in power
     assert "rough" not in power
@@ -173,13 +173,13 @@ def test_a_small_test_set_limits_what_seeds_can_show(tmp_path):
 
 def test_any_metric_baseline_and_best_value(sweep):
     study = read_study(sweep)
-    found = compare_methods(study, Options("validation_accuracy", "best", None, "moon"))
+    found = compare(study, Options("validation_accuracy", "best", None, "moon"))
     assert "Best validation accuracy (%)" in row(found, "fedavg")
     assert row(found, "moon")["Difference to moon (points)"] == "baseline"
     with pytest.raises(fp.InputError, match="Did you mean 'validation_accuracy'"):
-        compare_methods(study, Options(metric="valid_accuracy"))
+        compare(study, Options(metric="valid_accuracy"))
     with pytest.raises(fp.InputError, match="Did you mean 'fedprox'"):
-        compare_methods(study, Options(baseline="fedprx"))
+        compare(study, Options(baseline="fedprx"))
 
 
 def test_nested_metrics_where_lower_is_better(tmp_path):
@@ -188,7 +188,7 @@ def test_nested_metrics_where_lower_is_better(tmp_path):
         for method, t in (("slow", 9.0), ("fast", 1.0))
     }
     study = read_study(write_rates(tmp_path / "s", rates))
-    found = compare_methods(study, Options(metric="time.train_s"))
+    found = compare(study, Options(metric="time.train_s"))
     assert row(found, "fast")["Final time.train s"] == "2 ± 1"
     assert row(found, "fast")["Difference to fast"] == "baseline"
     assert found.judged.ranking.groups[0].name == "fast"
@@ -199,7 +199,7 @@ def test_clients_have_columns(tmp_path):
     tests = {"client": list(range(20)), "accuracy": [0.1, 0.3, *[0.9] * 18]}
     fields = {"client_accuracy_mean": 0.83, "client_accuracy_weighted": 0.7, "client_tests": tests}
     rates = {"ditto": {0.1: {s: {"test_accuracy": 0.5, **fields} for s in range(3)}}}
-    found = compare_methods(read_study(write_rates(tmp_path / "s", rates)))
+    found = compare(read_study(write_rates(tmp_path / "s", rates)))
     cells = row(found, "ditto")
     assert cells["Worst 10 % of clients (%)"] == "20.0 ± 0.0"
     assert cells["Weighted by test size (%)"] == "70.0 ± 0.0"
@@ -255,7 +255,7 @@ def test_the_choice_names_the_validation_examples(tmp_path):
     sweep = write_rates(tmp_path / "s", {"a": scores(0)})
     for path in sweep.rglob("config.toml"):
         path.write_text('validation = "20 % of train"\n' + path.read_text())
-    assert compare_methods(read_study(sweep)).lead.endswith(
+    assert compare(read_study(sweep)).lead.endswith(
         "by the mean of validation_accuracy (validation examples: 20 % of train) over seeds."
     )
 
@@ -271,7 +271,7 @@ def test_single_runs_of_a_sweep_are_rows_of_their_own(sweep):
 def test_runs_that_were_never_tested_are_rows(tmp_path):
     rates = {"a": {x: {s: {"train_loss": 0.5} for s in range(2)} for x in (0.1, 0.2)}}
     study = read_study(write_rates(tmp_path / "s", rates))
-    found = compare_methods(study)
+    found = compare(study)
     assert found.names == ["a (learning_rate=0.1)", "a (learning_rate=0.2)"]
     assert found.lead.startswith("No final test accuracy has been recorded.")
     assert "No run has a metric to choose by." in found.lead
@@ -286,7 +286,7 @@ def test_hostile_settings_are_escaped(tmp_path):
         rate = re.search(r"rate=([.\d]+)", str(path))[1]
         note = "\\u001b[31m<b>\\n" + rate + "x" * 200
         path.write_text(f'note = "{note}"\n' + path.read_text())
-    found = compare_methods(read_study(sweep))
+    found = compare(read_study(sweep))
     texts = [*row(found, "a").values(), *found.settings[1][0].cells, found.lead]
     assert all(text.isprintable() for text in texts)
     assert len(row(found, "a")["Chosen setting"]) < 160
@@ -298,7 +298,7 @@ def test_unfinished_runs_are_named_and_alone_they_are_rows(sweep, capsys):
     run = sweep / "moon" / "rate=0.1,seed=2"
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text(lines[0] + "\n")
-    methods = compare_methods(read_study(sweep))
+    methods = compare(read_study(sweep))
     assert any(f"{run} is unfinished and left out" in one for one in methods.warnings)
     assert any("moon with learning_rate=0.1 has no" in one for one in methods.warnings)
     assert row(methods, "moon")["Chosen setting"] == "learning_rate=0.2"

@@ -1,7 +1,6 @@
 """Figures show the right points, and their labels do not overlap."""
 
 import io
-import json
 import re
 from itertools import combinations
 
@@ -10,7 +9,7 @@ from closeness import approx
 
 import fedjax_peft as fp
 from fedjax_peft.report import chart
-from fedjax_peft.report.figure_files import PALETTE, render, styles, subplots
+from fedjax_peft.report.figure_files import PALETTE, render, styles
 from fedjax_peft.report.inline_svg import svg
 from fedjax_peft.report.plots import curve_data, curves
 from fedjax_peft.report.wording import unit_of
@@ -40,7 +39,9 @@ def look(line):
 
 
 def texts(fig):
-    return [text.get_text() for text in fig.axes[0].texts]
+    """Returns the texts in the axes and in the legend."""
+    legend = [text for one in fig.legends for text in one.get_texts()]
+    return [text.get_text() for text in (*fig.axes[0].texts, *legend)]
 
 
 def test_curves_are_in_the_units_of_their_axes():
@@ -104,13 +105,25 @@ def test_the_chart_of_a_page_shows_some_points_of_many(monkeypatch):
     drawn = chart.chart(
         {"a": {0: rows(20), 1: rows(20, top=0.4)}, "b": {0: rows(20)}}, ["round"], None
     )
-    data = json.loads(drawn.data)
     assert drawn.step == 3
-    assert data["axes"]["round"]["xs"] == [[0, 3, 6, 9, 12, 15, 18, 20]]
-    assert data["axes"]["round"]["of"] == [0, 0]
-    assert data["texts"][0][-1] == "60.0 ± 28.3 %"
+    titles = re.findall(r"<title>(.*?)</title>", drawn.drawings["round"])
+    shown = [0, 3, 6, 9, 12, 15, 18, 20]
+    for name in "ab":
+        own = [title.partition(":")[0] for title in titles if title.endswith(f"({name})")]
+        assert own == [f"Round {r}" for r in shown]
+    assert "Round 20: 60.0 ± 28.3 % (a)" in titles
     assert drawn.lasts == ["60.0 ± 28.3 %", "80.0 %"]
-    assert drawn.drawings["round"]["wide"].count('class="run-0"') == 1, "its mean and its band"
+    assert drawn.drawings["round"].count('class="run-0"') == 2, "its mean and its band"
+
+
+def test_the_values_of_a_logarithmic_axis_have_the_places_of_its_points():
+    """The points without a cost are not there, and so are their values."""
+    runs = {"a": {0: rows()}, "b": {0: rows(size=100_000_000)}}
+    titles = re.findall(
+        r"<title>(.*?)</title>", chart.chart(runs, ["bytes"], None).drawings["bytes"]
+    )
+    assert titles[:3] == ["2.00 MB: 26.7 % (a)", "4.00 MB: 53.3 % (a)", "6.00 MB: 80.0 % (a)"]
+    assert titles[3:] == ["200 MB: 26.7 % (b)", "400 MB: 53.3 % (b)", "600 MB: 80.0 % (b)"]
 
 
 def test_wall_time_is_the_sum_of_all_phases():
@@ -133,7 +146,7 @@ def test_labels_of_twelve_long_names_do_not_overlap_or_leave_the_figure(spread):
     runs = {f"run-{i}-{'long' * 20}-{i}": rows(top=0.5 + spread * i / 30) for i in range(12)}
     fig = curves(runs, "round")
     fig.savefig(io.BytesIO(), format="png")
-    boxes = [text.get_window_extent() for text in fig.axes[0].texts]
+    boxes = [text.get_window_extent() for text in fig.legends[0].get_texts()]
     assert len(boxes) == 12
     assert not any(a.y0 < b.y1 and b.y0 < a.y1 for a, b in combinations(boxes, 2))
     assert all(fig.bbox.x1 >= box.x1 and fig.bbox.y1 >= box.y1 for box in boxes)
@@ -144,9 +157,8 @@ def test_labels_of_twelve_long_names_do_not_overlap_or_leave_the_figure(spread):
 
 def swatch(names, name):
     """Returns the style of a name's curve in a figure with other names."""
-    ax = curves({n: rows() for n in names}, "round").axes[0]
-    swatches = [line for line in ax.lines if line.get_transform() == ax.transAxes]
-    return look(swatches[names.index(name)])
+    fig = curves({n: rows() for n in names}, "round")
+    return look(fig.legends[0].legend_handles[names.index(name)])
 
 
 def test_a_run_looks_the_same_in_every_report():
@@ -197,9 +209,7 @@ def test_figures_are_the_same_bytes_when_repeated():
 
 def test_twelve_runs_have_different_styles():
     fig = curves({str(i): rows() for i in range(12)}, "round")
-    ax = fig.axes[0]
-    swatches = [line for line in ax.lines if line.get_transform() == ax.transAxes]
-    assert len({look(line) for line in swatches}) == 12
+    assert len({look(line) for line in fig.legends[0].legend_handles}) == 12
 
 
 def test_names_with_special_characters_are_drawn():
@@ -226,19 +236,3 @@ def test_units():
     assert [unit_of("bytes", n).symbol for n in bytes_of] == ["B", "B", "kB", "MB", "GB", "TB"]
     symbols = [unit_of("wall_seconds", n).symbol for n in seconds_of]
     assert symbols == ["s", "s", "min", "min", "h"]
-
-
-def test_a_shared_image_stays_in_its_place():
-    """Images of a heat map and of its colour bar have coordinates and a transform."""
-
-    def places(tag, images):
-        fig, ax = subplots()
-        fig.colorbar(ax.imshow([[0.0, 1.0], [2.0, 3.0]]))
-        found = re.findall(f"<{tag} .*?>", svg(fig, images=images))
-        return [dict(re.findall(r' (x|y|transform)="([^"]*)"', one)) for one in found]
-
-    own = places("image", None)
-    assert len(own) == 2
-    assert all(place.keys() == {"x", "y", "transform"} for place in own)
-    shared = places("use", {})
-    assert all(place in shared for place in own)

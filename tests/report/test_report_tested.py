@@ -8,7 +8,8 @@ from internals import load_run, main, make_study, read_study
 from made_runs import write_run, write_sweep
 from shallow import draw_nothing
 
-from fedjax_peft.report.methods import Options, compare
+from fedjax_peft.cli.resuming import note_methods
+from fedjax_peft.report.comparison import Options, compare
 from fedjax_peft.report.targets import targets
 
 SEEDS = (0.0, 0.02, -0.02)
@@ -71,6 +72,14 @@ def test_methods_that_overrides_gave_other_names_stay_in_that_order(tmp_path):
         path.write_text(text.replace('name = "fedprox"', 'name = "fedprox (peft=ia3)"'))
     shown = compare(read_study(tmp_path / "s"))
     assert shown.names == ["fedprox (peft=ia3)", "fedavg", "ditto"]
+
+
+def test_methods_that_the_command_run_has_run_stand_in_the_order_of_its_config(tmp_path):
+    names = ("fedprox", "fedavg", "ditto")
+    note_methods(tmp_path, {name: {"algorithm": {"name": name}} for name in names})
+    for name in sorted(names):
+        write_run(tmp_path / name, {"name": f"the {name}", "algorithm.name": name}, rows(name))
+    assert compare(read_study(tmp_path)).names == [f"the {name}" for name in names]
 
 
 def test_a_comparison_of_unlike_models_is_warned_of(tmp_path):
