@@ -1,7 +1,7 @@
 """The cost of reaching a target score."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rich.table import Table
@@ -18,6 +18,7 @@ from fedjax_peft.support.errors import InputError
 
 SHARES = (90, 95, 99)
 """Percentages of the target (by default the best final score), as in FeDeRA's Table 5."""
+_COSTS = ("bytes", "simulated_seconds")
 UNTRAINED = "untrained"
 """The cell of a row whose model reached the target before any training, at no cost."""
 
@@ -59,13 +60,17 @@ def targets(rows: Rows, target: float | None) -> list[Target]:
     elif not 0 < target < math.inf:
         raise InputError(f"The target {target:g} must be above 0.")
     text, out = score_printer(runs), []
+    units = [
+        in_unit(x, [n for run in runs for n in series(run.rows, x, "round")[0][-1:]])
+        for x in _COSTS
+    ]
     for share in SHARES:
         part = target * 100 / share if lower else share * target / 100
-        rounds = [[_rounds(run, part, shared) for run in group] for group in groups]
-        means = [_mean(row) for row in rounds]
-        first = column("Round", means, lambda r: f"{r:.3g}" if r else UNTRAINED)
-        costs = [_cost(groups, rounds, x) for x in ("bytes", "simulated_seconds")]
-        out.append(Target(share, text(part), [first, *costs]))
+        reached = [[_reached(run, part, shared) for run in group] for group in groups]
+        rounds, *costs = ([_mean([one[i] for one in row]) for row in reached] for i in range(3))
+        first = column("Round", rounds, lambda r: f"{r:.3g}" if r else UNTRAINED)
+        spent = [column(unit, cost, of) for (unit, of), cost in zip(units, costs, strict=True)]
+        out.append(Target(share, text(part), [first, *spent]))
     return out
 
 
@@ -90,32 +95,16 @@ def score_printer(runs: Sequence[RunRecord]) -> Callable[[float], str]:
     return score_text(all(is_share(headline(run.rows)) for run in runs))
 
 
-def _cost(
-    groups: Sequence[Sequence[RunRecord]], rounds: Sequence[Sequence[int | None]], x: str
-) -> Column:
-    """Returns the mean cost of each row up to the rounds of its runs, a column headed by its unit.
+def _reached(run: RunRecord, score: float, shared: bool) -> list[float | None]:
+    """Returns the first round in which a run, or its global model, has a score, and the costs.
 
-    Round 0 is the untrained model: it cost nothing, so the cell stays empty.
+    Round 0 is the untrained model: it cost nothing, so its costs are None.
     """
-    spent = [[_spent(run, x) for run in group] for group in groups]
-    unit, text = in_unit(x, (n for row in spent for one in row for n in one.values()))
-    means = [
-        _mean([one.get(r or None) for one, r in zip(row, reached, strict=True)])
-        for row, reached in zip(spent, rounds, strict=True)
-    ]
-    return column(unit, means, text)
-
-
-def _spent(run: RunRecord, x: str) -> Mapping[int | None, float]:
-    """Returns round -> bytes or seconds up to and including this round."""
-    spent, rounds = series(run.rows, x, "round")
-    return {int(r): n for r, n in zip(rounds, spent, strict=True)}
-
-
-def _rounds(run: RunRecord, score: float, shared: bool) -> int | None:
-    """Returns the first round in which a run, or its global model (``shared``), has a score."""
     metric = f"test_{headline(run.rows)}"
-    return rounds_to(run.rows, score, f"global_{metric}" if shared else metric)
+    first = rounds_to(run.rows, score, f"global_{metric}" if shared else metric)
+    spent = (series(run.rows, x, "round") for x in _COSTS)
+    by_round = [dict(zip(rounds, costs, strict=True)) for costs, rounds in spent]
+    return [first, *(costs.get(first) if first else None for costs in by_round)]
 
 
 def _final(run: RunRecord, shared: bool) -> float | None:

@@ -122,6 +122,6 @@ def test_lines_of_clients_have_their_names():
         *({"round": r, "clients": [0, 1], "local_accuracy": [0.1, 0.2]} for r in (1, 2)),
     ]
     figure = local_models({"a": {0: found}})
-    texts = [text.get_text() for text in figure.draw(False).legends[0].get_texts()]
+    texts = [text.get_text() for text in figure.figure.legends[0].get_texts()]
     assert texts == ["alice", "bob", "Global model"]
     assert figure.data[0]["client_name"] == "alice"
