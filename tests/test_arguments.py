@@ -177,6 +177,7 @@ def own(
     several: Annotated[Sequence[int], Len(1, 2)] = (1,),
     other: Unknown = 3,
     anything=None,
+    **more: Annotated[float | None, Gt(0)],
 ):
     return inner._replace(name=f"own {share}")
 """
@@ -187,17 +188,18 @@ def test_a_users_factory_is_checked_by_its_types():
     exec(OWN, names)
     own, mean = names["own"], fp.aggregators.mean()
     own(mean)  # the default may be of another type than the annotation says
-    own(mean, share=1, how="two", several=np.array([1, 2]), other="x", anything=object())
+    own(mean, share=1, how="two", several=np.array([1, 2]), other="x", anything=object(), more=None)
     for wrong, words in (
         ({"share": 0.0}, "share = 0.0 of own must be a number above 0 and at most 1"),
         ({"how": "tow"}, "Did you mean 'two'"),
         ({"several": []}, "several"),
         ({"inner": 3}, "must be an aggregator"),
+        ({"more": 0}, "more = 0 of own must be a number above 0"),
     ):
         with pytest.raises(fp.InputError, match=words):
             own(**{"inner": mean, **wrong})
-    with pytest.raises(TypeError, match=r"own\(\).*'shar'"):
-        own(mean, shar=0.5)
+    with pytest.raises(TypeError, match=r"own\(\).*'inner'"):
+        own()
 
 
 def test_run_time_values_are_not_checked_but_for_sizes():
@@ -230,6 +232,8 @@ def test_what_fits():
     assert fits(Annotated[float, Gt(0), Le(math.inf)], math.inf)
     assert not fits(float, math.inf)
     assert fits(int, np.int64(3))
+    assert fits(Sequence[str], {"a", "b"})
+    assert fits(Sequence[int], np.array([1, 2]))
     assert fits(Annotated[float, Ge(0)], np.float32(0))
     assert not fits(Annotated[Sequence[int], Len(1)], "text")
 

@@ -16,7 +16,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature, unwrap
 from pathlib import Path
@@ -89,13 +89,19 @@ def check(function: Callable[..., Any], kinds: Mapping[str, Any], given: Mapping
     for name, value in given.items():
         if name not in kinds or value is parameters[name].default:
             continue
-        several = parameters[name].kind is Parameter.VAR_POSITIONAL
-        for one in value if several else (value,):
+        for shown, one in _each(name, parameters[name].kind, value):
             fixed = name in constants and isinstance(one, Tracer)
             if fixed or not fits(kinds[name], one):
-                what = f"{name} = {show(one)} of {function.__name__}"
+                what = f"{shown} = {show(one)} of {function.__name__}"
                 advice = _advice(kinds[name], one)
                 raise InputError(f"{what} must be {_or(kinds[name])}. {advice}".rstrip())
+
+
+def _each(name: str, how: Any, value: Any) -> Iterable[tuple[str, Any]]:
+    """Returns (name, value) of an argument; ``*arguments`` and ``**options`` have several."""
+    if how is Parameter.VAR_KEYWORD:
+        return cast(Iterable[tuple[str, Any]], value.items())
+    return [(name, one) for one in (value if how is Parameter.VAR_POSITIONAL else (value,))]
 
 
 def fits(kind: Any, value: Any, bounds: Sequence[Any] = ()) -> bool:
@@ -107,7 +113,7 @@ def fits(kind: Any, value: Any, bounds: Sequence[Any] = ()) -> bool:
         return any(fits(one, value, bounds) for one in inner)
     if kind in (int, float):
         return _is_number(kind, value, bounds)
-    return _has_type(kind, origin, inner, value) and _holds(bounds, value)
+    return _has_type(kind, origin, inner, value) and (value is None or _holds(bounds, value))
 
 
 def _is_number(kind: type, value: Any, bounds: Sequence[Any]) -> bool:
@@ -131,8 +137,9 @@ def _has_type(kind: Any, origin: Any, inner: tuple[Any, ...], value: Any) -> boo
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(fits(inner[-1], x) for x in value.values())
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
-        return listed and all(fits(inner[0], x) for x in value)
+        if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+            return False
+        return all(fits(inner[0], x) for x in value)
     if origin is Callable:
         return callable(value)
     return all(hasattr(value, name) for name in getattr(kind, "_fields", ()))

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 from jax import Array
 
+from fedjax_peft.contracts.arguments import Count, FromZero, NotNegative, PositiveShare
 from fedjax_peft.contracts.types import Batch, Key, Params, PyTree
 
 
@@ -38,14 +39,14 @@ class Outputs(NamedTuple):
 class Sampling(NamedTuple):
     """How tokens are chosen. Hashable: each choice is a compiled program."""
 
-    max_new_tokens: int = 64
+    max_new_tokens: Count = 64
     """The largest number of tokens in a completion, the end token included."""
-    temperature: float = 0.0
+    temperature: NotNegative = 0.0
     """0: the most likely token (greedy). Otherwise logits are divided by it, and drawn from."""
-    top_p: float = 1.0
+    top_p: PositiveShare = 1.0
     """Draw from the smallest set of most likely tokens with at least this probability (nucleus
     sampling, Holtzman et al. 2020), after ``top_k``."""
-    top_k: int = 0
+    top_k: FromZero = 0
     """Draw from this number of most likely tokens; 0: from all."""
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Key, Outputs, Sampling
+from fedjax_peft.contracts.arguments import check, kinds_of
 from fedjax_peft.models.cache import empty
-from fedjax_peft.support.checks import check_count, check_number
 from fedjax_peft.support.errors import InputError
 
 NO_TOKEN = -1
@@ -28,12 +28,8 @@ NOT_CAUSAL = (
 
 
 def check_sampling(how: Sampling) -> Sampling:
-    """Returns the settings."""
-    what = "the sampling"
-    check_count(what, "max_new_tokens", how.max_new_tokens)
-    check_number(what, "temperature", how.temperature)
-    check_number(what, "top_p", how.top_p, most=1, positive=True)
-    check_count(what, "top_k", how.top_k, least=0)
+    """Returns the settings, which must be in their ranges."""
+    check(Sampling, kinds_of(Sampling), how._asdict())
     return how
 
 

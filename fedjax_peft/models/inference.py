@@ -24,7 +24,7 @@ from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import tokenize
 from fedjax_peft.engine.compilation import programs
 from fedjax_peft.models.base import Model
-from fedjax_peft.numerics.measures.representation import Pooling, check_pooling, pool
+from fedjax_peft.numerics.measures.representation import Pooling, pool
 from fedjax_peft.support.checks import check_choice, check_count
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import read_text
@@ -167,7 +167,7 @@ def embed(
     Raises:
       InputError: the model has no tokenizer, there are no texts, or an unknown pooling.
     """
-    check_pooling(pooling)
+    check_choice("pooling", pooling, get_args(Pooling))
     tokenizer = model.require_tokenizer()
     texts, _ = texts_of(texts, None)
     if not len(texts):

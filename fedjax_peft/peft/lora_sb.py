@@ -29,7 +29,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Key, Params, Task
-from fedjax_peft.contracts.arguments import Count
+from fedjax_peft.contracts.arguments import Count, Positive, strict
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam, Model
 from fedjax_peft.numerics.linalg import canonical, svd
@@ -93,7 +93,8 @@ def _start_missing(trainable: Params) -> str | None:
     )
 
 
-def gradient_start(model: Model, batches: Iterable[Batch], task: Task, *, step: float) -> Model:
+@strict
+def gradient_start(model: Model, batches: Iterable[Batch], task: Task, *, step: Positive) -> Model:
     """Returns the model with LoRA-SB's start, from the gradient of the frozen kernels.
 
     Args:
@@ -103,13 +104,11 @@ def gradient_start(model: Model, batches: Iterable[Batch], task: Task, *, step: 
       step: η, the length of the first step; the learning rate, or a part of it.
 
     Raises:
-      InputError: the model has no LoRA-SB, there are no batches, or ``step`` is not positive.
+      InputError: the model has no LoRA-SB, or there are no batches.
     """
     paths = sorted(n.removesuffix(".sb_r") for n in model.trainable if n.endswith(".sb_r"))
     if not paths:
         raise InputError("gradient_start is for a model with fp.peft.lora_sb() attached.")
-    if not 0 < step < float("inf"):
-        raise InputError(f"step = {step!r} must be a positive finite number.")
     gradient = _gradient(model, task, paths)
     total: Params = {}
     for batch in batches:

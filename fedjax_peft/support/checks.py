@@ -1,6 +1,5 @@
-"""Checks of options: of a choice, of a whole number, of a number."""
+"""Checks of options: of a choice, of a whole number."""
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,17 +21,3 @@ def check_count(
     if not whole or value < least or (most is not None and value > most):
         limits = f"from {least} " + ("up" if most is None else f"to {most:,}")
         raise InputError(f"{name} = {show(value)} of {method} must be a whole number {limits}.")
-
-
-def check_number(
-    method: str, name: str, value: Any, *, most: float = math.inf, positive: bool = False
-) -> None:
-    """Raises InputError for a value that is no number from 0 to ``most``, or is 0 if positive."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= most or math.isinf(value) or (positive and value == 0):
-        limits = "above 0" if positive else "from 0"
-        if not math.isinf(most):
-            limits += f" and at most {most:g}" if positive else f" to {most:g}"
-        elif not positive:
-            limits += " up"
-        raise InputError(f"{name} = {show(value)} of {method} must be a number {limits}.")

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Outputs
-from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError
 
 Pooling = Literal["mean", "cls"]
@@ -41,11 +40,6 @@ _SPREAD = 1e-12
 """Threshold for squared distances from the mean over squared lengths: less is rounding error."""
 _LEAST = 1e-10
 """Threshold for a sum of squares whose scale is 1: less is rounding error."""
-
-
-def check_pooling(how: str) -> None:
-    """Raises InputError for an unknown pooling."""
-    check_choice("pooling", how, get_args(Pooling))
 
 
 def pool(outputs: Outputs, batch: Batch, how: Pooling) -> Array:
