@@ -72,11 +72,13 @@ def column(
         first = text(best(value for value in values if value is not None))
         # Compare the printed texts, so that cells with equal texts are marked together.
         marked = {i for i, one in enumerate(texts) if one == first}
-    cells = [
-        one if one == wording.MISSING else f"{one}{note}"
-        for one, note in zip(texts, notes or [""] * len(texts), strict=True)
-    ]
-    return Column(title, short, cells, marked, part)
+    return Column(title, short, _noted(texts, notes), marked, part)
+
+
+def _noted(texts: Sequence[str], notes: Sequence[str] | None) -> list[str]:
+    """Returns texts with notes behind those that are not missing."""
+    pairs = zip(texts, notes or [""] * len(texts), strict=True)
+    return [text if text == wording.MISSING else f"{text}{note}" for text, note in pairs]
 
 
 def in_unit(cost: str, values: Iterable[float | None]) -> tuple[str, Callable[[float], str]]:
@@ -118,22 +120,25 @@ def scores(
     share: bool,
     *,
     after: str = "",
-    **options: Any,
+    short: str | None = None,
+    notes: Sequence[str] | None = None,
+    best: set[int] | None = None,
+    part: Part = "results",
 ) -> Column:
     """Returns a column of scores or means with standard deviations; shares are in percent.
 
     Args:
         title: The heading without its unit.
         after: Text behind the unit.
-        **options: For :func:`column`. By default, a terminal has the last word of the heading in a
-            second line.
+        short: The heading in a terminal; by default ``title``, with its last word in a second line.
+        notes: Text behind each value.
     """
-    text = {one.mean: _text(one, share) for one in values}
-    first, _, last = wording.capital(title).rpartition(" ")
-    short = f"{first}\n{_SHORT.get(last, last)}{' %' if share else ''}"
-    heading = f"{wording.capital(title)}{' (%)' if share else ''}{after}"
-    means = [one.mean for one in values]
-    return column(heading, means, text.__getitem__, **{"short": short, **options})
+    title = wording.capital(title)
+    first, _, last = title.rpartition(" ")
+    if short is None:
+        short = f"{first}\n{_SHORT.get(last, last)}{' %' if share else ''}"
+    cells = _noted([_text(one, share) for one in values], notes)
+    return Column(f"{title}{' (%)' if share else ''}{after}", short, cells, best or set(), part)
 
 
 def mean_text(field: str, values: Summary) -> str:
@@ -163,9 +168,12 @@ def of_runs(facts: Sequence[Fact], judged: Judgement | None) -> list[Column]:
         known = ([] if fact[key] is None else [fact[key]] for fact in facts)
         return scores(title, [*map(summarise, known)], share, **options)
 
-    finals = [of(f"Final {score}", "final_score")]
+    def score_of(when: str, key: str) -> Column:
+        return of(f"{when} {score}", key, short=f"{when}\n{short}{sign}")
+
+    finals = [score_of("Final", "final_score")]
     if any(fact["personal_score"] is not None for fact in facts):
-        finals = [of_models(of(f"Final {score}", f"{kind}_score"), kind) for kind in MODELS]
+        finals = [of_models(score_of("Final", f"{kind}_score"), kind) for kind in MODELS]
     clients = _of_clients(facts, share, of)
     if any(fact["final_score"] is not None for fact in facts):
         finals = [
@@ -177,7 +185,7 @@ def of_runs(facts: Sequence[Fact], judged: Judgement | None) -> list[Column]:
     return [
         column("Rounds", [fact["rounds"] for fact in facts], str, short="\nRounds"),
         *finals,
-        of(f"Tuned {score}", "tuned_score"),
+        score_of("Tuned", "tuned_score"),
         of(
             f"Best {score}",
             "best_score",
@@ -338,37 +346,24 @@ def differences(names: Sequence[str], judged: Judgement | None) -> list[Column]:
     rows = [found.get(name) for name in names]
     unit, short = (" (points)", " (pts)") if judged.share else ("", "")
 
-    def build(
-        title: str, short: str, text: Callable[[PairComparison], str], data: Mapping[str, str]
-    ) -> Column:
-        cells = [wording.MISSING if one is None else text(one) for one in rows]
-        numbers = {
-            name: [one and getattr(one.difference, key) for one in rows]
-            for name, key in data.items()
-        }
-        return Column(title, short, cells, set(), "difference", numbers)
+    def cells(text: Callable[[PairComparison], str]) -> list[str]:
+        return [wording.MISSING if one is None else text(one) for one in rows]
 
-    difference = build(
-        f"Difference to {reference}{unit}",
-        f"Difference to\n{wording.shorten(reference, 16)}{short}",
-        lambda one: _signed(one.difference.mean, judged.share),
-        {"difference": "mean", "difference_n": "n"},
-    )
-    difference.cells[list(names).index(reference)] = "baseline"
-    t, bootstrap = (
-        build(
-            f"95 % interval ({kind})",
-            f"95 % interval\n{kind}",
-            partial(_interval, prefix=prefix, share=judged.share),
-            {f"{kind}_low": f"{prefix}low", f"{kind}_high": f"{prefix}high"},
-        )
-        for kind, prefix in (("t", ""), ("bootstrap", "boot_"))
-    )
-    results = [one and _result(one) for one in rows]
-    result = build("Result", "\nResult", _result, {})._replace(
-        data={"result": results}, is_text=True
-    )
-    return [difference, t, bootstrap, result]
+    def numbers(key: str) -> list[Any]:
+        return [one and getattr(one.difference, key) for one in rows]
+
+    means = cells(lambda one: _signed(one.difference.mean, judged.share))
+    means[list(names).index(reference)] = "baseline"
+    heading = f"Difference to\n{wording.shorten(reference, 16)}{short}"
+    data: dict[str, Sequence[Any]] = {"difference": numbers("mean"), "difference_n": numbers("n")}
+    out = [Column(f"Difference to {reference}{unit}", heading, means, set(), "difference", data)]
+    for kind, prefix in (("t", ""), ("bootstrap", "boot_")):
+        texts = cells(partial(_interval, prefix=prefix, share=judged.share))
+        title = f"95 % interval ({kind})"
+        data = {f"{kind}_{end}": numbers(f"{prefix}{end}") for end in ("low", "high")}
+        out.append(Column(title, f"95 % interval\n{kind}", texts, set(), "difference", data))
+    data = {"result": [one and _result(one) for one in rows]}
+    return [*out, Column("Result", "\nResult", cells(_result), set(), "difference", data, True)]
 
 
 def _signed(value: float | None, share: bool) -> str:
@@ -400,25 +395,26 @@ def costs(facts: Sequence[Fact]) -> list[Column]:
     def values(key: str) -> list[Any]:
         return [fact[key] for fact in facts]
 
+    def cost(title: str, unit: str, amounts: Values, start: str = "", **options: Any) -> Column:
+        symbol, text = in_unit(unit, amounts)
+        short = f"{start}\n{symbol}" if start else ""
+        return column(f"{title} ({symbol})", amounts, text, short=short, **options)
+
     up, down = values("bytes_up"), values("bytes_down")
-    simulated, wall = values("simulated_seconds"), values("wall_seconds")
     upload = [
         None if size is None or not count else size / count
         for size, count in zip(up, values("client_rounds"), strict=True)
     ]
-    one, one_text = in_unit("bytes", upload)
-    total, total_text = in_unit("bytes", up + down)
-    clock, clock_text = in_unit("simulated_seconds", simulated)
-    wall_clock, wall_text = in_unit("wall_seconds", wall)
-    received = [f" / {wording.MISSING if n is None else total_text(n)}" for n in down]
+    total, text = in_unit("bytes", up + down)
+    received = [f" / {wording.MISSING if n is None else text(n)}" for n in down]
     short = f"Up / down\n{total}"
     return [
         _privacy_column(values("epsilon"), values("delta")),
         column("Trained parameters", values("trained"), "{:,.0f}".format),
-        column(f"Upload per client and round ({one})", upload, one_text, min),
-        column(f"Total up / down ({total})", up, total_text, short=short, notes=received),
-        column(f"Simulated time ({clock})", simulated, clock_text, short=f"Sim.\n{clock}"),
-        column(f"Wall time ({wall_clock})", wall, wall_text, short=f"Wall\n{wall_clock}"),
+        cost("Upload per client and round", "bytes", upload, best=min),
+        column(f"Total up / down ({total})", up, text, short=short, notes=received),
+        cost("Simulated time", "simulated_seconds", values("simulated_seconds"), "Sim."),
+        cost("Wall time", "wall_seconds", values("wall_seconds"), "Wall"),
         column("Slots in use (%)", values("slot_utilisation"), wording.percent),
         _error_column(values("aggregation_error_relative"), values("aggregation_error")),
     ]

@@ -66,6 +66,14 @@ def test_a_row_for_each_method_at_its_setting_chosen_on_validation(sweep):
     assert methods.warnings == []
 
 
+def test_equal_means_have_deviations_of_their_own(tmp_path):
+    same = {s: {"test_accuracy": 0.5} for s in range(3)}
+    spread = {s: {"test_accuracy": x} for s, x in enumerate((0.25, 0.5, 0.75))}
+    found = compare(read_study(write_rates(tmp_path / "s", {"a": {0.1: same}, "b": {0.1: spread}})))
+    cells = [row(found, name)["Final test accuracy (%)"] for name in "ab"]
+    assert cells == ["50.0 ± 0.0", "50.0 ± 25.0"]
+
+
 def test_all_settings_are_shown_with_the_chosen_ones(sweep):
     names, columns = compare(read_study(sweep)).settings
     cells = list(zip(names, *(column.cells for column in columns), strict=True))
