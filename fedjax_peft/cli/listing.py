@@ -12,6 +12,7 @@ from fedjax_peft.data.catalog import DATASETS, Source
 from fedjax_peft.support import accelerators, source
 from fedjax_peft.support import assets as stored
 from fedjax_peft.support.errors import InputError, nearest
+from fedjax_peft.support.rooms import TABLES
 from fedjax_peft.support.source import FirstLines
 
 Sections = Mapping[str, Mapping[str, str]]
@@ -34,7 +35,6 @@ def assets(options: argparse.Namespace) -> None:
 def list_names(options: argparse.Namespace) -> None:
     """Lists the names that a config can use, with descriptions."""
     folder = stored.cache_dir() / "data"
-    tables = source.keys("fedjax_peft.config.keys", "NAMESPACES")
     sections = {
         "models": {
             **{name: a.description for name, a in stored.ASSETS.items() if a.kind == "model"},
@@ -45,7 +45,7 @@ def list_names(options: argparse.Namespace) -> None:
             **{name: _data_lines(entry) for name, entry in DATASETS.items()},
             "(a directory)": "with json, csv or parquet files, images, or LEAF's json by user",
         },
-        **{table: source.FirstLines(module) for table, (module, _) in tables.items()},
+        **{table: source.FirstLines(module) for table, module in TABLES.items()},
         "presets (preset = ...), and the keys that you choose": presets.lines(),
         "devices (plan --device)": accelerators.lines(),
     }

@@ -4,51 +4,24 @@ A key is an argument of ``simulate``, a field of a record (:mod:`fedjax_peft.sim
 an argument of a function that a table names, or one of the config's own keys below.
 """
 
-import types
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from fedjax_peft import (
-    aggregators,
-    algorithms,
-    asynchronous,
-    attacks,
-    availability,
-    peft,
-    privacy,
-    tasks,
-    transforms,
-)
 from fedjax_peft.config.schema import fields_of
-from fedjax_peft.data import partition, sources
+from fedjax_peft.data import sources
 from fedjax_peft.models import hub
-from fedjax_peft.numerics import optimizers, schedules
-from fedjax_peft.simulation import trackers
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
 from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support import plugins
 from fedjax_peft.support.errors import InputError, check_known, nearest
+from fedjax_peft.support.rooms import TABLES
 
 Config = dict[str, Any]
 
-NAMESPACES: dict[str, types.ModuleType] = {
-    "partition": partition,
-    "peft": peft,
-    "algorithm": algorithms,
-    "aggregator": aggregators,
-    "optimizer": optimizers,
-    "schedule": schedules,
-    "server_schedule": schedules,
-    "transforms": transforms,
-    "privacy": privacy,
-    "attack": attacks,
-    "asynchronous": asynchronous,
-    "availability": availability,
-    "task": tasks,
-    "trackers": trackers,
-}
+NAMESPACES = {table: importlib.import_module(module) for table, module in TABLES.items()}
 """Tables whose ``name`` is a public function of a module."""
 
 CHAINED = ("transforms", "trackers")

@@ -40,6 +40,7 @@ from fedjax_peft.contracts.client import (
 from fedjax_peft.contracts.compatibility import check_compatible, refusals
 from fedjax_peft.contracts.feature import Feature
 from fedjax_peft.contracts.model import ApplyFn, Outputs, Platform, Sampling, on_platform
+from fedjax_peft.contracts.part import item as item
 from fedjax_peft.contracts.privacy import Attack, Federation, Guarantee, Privacy, Wrapped
 from fedjax_peft.contracts.server import RoundContext, ServerUpdate
 from fedjax_peft.contracts.task import Task, loss_and_metrics

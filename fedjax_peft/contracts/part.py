@@ -22,26 +22,23 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import jax
+import numpy as np
 
 from fedjax_peft.contracts.arguments import check, kinds_of
 from fedjax_peft.support import plugins
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, check_known, nearest
+from fedjax_peft.support.rooms import ROOMS, TABLES
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 _LIBRARY = {
-    room: f"fedjax_peft.{place}{room}"
-    for place, rooms in {
-        "": (
-            *("aggregators", "algorithms", "asynchronous", "attacks", "availability"),
-            *("peft", "privacy", "tasks", "transforms"),
-        ),
-        "numerics.": ("optimizers", "schedules"),
-    }.items()
-    for room in rooms
+    **{room: TABLES[table] for table, room in ROOMS.items()},
+    "contracts": "fedjax_peft.contracts",
+    "heads": "fedjax_peft.models.heads",
 }
-"""Room -> its module. The parts of the library have names such as ``algorithms.fedprox``."""
+"""Room -> its module. The parts of the library have names such as ``algorithms.fedprox``, and
+``load_model`` of a function that is public itself."""
 
 OWN = "not_recorded"
 """The key of a table that stands for a value which a file cannot hold."""
@@ -192,6 +189,32 @@ def part(factory: Factory) -> Factory:
     The function must return the same for equal arguments. Its result is a (named) tuple or
     something with attributes. A part that is changed by ``_replace`` has no call.
     """
+    return _decorated(factory, _plain)
+
+
+def data_part(factory: Factory) -> Factory:
+    """Decorates a function that returns data or a model, or several of them in a dict or tuple.
+
+    Their calls hold no arrays: an argument that a file cannot hold, such as data without a call,
+    becomes :class:`Unknown`. Each of several results has the call of :func:`item`.
+    """
+    return _decorated(factory, _light)
+
+
+def item(of: Any, key: Any) -> Any:
+    """Returns one of several results, such as a split of ``fp.load_dataset(...)``."""
+    return of[key]
+
+
+item.__dict__["part"] = "contracts.item"
+
+
+def _decorated(factory: Factory, recorded: Callable[[Any], Any]) -> Factory:
+    """Returns a factory whose results know their calls.
+
+    Args:
+      recorded: value of an argument -> what the call holds.
+    """
     signature = inspect.signature(factory)
     name = _name(factory)
     kinds = functools.cache(lambda: kinds_of(factory))
@@ -206,14 +229,13 @@ def part(factory: Factory) -> Factory:
         made = factory(*arguments, **options)
         bound.apply_defaults()
         values = [
-            (key, _plain(value))
+            (key, recorded(value))
             for key, value in bound.arguments.items()
             if value is not None or signature.parameters[key].default is not None
         ]
-        leaves = jax.tree.leaves([value for _, value in values], is_leaf=_is_call)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if recorded is _plain and _has_tracer([value for _, value in values]):
             return made  # a run-time value of a program has no number
-        return _tagged(made, Call(name, tuple(values)))
+        return tagged(made, Call(name, tuple(values)))
 
     make.__dict__["part"] = name
     return cast(Factory, make)
@@ -221,7 +243,10 @@ def part(factory: Factory) -> Factory:
 
 def call_of(value: Any) -> Call | None:
     """Returns the call that made a part; None for a changed part, and for anything else."""
-    return getattr(value, "_call", None) if hasattr(value, "__dict__") else None
+    own = getattr(value, "__dict__", {})
+    if "_state" in own and own["_state"] != _state(value):
+        return None
+    return own.get("_call")
 
 
 def has_parts(value: Any) -> bool:
@@ -233,16 +258,36 @@ def has_parts(value: Any) -> bool:
     return (isinstance(value, list) or type(value) is tuple) and any(map(has_parts, value))
 
 
-def _tagged(made: Any, call: Call) -> Any:
+def tagged(made: Any, call: Call, *, mutable: bool = False) -> Any:
+    """Returns what a call made, which knows the call.
+
+    Args:
+      mutable: whether ``made`` is a tokenizer, which can be changed in place. It then has no call.
+    """
+    if type(made) is dict:
+        return {key: tagged(one, _item_of(call, key)) for key, one in made.items()}
+    if type(made) is tuple:
+        return tuple(tagged(one, _item_of(call, key)) for key, one in enumerate(made))
     if isinstance(made, tuple) and not hasattr(made, "__dict__"):
         made = _with_room(type(made))(*made)
     elif call_of(made) is not None:  # an inner factory made it, and may give it to others
         made = copy.copy(made)
     if hasattr(made, "__dict__"):
         object.__setattr__(made, "_call", call)
-        if call.is_known():
+        if isinstance(made, tuple) and call.is_known():
             object.__setattr__(made, "_known", call)
+        if mutable:
+            object.__setattr__(made, "_state", _state(made))
     return made
+
+
+def _item_of(call: Call, key: Any) -> Call:
+    return Call("contracts.item", (("of", call), ("key", key)))
+
+
+def _state(tokenizer: Any) -> tuple[str, ...]:
+    """Returns what users change of a tokenizer."""
+    return repr(tokenizer), str(getattr(tokenizer, "chat_template", None))
 
 
 @functools.cache
@@ -273,8 +318,9 @@ def _typed(value: Any) -> Any:
     return tuple(map(_typed, value)) if type(value) is tuple else (type(value), value)
 
 
-def _is_call(value: Any) -> bool:
-    return isinstance(value, Call)
+def _has_tracer(values: Any) -> bool:
+    leaves = jax.tree.leaves(values, is_leaf=lambda value: isinstance(value, Call))
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
 
 
 def _plain(value: Any) -> Any:
@@ -284,6 +330,27 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list) or type(value) is tuple:
         return tuple(map(_plain, value))
     return str(value) if isinstance(value, Path) else value
+
+
+def _light(value: Any) -> Any:
+    """Returns a value as a file can hold it. Of rows of data, only the first is looked at."""
+    if (call := call_of(value)) is not None:
+        return call
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        found: Any = {key: _light(one) for key, one in value.items()}
+        odd = any(isinstance(one, Unknown) for one in found.values())
+    elif isinstance(value, list) or type(value) is tuple:
+        kinds = {*map(type, value)}  # of perhaps a million names
+        if all(issubclass(kind, bool | int | float | str) for kind in kinds):
+            return tuple(value)
+        odd = not all(issubclass(kind, list | tuple) for kind in kinds)
+        found = () if odd else tuple(map(_light, value))
+        odd = odd or any(isinstance(one, Unknown) for one in found)
+    else:
+        return _read(_written(str(value) if isinstance(value, Path) else value))
+    return Unknown(_kind(value)) if odd else found
 
 
 def _calls(at: str, value: Any) -> Iterator[tuple[str, Call]]:
@@ -315,8 +382,11 @@ def _written(value: Any) -> Any:
         return {key: _written(one) for key, one in value.items()}
     if isinstance(value, bool | int | float | str):
         return value
-    kind = getattr(value, "__qualname__", None) or f"a {type(value).__name__}"
-    return {OWN: "None" if value is None else kind}
+    return {OWN: "None" if value is None else _kind(value)}
+
+
+def _kind(value: Any) -> str:
+    return getattr(value, "__qualname__", None) or f"a {type(value).__name__}"
 
 
 def _read(value: Any) -> Any:
@@ -364,8 +434,10 @@ def _name(factory: Callable[..., Any]) -> str:
     """Returns the name of a factory, by which :func:`_factory` finds it in another process."""
     module = factory.__module__
     rooms = [room for room, home in _LIBRARY.items() if f"{module}.".startswith(f"{home}.")]
-    if rooms:
+    if rooms and not module.endswith(".base"):
         return f"{rooms[0]}.{factory.__name__}"
+    if module.startswith(f"{_PACKAGE}.") and _is_public(factory.__qualname__):
+        return factory.__qualname__
     file = getattr(sys.modules.get(module), "__file__", None)
     own = file if file and module.startswith(plugins.LOADED) else module
     return f"{own}:{factory.__qualname__}"
@@ -379,14 +451,7 @@ def _factory(name: str, at: str) -> Callable[..., Any]:
     """
     place, _, function = name.rpartition(":")
     if not place:
-        room, _, function = name.partition(".")
-        if room not in _LIBRARY:
-            raise InputError(f"{at or 'A part'} is {show(name)}. {nearest(room, _LIBRARY)}")
-        module = importlib.import_module(_LIBRARY[room])
-        known = getattr(module, function, None)
-        check_known(
-            f"part fp.{room}", function, [n for n in vars(module) if _is_factory(vars(module)[n])]
-        )
+        known = _of_library(name, at)
     elif place in sys.modules:  # such as the script or the notebook that runs
         known = getattr(sys.modules[place], function, None)
     elif place == "__main__" or "<" in function:
@@ -400,6 +465,29 @@ def _factory(name: str, at: str) -> Callable[..., Any]:
             " function can only be found while that runs: put them into a module of their own."
         )
     return cast(Callable[..., Any], known)
+
+
+def _of_library(name: str, at: str) -> Any:
+    room, _, function = name.partition(".")
+    if room in _LIBRARY:
+        module = importlib.import_module(_LIBRARY[room])
+        parts = [n for n in vars(module) if _is_factory(vars(module)[n])]
+        check_known(f"part fp.{room}", function, parts)
+        return getattr(module, function)
+    if not _is_public(name):
+        raise InputError(f"{at or 'A part'} is {show(name)}. {nearest(room, _LIBRARY)}")
+    known: Any = importlib.import_module(_PACKAGE)
+    for own in name.split("."):
+        known = getattr(known, own, None)
+    return known
+
+
+_PACKAGE = "fedjax_peft"
+
+
+def _is_public(name: str) -> bool:
+    """Returns whether a name is in ``fp``, itself or as that of a method of a class there."""
+    return name.partition(".")[0] in importlib.import_module(_PACKAGE).__all__
 
 
 def _is_factory(value: Any) -> bool:

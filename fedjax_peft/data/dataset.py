@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from fedjax_peft.contracts import Task
+from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.packing import packed
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
@@ -171,6 +172,7 @@ class Clients(Generic[DataT]):
         """Number of examples of each client, int32 ``[clients]``."""
         return np.fromiter(map(len, self.indices), np.int32, len(self.indices))
 
+    @data_part
     def pack(self, length: int | None = None) -> "Clients[Dataset]":
         """Returns the same clients with several examples in each row of tokens.
 
@@ -199,6 +201,7 @@ class Clients(Generic[DataT]):
         weights = self.sizes.astype(np.float64) if self.weights is None else self.weights
         return Clients(rows, indices, self.names, weights)
 
+    @data_part
     def holdout(self, fraction: float, seed: int = 0) -> tuple["Clients[DataT]", "Clients[DataT]"]:
         """Returns ``(train, held_out)``: every client's own list, split at random.
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedjax_peft import tasks
+from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data import arrays, silo
 from fedjax_peft.data.arrays import Encoding, refuse
 from fedjax_peft.data.catalog import DATASETS, OWN, Source
@@ -44,6 +45,7 @@ _MADE_KEYS = (
 """Keys to partition by that are made from the rows."""
 
 
+@data_part
 def load_dataset(
     name: str | Path | Any,
     *,

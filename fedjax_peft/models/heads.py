@@ -8,6 +8,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Outputs
+from fedjax_peft.contracts.part import part
 from fedjax_peft.data.classes import numbered
 from fedjax_peft.models.layers import Dropout, linear
 from fedjax_peft.models.readout import capped, readout, tied_readout
@@ -40,6 +41,7 @@ class Head(NamedTuple):
         return len(self.labels)
 
 
+@part
 def classification(classes: int | Sequence[str], *, fresh: bool = False) -> Head:
     """Returns a head with one prediction for a text, a pair of texts, or an image.
 
@@ -53,6 +55,7 @@ def classification(classes: int | Sequence[str], *, fresh: bool = False) -> Head
     return Head("classification", _labels(classes), fresh)
 
 
+@part
 def token_classification(classes: int | Sequence[str], *, fresh: bool = False) -> Head:
     """Returns a head with one prediction for every token: logits ``[batch, length, classes]``.
 
@@ -61,11 +64,13 @@ def token_classification(classes: int | Sequence[str], *, fresh: bool = False) -
     return Head("token_classification", _labels(classes), fresh)
 
 
+@part
 def span_classification(*, fresh: bool = False) -> Head:
     """Returns a head for answer spans: logits ``[batch, length, 2]``, of start and end."""
     return Head("span_classification", ("start", "end"), fresh)
 
 
+@part
 def causal_lm() -> Head:
     """Returns a head for the next token: logits ``[batch, length, vocabulary]``.
 
@@ -75,6 +80,7 @@ def causal_lm() -> Head:
     return Head("causal_lm", ())
 
 
+@part
 def two_classifiers(classes: int | Sequence[str], *, fresh: bool = False) -> Head:
     """Returns FedMCP's pair of classifiers: ``Outputs.logits`` and ``Outputs.second``.
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
+from fedjax_peft.contracts.part import Call, data_part, tagged
 from fedjax_peft.models import checkpoint, registry
 from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import Model
@@ -33,6 +34,7 @@ _COPIES = ["consolidated*", "original/*"]
 """Second copies of the weights in another format, as in repositories of Mistral and Llama."""
 
 
+@data_part
 def load_model(
     name: str | Path,
     *,
@@ -109,7 +111,7 @@ def load_model(
         fresh=tuple(m for m in kind.head if any(is_inside(leaf, (m,)) for leaf in missing)),
         name=str(name),
         config=config,
-        tokenizer=stored.tokenizer(),
+        tokenizer=_tokenizer_of(stored, str(name), source),
         labels=head.labels,
         splits=family.splits,
         dtype=jnp.dtype(dtype),
@@ -144,11 +146,20 @@ def load_tokenizer(name: str | Path, *, source: Literal["auto", "hub"] = "auto")
       InputError: no such model, or one without a tokenizer.
     """
     stored = _open(name, source)
-    tokenizer = stored.tokenizer()
+    tokenizer = _tokenizer_of(stored, str(name), source)
     if tokenizer is None:
         how = advice(stored.path)
         raise InputError(f"{stored.path} holds no tokenizer (tokenizer.json).{how}")
     return tokenizer
+
+
+load_tokenizer.__dict__["part"] = "load_tokenizer"
+
+
+def _tokenizer_of(stored: "_Checkpoint", name: str, source: str) -> Any:
+    """Returns the tokenizer of a checkpoint, which knows the call of :func:`load_tokenizer`."""
+    call = Call("load_tokenizer", (("name", name), ("source", source)))
+    return tagged(stored.tokenizer(), call, mutable=True)
 
 
 def origin(model: Model) -> str:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from fedjax_peft.contracts.part import data_part
 from fedjax_peft.models import (
     bert,
     deberta,
@@ -107,6 +108,7 @@ _MAX_NUMBER = 2**31 - 1
 """Largest value of any other whole number in a config."""
 
 
+@data_part
 def random_model(
     config: Mapping[str, Any],
     *,

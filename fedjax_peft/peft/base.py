@@ -12,6 +12,7 @@ from flax import nnx
 from jax import Array
 
 from fedjax_peft.contracts import Key, Params
+from fedjax_peft.contracts.part import data_part
 from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import AdapterParam, Model, bind
 from fedjax_peft.models.blocks import Blocks, Remat, set_options, unset_scan
@@ -81,6 +82,7 @@ class Adapted(nnx.Module):
         )
 
 
+@data_part
 def quantize(model: Model, how: Quantization) -> Model:
     """Returns the model with the kernels of its frozen linear layers in 8 or 4 bits.
 
@@ -104,6 +106,7 @@ def quantize(model: Model, how: Quantization) -> Model:
     return _rebound(module, model, model.method).replace(**changes)
 
 
+@data_part
 def attach(model: Model, method: Method, *, seed: int = 0) -> Model:
     """Returns the model with a PEFT method attached.
 

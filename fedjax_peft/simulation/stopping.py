@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, headline, number
 from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError, nearest
@@ -14,6 +15,7 @@ Stop: TypeAlias = Callable[[Sequence[Row]], bool | str | None]
 sentence with the reason, if the run should stop."""
 
 
+@part
 def early_stop(
     *,
     target: float | None = None,

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.partition.plain import iid
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError, check_known
 
 
+@data_part
 def feature_shift(
     data: Dataset, clients: int, kind: str, strength: float, *, seed: int = 0
 ) -> Clients[Dataset]:

@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.dataset import Clients, Dataset, DataT
 from fedjax_peft.data.partition.dealing import Pool
 from fedjax_peft.support.errors import InputError
@@ -26,6 +27,7 @@ class Partitioner(Protocol):
         """Returns the rows of one client, from 0, as a ``datasets.Dataset``."""
 
 
+@data_part
 def from_flwr(data: DataT, partitioner: Partitioner) -> Clients[DataT]:
     """Returns the clients that a partitioner of ``flwr-datasets`` makes of a data set.
 

@@ -2,11 +2,13 @@
 
 import numpy as np
 
+from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.dataset import Clients, DataT
 from fedjax_peft.data.partition.dealing import Pool, check_clients
 from fedjax_peft.numerics.random import host_rng
 
 
+@data_part
 def iid(data: DataT, clients: int, *, seed: int = 0) -> Clients[DataT]:
     """Deals out the examples at random, in sizes that differ by at most one example.
 
@@ -24,6 +26,7 @@ def iid(data: DataT, clients: int, *, seed: int = 0) -> Clients[DataT]:
     return pool.clients(owner, clients)
 
 
+@data_part
 def pooled(data: DataT) -> Clients[DataT]:
     """Gives all examples to one client, for training without federation (``centralised``).
 

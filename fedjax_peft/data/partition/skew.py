@@ -5,12 +5,14 @@ from typing import Literal
 
 import numpy as np
 
+from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.dataset import Clients, DataT
 from fedjax_peft.data.partition.dealing import Pool, apportion, check_clients, deal, draw, fill_up
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError, check_known
 
 
+@data_part
 def dirichlet(
     data: DataT,
     clients: int,
@@ -67,6 +69,7 @@ def dirichlet(
     return pool.clients(owner, clients)
 
 
+@data_part
 def label_share(
     data: DataT, shares: Sequence[Sequence[float]], *, by: str | None = None, seed: int = 0
 ) -> Clients[DataT]:
@@ -95,6 +98,7 @@ def label_share(
     return pool.clients(owner, len(counts))
 
 
+@data_part
 def pathological(
     data: DataT, clients: int, classes_per_client: int = 2, *, by: str | None = None, seed: int = 0
 ) -> Clients[DataT]:
@@ -136,6 +140,7 @@ def pathological(
     return pool.clients(deal(classes, counts, rng), clients)
 
 
+@data_part
 def quantity(
     data: DataT, clients: int, alpha: float, *, min_size: int = 1, seed: int = 0
 ) -> Clients[DataT]:

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.dataset import Clients, DataT
 from fedjax_peft.data.partition.dealing import Pool, check_min_size
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError, nearest
 
 
+@data_part
 def natural(
     data: DataT,
     by: str = "client",
@@ -53,6 +55,7 @@ def natural(
     return pool.clients(owner, len(names), tuple(names))
 
 
+@data_part
 def grouped(
     data: DataT,
     groups: int,
