@@ -81,7 +81,7 @@ def predict(options: argparse.Namespace) -> None:
         if options.output.is_file() and options.output.resolve() == options.input.resolve():
             raise InputError(f"{options.output} is the input too: choose another --output.")
     config = record.read_config(options.run)
-    task, length = loading.inputs_of(options.run, config)
+    task, length = loading.inputs_of(config)
     task = _sampled(task, options)
     rows, numbers = inference.read_inputs(options.input, task, config.get("data"))
     models = _models(options)

@@ -7,9 +7,10 @@ from typing import Any
 
 from fedjax_peft import tasks
 from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.config.keys import CHAINED, Config, StartKeys, function_of
-from fedjax_peft.config.schema import OF_THE_RUN, fields_of
+from fedjax_peft.config.keys import CHAINED, Config, MethodKeys, function_of
+from fedjax_peft.config.schema import OF_THE_RUN, fields_of, parts_in
 from fedjax_peft.contracts import Privacy
+from fedjax_peft.contracts.part import OWN, made, unrecorded
 from fedjax_peft.data import sources
 from fedjax_peft.data.encode import with_options
 from fedjax_peft.data.vocabulary import word_tokenizer
@@ -20,6 +21,7 @@ from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
+from fedjax_peft.simulation.storage.calls import NO_METHOD
 from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.simulation.trackers.base import tracker_without
 from fedjax_peft.support.display import show
@@ -39,6 +41,7 @@ def build_model(config: Config, labels: Sequence[str], vocabulary: Sequence[str]
     """
     options = dict(config["model"])
     shape, kind = options.pop("config"), options.pop("head") or task_of(config).head
+    labels = options.pop("labels") or labels
     head = heads.make(kind, tuple(labels))._replace(fresh=bool(options.pop("fresh_head", None)))
     if shape is None:
         model = seeded(hub.load_model, config, options, head=head)
@@ -47,19 +50,22 @@ def build_model(config: Config, labels: Sequence[str], vocabulary: Sequence[str]
         model = seeded(registry.random_model, config, options, shape, head=head)
         tokenizer = word_tokenizer(vocabulary) if vocabulary else tokenizer_of(config)
         model = model.replace(name=name, tokenizer=tokenizer)
-    return attach(model, build_method(config), seed=config["seed"])
+    if config["peft"]["name"] == NO_METHOD:
+        return model
+    seed = config["peft"]["seed"]
+    return attach(model, build_method(config), seed=config["seed"] if seed is None else seed)
 
 
 def tokenizer_of(config: Config) -> Any:
     """Returns the tokenizer for a config's data; None if none is needed or known."""
-    entry = sources.DATASETS.get(config["data"]["name"])
-    name = config["data"]["tokenizer"]
+    entry = sources.DATASETS.get(str(config["data"].get("name")))
+    name = config["data"].get("tokenizer")
     task = named_task(config) or (None if entry is None else entry.find_task())
     if task is not None and task.encoder is not None and not task.encoder.needs_tokenizer:
         return None
     if name is not None:
         return hub.load_tokenizer(name)
-    if config["data"]["vocabulary"] is not None and config["model"]["config"] is None:
+    if config["data"].get("vocabulary") is not None and config["model"]["config"] is None:
         raise InputError(
             "[data] vocabulary makes a new vocabulary of words, which a pretrained model does not"
             " know. Give the model random weights with [model.config], or leave vocabulary out."
@@ -73,8 +79,9 @@ def task_of(config: Config) -> Task:
     """Returns the task of a run: the one of ``[task]``, or one for the head of its model."""
     head = config.get("model", {}).get("head")
     task = named_task(config) or tasks.for_head(tasks.head_kind(head or "classification"))
-    template = config.get("data", {}).get("template")
-    return task if template is None else with_options(task, template=template)
+    data = config.get("data", {})
+    names = ("template", "doc_stride", "order")
+    return with_options(task, **{k: data[k] for k in names if data.get(k) is not None})
 
 
 def named_task(config: Config) -> Task | None:
@@ -83,7 +90,8 @@ def named_task(config: Config) -> Task | None:
     Raises:
       InputError: the function of ``[task]`` returns something else.
     """
-    task = build(config, "task") if "task" in config else None
+    known = "task" in config and OWN not in config["task"]
+    task = build(config, "task") if known else None
     if task is not None and not isinstance(task, Task):
         raise InputError(
             f"The task {show(config['task']['name'])} returns {type(task).__name__}, not a"
@@ -94,24 +102,29 @@ def named_task(config: Config) -> Task | None:
 
 def build_method(config: Config) -> Method:
     """Returns the PEFT method of a resolved config."""
-    options = {key: x for key, x in config["peft"].items() if key not in StartKeys._fields}
+    options = {key: x for key, x in config["peft"].items() if key not in MethodKeys._fields}
     return call({**config, "peft": options}, "peft")
 
 
-def build_algorithm(config: Config) -> Any:
-    """Returns the algorithm of a resolved config."""
+def build_algorithm(config: Config, **others: Any) -> Any:
+    """Returns the algorithm of a resolved config.
+
+    Args:
+      **others: objects in place of those that tables name, such as ``optimizer``.
+    """
+    check_recorded(config["algorithm"], "algorithm")
     function = function_of("algorithm", config["algorithm"]["name"])
     parameters = inspect.signature(function).parameters
     objects = {
         table: call(config, table)
         for table in ("optimizer", "aggregator", "server_schedule")
-        if table in parameters and config[table]
-    }
+        if table in parameters and config[table] and table not in others
+    } | others
     if config["schedule"]:
         schedule = call(config, "schedule")
         objects["optimizer"] = schedules.scheduled(objects["optimizer"], schedule)
         function = checked(function)  # a user's function may not be decorated
-    options = {k: v for k, v in config["algorithm"].items() if k != "name"}
+    options = options_of(config, "algorithm")
     return seeded(function, config, options | rate(config), **objects)
 
 
@@ -209,7 +222,8 @@ def rate(config: Config) -> Config:
 
 def call(config: Config, table: str, *arguments: Any, **objects: Any) -> Any:
     """Calls the function that a table names."""
-    options = {k: v for k, v in config[table].items() if k != "name"}
+    check_recorded(config[table], table)
+    options = options_of(config, table)
     function = function_of(table, config[table]["name"])
     return seeded(function, config, options, *arguments, **objects)
 
@@ -221,4 +235,31 @@ def seeded(
     for name in OF_THE_RUN:
         if options.get(name, 0) is None:
             options = {**options, name: config[name]}
+    for name, value in parts_in(function, options).items():
+        part, parameter = made(value, name), inspect.signature(function).parameters[name]
+        options = {key: x for key, x in options.items() if key != name}
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            arguments = (*arguments, *part)
+        else:
+            objects = {**objects, name: part}
     return function(*arguments, **objects, **options)
+
+
+def options_of(config: Config, table: str) -> Config:
+    """Returns the arguments in a table that names a function."""
+    return {key: value for key, value in config[table].items() if key != "name"}
+
+
+def check_recorded(given: Any, at: str = "") -> None:
+    """Raises InputError for what a run that was started in Python could not record.
+
+    Args:
+      given: the config, or a table of it.
+      at: the name of the table.
+    """
+    if missing := unrecorded(given, at):
+        named = ", ".join(f"{key} ({what})" for key, what in missing.items())
+        raise InputError(
+            f"The config of this run does not hold {named}, because a program made it in a way that"
+            " no config can name. Run that program again, or give these in a copy of the config."
+        )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fedjax_peft.config.schema import fields_of
+from fedjax_peft.contracts.part import Call
 from fedjax_peft.data import sources
 from fedjax_peft.models import hub
 from fedjax_peft.simulation.records import RECORDS
@@ -73,6 +74,7 @@ class RunKeys(NamedTuple):
 
 
 _Leaf = int | float | str | bool
+_Field = _Leaf | Sequence[_Leaf]
 
 
 class ModelKeys(NamedTuple):
@@ -84,8 +86,10 @@ class ModelKeys(NamedTuple):
     fresh_head: bool | None = None
     """Start from a new head where the checkpoint holds one, as for classes that it does not know;
     by default its own head is used."""
-    config: Mapping[str, _Leaf | Sequence[_Leaf]] | None = None
+    config: Mapping[str, _Field | Mapping[str, _Field]] | None = None
     """The ``config.json`` of a model with random weights; ``name`` is then only a label."""
+    labels: Sequence[str] | None = None
+    """The names of the head's classes; by default those of the data."""
 
 
 class DataKeys(NamedTuple):
@@ -123,9 +127,11 @@ class EvaluationKeys(NamedTuple):
     ``global_test``."""
 
 
-class StartKeys(NamedTuple):
-    """Keys of ``[peft]`` that are not arguments of its function; for ``lora_sb`` only."""
+class MethodKeys(NamedTuple):
+    """Keys of ``[peft]`` that are not arguments of its function. Two are for ``lora_sb`` only."""
 
+    seed: int | None = None
+    """The seed of the adapters' initial values."""
     gradient_start: float | None = None
     """The step of ``fp.peft.gradient_start``, which makes the bases of ``lora_sb`` and the start of
     its cores: the optimizer's learning rate, or a part of it. By default the bases are random."""
@@ -147,7 +153,7 @@ MORE_KEYS: dict[str, type] = {
     "model": ModelKeys,
     "data": DataKeys,
     "evaluation": EvaluationKeys,
-    "peft": StartKeys,
+    "peft": MethodKeys,
     "privacy": PrivacyKeys,
 }
 """Table -> its keys that configure the config itself."""
@@ -163,10 +169,14 @@ def function_of(table: str, name: Any) -> Callable[..., Any]:
     module, one = NAMESPACES[table], in_words(table)
     if name is None:
         raise InputError(f"[{table}] needs a name. {nearest('', module.__all__)}")
+    text = str(name)
+    if text.startswith("__main__:") or "<" in text or ("." in text and ":" not in text):
+        return Call(text, ()).factory()
     if plugins.is_user_function(name):
         return plugins.load_function(one, name)
-    check_known(one, name, module.__all__)
-    return getattr(module, name)
+    if not hasattr(getattr(module, text, None), "part"):  # a part need not be listed
+        check_known(one, name, module.__all__)
+    return getattr(module, text)
 
 
 class Key(NamedTuple):

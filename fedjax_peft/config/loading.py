@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_peft import algorithms, tasks
+from fedjax_peft import algorithms
 from fedjax_peft.config import config as configs
 from fedjax_peft.contracts import Algorithm, Attack, Federation, Params, Privacy, PyTree
-from fedjax_peft.contracts.part import Call
+from fedjax_peft.contracts.part import OWN, unrecorded
 from fedjax_peft.data.classes import class_numbers, has_names
 from fedjax_peft.data.vocabulary import read_vocabulary, word_tokenizer
 from fedjax_peft.models.base import Model
@@ -31,8 +31,9 @@ from fedjax_peft.simulation.origin import base_seed, with_origin
 from fedjax_peft.simulation.rows import read_metrics, seen_clients
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.session import wrapped
-from fedjax_peft.simulation.storage import calls, recipe, record
+from fedjax_peft.simulation.storage import record
 from fedjax_peft.simulation.storage.checkpoint import read_checkpoint
+from fedjax_peft.simulation.storage.fingerprint import changed_base
 from fedjax_peft.simulation.trained_rows import read_rows
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import Task
@@ -48,16 +49,14 @@ def load_run(
 ) -> Run:
     """Returns a run from its directory, with metrics, parameters, ``predict`` and ``export``.
 
-    For a run of a config file, only the directory is needed. For a run made by ``simulate`` in
-    Python, the model is rebuilt if it came from ``load_model`` or ``random_model`` with methods of
-    this library attached. The algorithm consists of functions and is not recorded. Without it, only
-    the global model is loaded, and all leaves must be shared.
+    Usually, only the directory is needed. Of a run that was started from Python, ``config.toml``
+    says what is not recorded (``not_recorded``): a module of your own, a part that was changed by
+    hand. Without an algorithm, only the global model is loaded, and all leaves must be shared.
 
     Args:
       directory: the run's directory; of an unfinished run, the last checkpoint is loaded.
-      model: the model given to ``simulate``, if it cannot be rebuilt.
-      algorithm: the algorithm given to ``simulate``; needed for the clients' models of a run made
-        in Python.
+      model: the model given to ``simulate``, if it is not recorded.
+      algorithm: the algorithm given to ``simulate``, likewise.
       privacy: the mechanism given to ``simulate``, if any; needed with ``algorithm``.
       attack: the attack given to ``simulate``, if any; likewise.
 
@@ -71,7 +70,7 @@ def load_run(
     # A start from examples cannot be made again from the config alone.
     fixed = {name: jnp.asarray(learned[name]) for name, k in model.kinds.items() if k == "fixed"}
     model = model.replace(trainable={**model.trainable, **fixed})
-    has_algorithm = algorithm is not None or isinstance(config.get("algorithm"), dict)
+    has_algorithm = algorithm is not None or OWN not in config["algorithm"]
     if algorithm is None:
         algorithm = algorithm_of(directory, config, model)
     else:
@@ -84,7 +83,7 @@ def load_run(
         names = assign_roles(model.kinds, algorithm.roles)
         server, client_state, kept = tree.select(params, names["shared"]), {}, {}
     ranks = config.get("system", {}).get("client_ranks")
-    task, length = inputs_of(directory, config)
+    task, length = inputs_of(config)
     return Run(
         *(model, algorithm, params, client_state, server, rows, directory),
         *(ranks, length, task, partial(read_rows, directory), kept),
@@ -95,67 +94,74 @@ def base_model(directory: Path, config: dict[str, Any], labels: tuple[str, ...])
     """Returns the model of a run with its initial values.
 
     Raises:
-      InputError: the run was made in Python, and its model cannot be rebuilt.
+      InputError: the run was started from Python, and its model is not recorded; or the base
+        weights are other ones now.
     """
+    table = config["model"]
+    if "name" in table:  # the run has the values that were changed after the model was made
+        table = {key: x for key, x in table.items() if key != OWN}
+    if missing := unrecorded({"model": table, "peft": config["peft"]}):
+        raise InputError(
+            f"The model of {directory} cannot be made again from what the run keeps"
+            f" ({', '.join(map(': '.join, missing.items()))}). {_ADVICE}"
+        )
     words = read_vocabulary(directory)
+    resolved = {**configs.resolve_recorded({**config, "model": table})}
+    resolved["seed"] = base_seed(directory, config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HeadWarning)  # the run has trained the head
-        if "model" in config:
-            resolved = {**configs.resolve_recorded(config), "seed": base_seed(directory, config)}
-            return with_origin(configs.build_model(resolved, labels, words), directory)
-        model = with_origin(recipe.make_model(directory), directory)
+        model = with_origin(configs.build_model(resolved, labels, words), directory)
+    if changed := changed_base(directory, model.frozen):
+        raise InputError(
+            f"The base weights of {model.name!r} are not those that the run in {directory} began"
+            f" with ({changed!r} differs): they were changed after loading, or the checkpoint is"
+            f" another one now. {_ADVICE}"
+        )
     return model.replace(tokenizer=word_tokenizer(words)) if words else model
 
 
+_ADVICE = "Give the model: fp.load_run(directory, model=...)."
+
+
 def algorithm_of(directory: Path, config: dict[str, Any], model: Model) -> Algorithm:
-    """Returns the algorithm of a run; for a run made in Python, one that loads its global model.
+    """Returns the algorithm of a run; of one that is not recorded, one that loads its global model.
 
     Raises:
-      InputError: the run was made in Python, and its clients have private leaves.
+      InputError: the algorithm is not recorded, and the clients have private leaves; or a part of
+        it is not.
     """
-    if "model" in config:
-        resolved = configs.resolve_recorded(config)
-        return _as_run(
-            directory,
-            configs.build_algorithm(resolved),
-            configs.build_privacy(resolved),
-            configs.build(resolved, "attack"),
-        )
-    if (call := calls.read(config, "algorithm")) is not None:
-        return _made_again(directory, config, call)
-    name = config.get("algorithm", "the algorithm")
+    if OWN not in config["algorithm"]:
+        return _made_again(directory, configs.resolve_recorded(config))
     rows = read_metrics(directory / "metrics.jsonl")
     roles = rows[0].get("roles") if rows else None
     if not isinstance(roles, dict) or roles.get("private", 1):
         raise InputError(
             f"The clients of {directory} have private leaves. How they predict is defined by"
-            f" {name!r}, a Python object that is not recorded in the directory. Pass it:"
-            " fp.load_run(directory, algorithm=...)."
+            f" {config['algorithm'][OWN]!r}, a Python object that is not recorded in the directory."
+            " Pass it: fp.load_run(directory, algorithm=...)."
         )
     learned, _ = record.read_params(directory)
     # The recorded leaves already contain the sums, so this server adds nothing to frozen leaves.
     changed = any(leaf in model.frozen for leaf in learned)
     plain = algorithms.fedavg(optax.identity())
     server = plain.server._replace(frozen_delta=(lambda state: {}) if changed else None)
-    return plain._replace(name=str(name), server=server)
+    return plain._replace(name=config["algorithm"][OWN], server=server)
 
 
-def _made_again(directory: Path, config: dict[str, Any], call: Call) -> Algorithm:
-    """Returns the algorithm of a run that was made in Python, from its calls.
+def _made_again(directory: Path, config: dict[str, Any]) -> Algorithm:
+    """Returns the algorithm of a resolved config.
 
     An optax optimizer of the user's is not recorded. Where clients keep no state of it, no model
     depends on it, and another one takes its place.
     """
-    free = "optimizer" in call.unknown() and not dict(call.arguments).get("keep_optimizer")
+    free = unrecorded(config["optimizer"]) and not config["algorithm"].get("keep_optimizer")
     others = {"optimizer": optax.identity()} if free else {}
+    if free:
+        config = {**config, "schedule": {}}
     try:
-        algorithm = call.build(others, "algorithm")
-        privacy, attack = (calls.read(config, name) for name in ("privacy", "attack"))
-        return _as_run(
-            *(directory, algorithm),
-            None if privacy is None else privacy.build(at="privacy"),
-            None if attack is None else attack.build(at="attack"),
-        )
+        algorithm = configs.build_algorithm(config, **others)
+        privacy, attack = configs.build_privacy(config), configs.build(config, "attack")
+        return _as_run(directory, algorithm, privacy, attack)
     except InputError as error:
         raise InputError(
             f"The algorithm of {directory} cannot be made again: {error} Pass it:"
@@ -183,14 +189,10 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def inputs_of(directory: Path, config: dict[str, Any]) -> tuple[Task, int | None]:
+def inputs_of(config: dict[str, Any]) -> tuple[Task, int | None]:
     """Returns the task of a run, and the tokens per text (None for data that are not texts)."""
-    if "model" in config:
-        return configs.task_of(config), config.get("data", {}).get("max_length")
-    if not (directory / recipe.NAME).exists():
-        return tasks.classification(), None
-    metadata = recipe.load_recipe(directory)
-    return recipe.task_of(metadata), metadata["max_length"]
+    data = config["data"]
+    return configs.task_of(config), data.get("max_length", data.get("packing"))
 
 
 def restore(
@@ -226,7 +228,7 @@ def _recorded(directory: Path, model: Model | None = None) -> tuple[dict[str, An
     """
     config = record.read_config(directory)
     learned, labels = record.read_params(directory)
-    model = base_model(directory, config, labels) if model is None else _named(model, labels)
+    model = _named(base_model(directory, config, labels) if model is None else model, labels)
     expected = {name: x.shape for name, x in {**model.frozen, **model.trainable}.items()}
     recorded = {name: x.shape for name, x in learned.items()}
     wrong = sorted(n for n in recorded if expected.get(n) != recorded[n])

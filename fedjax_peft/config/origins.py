@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft.config.keys import Config
+from fedjax_peft.contracts.part import unrecorded
 from fedjax_peft.peft.io.export import run_of
 from fedjax_peft.simulation.storage.record import has_begun, read_config
 from fedjax_peft.simulation.trained_rows import check_unseen, read_rows
@@ -47,10 +48,11 @@ def with_seeds(config: Config) -> Config:
     A seed that the config writes stays.
     """
     place = origin_of(config)
-    if place is None or not has_begun(place):  # a run in Python has seeds of its own for its data
+    if place is None or not has_begun(place):
         return config
     before = read_config(place)
-    return with_missing(config, before, before.get("seed")) if "data" in before else config
+    known = not unrecorded([before["data"], before["partition"]])
+    return with_missing(config, before, before.get("seed")) if known else config
 
 
 def with_missing(config: Config, before: Mapping[str, Any], seed: int | None = None) -> Config:

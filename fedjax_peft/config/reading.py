@@ -1,17 +1,15 @@
 """Reading config files, their methods, and what the command line replaces."""
 
-import contextlib
 import copy
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_peft.config.keys import CHAINED, DEFAULT_NAMES, NAMESPACES, Config
-from fedjax_peft.data import sources
 from fedjax_peft.simulation.storage.calls import ARGUMENTS
+from fedjax_peft.simulation.storage.named_data import PATHS, absolute
 from fedjax_peft.simulation.storage.record import as_asked
-from fedjax_peft.support import assets, plugins, toml
+from fedjax_peft.support import plugins, toml
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.nested import flatten, merge, unset
@@ -20,14 +18,6 @@ _NAME_KEYS = {"model": "name", "data": "name", "time": "preset"} | {
     table: "name" for table in NAMESPACES if table not in CHAINED
 }
 """Table -> the key whose value a string in place of the table stands for."""
-
-_PATHS = {
-    "model": ("name",),
-    "data": ("name", "source", "tokenizer"),
-    "peft": ("adapter",),
-    "availability": ("path",),
-}
-"""Table -> the keys whose values can be paths."""
 
 
 def load(path: str | Path) -> Config:
@@ -70,10 +60,10 @@ def _with_absolute_paths(raw: Config, folder: Path) -> Config:
     names, hub ids and paths from the working directory.
     """
     result = expanded(raw)
-    for table, keys in _PATHS.items():
+    for table, keys in PATHS.items():
         given = result.get(table)
         if isinstance(given, dict):
-            found = {key: _absolute(given[key], folder) for key in keys if key in given}
+            found = {key: absolute(given[key], folder) for key in keys if key in given}
             result[table] = given | found
     for table in NAMESPACES:
         given = result.get(table)
@@ -89,19 +79,6 @@ def _with_absolute_paths(raw: Config, folder: Path) -> Config:
             for name, one in methods.items()
         }
     return result
-
-
-def _absolute(value: Any, folder: Path) -> Any:
-    """Returns an existing file or folder as an absolute path, and anything else as it is."""
-    names = {*sources.DATASETS, *assets.ASSETS, "auto", "hub", "tiny", ""}
-    if not isinstance(value, str) or value in names:
-        return value
-    # The name can be too long, and `~user` can name an unknown user.
-    with contextlib.suppress(OSError, ValueError, RuntimeError):
-        path = folder.absolute() / Path(value).expanduser()
-        if path.exists():
-            return os.path.normpath(path)
-    return value
 
 
 def placed(parts: list[str], value: Any, folder: Path) -> tuple[list[str], Any]:

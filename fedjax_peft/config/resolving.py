@@ -1,19 +1,23 @@
 """The complete config of a run: every key checked, every default filled in."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from fedjax_peft import algorithms, peft, tasks
 from fedjax_peft.config import keys, presets
-from fedjax_peft.config.building import NOISE, call, rate
+from fedjax_peft.config.building import NOISE, call, check_recorded, rate
 from fedjax_peft.config.origins import with_seeds
 from fedjax_peft.config.reading import expanded, overlay
-from fedjax_peft.config.schema import checked_values, fields_of
+from fedjax_peft.config.schema import checked_values, fields_of, parts_in
+from fedjax_peft.contracts.part import OWN, unrecorded
 from fedjax_peft.models import heads
 from fedjax_peft.numerics.hyperparameters import constants_of
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.simulate import simulate
 from fedjax_peft.simulation.stopping import early_stop
+from fedjax_peft.simulation.storage.calls import NO_METHOD
+from fedjax_peft.simulation.storage.record import PROGRAMS
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
 
@@ -25,7 +29,8 @@ def resolve(raw: keys.Config) -> keys.Config:
       InputError: a key or name is unknown (the message gives the nearest one), or a value has the
         wrong type.
     """
-    raw = {key: value for key, value in raw.items() if key != "sweep"}
+    raw = _with_none({key: value for key, value in raw.items() if key != "sweep"})
+    check_recorded(raw)
     _check_present(raw)
     try:
         result = _resolved(presets.expand(expanded(raw), overlay))
@@ -40,10 +45,19 @@ def resolve(raw: keys.Config) -> keys.Config:
 def resolve_recorded(config: keys.Config) -> keys.Config:
     """Returns the complete config of a run's ``config.toml``, which contains every key.
 
-    The run's own values are used, even if its preset was changed or renamed since then.
+    The run's own values are used, even if its preset was changed or renamed since then. Tables of
+    which the run could not record everything stay as they are.
     """
     preset = {key: config.get(key) for key in ("preset", "preset_changes")}
-    return _resolved({k: v for k, v in config.items() if k not in preset}) | preset
+    apart = {*preset, *PROGRAMS}
+    return _resolved(_with_none({k: v for k, v in config.items() if k not in apart})) | preset
+
+
+def _with_none(value: Any) -> Any:
+    """Returns a config with None where a run has recorded it in place of another default."""
+    if not isinstance(value, dict):
+        return value
+    return None if value == {OWN: "None"} else {key: _with_none(x) for key, x in value.items()}
 
 
 def _check_present(raw: keys.Config) -> None:
@@ -72,13 +86,16 @@ def _resolved(raw: keys.Config) -> keys.Config:
     if result["stop"]:
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
     _check_parts(result)
-    rate(result)  # raises InputError if it is missing
-    result["model"]["head"] = head_kind(result["model"]["head"])
+    if not unrecorded([result["algorithm"], result["optimizer"]]):
+        rate(result)  # raises InputError if it is missing
+    result["model"]["head"] = head_kind(result["model"].get("head"))
     return result
 
 
 def resolve_table(table: str, given: keys.Config) -> keys.Config:
     """Returns the complete options of a table."""
+    if unrecorded(given) or (table == "peft" and given == {"name": NO_METHOD}):
+        return given
     if table in keys.CHAINED:
         return {name: _resolved_link(table, name, options) for name, options in given.items()}
     if table in keys.OPTIONAL and not given:
@@ -94,9 +111,19 @@ def resolve_table(table: str, given: keys.Config) -> keys.Config:
     fields = {**fields_of(function)}
     if table == "privacy" and NOISE in fields:  # epsilon can stand for it
         fields |= {NOISE: (fields[NOISE][0] | None, None), **fields_of(keys.PrivacyKeys)}
-    if table == "peft" and function is peft.lora_sb:
-        fields |= fields_of(keys.StartKeys)
-    return {"name": name, **checked_values(table, fields, options)}
+    if table == "peft":
+        own = fields_of(keys.MethodKeys)
+        fields |= own if function is peft.lora_sb else {"seed": own["seed"]}
+    return {"name": name, **_checked(table, function, fields, options)}
+
+
+def _checked(
+    table: str, function: Any, fields: Mapping[str, Any], options: keys.Config
+) -> keys.Config:
+    """Returns all options of a function; parts inside of it are checked when they are made."""
+    parts = parts_in(function, options)
+    plain = {key: x for key, x in options.items() if key not in parts}
+    return {**checked_values(table, fields, plain), **parts}
 
 
 def _check_noise(table: keys.Config) -> None:
@@ -125,6 +152,8 @@ def _check_diagnosed(asked: keys.Config, partition: str) -> None:
 
 def _check_parts(config: keys.Config) -> None:
     """Raises InputError for a schedule or an aggregator that the algorithm does not take."""
+    if unrecorded(config["algorithm"]):
+        return
     name = config["algorithm"]["name"]
     options = inspect.signature(keys.function_of("algorithm", name)).parameters
     for table in filter(config.get, keys.SCHEDULES):
@@ -154,7 +183,7 @@ def _resolved_link(table: str, name: str, options: Any) -> keys.Config:
             f"The config key {table}.{name} cannot be {show(options)}: it must be a table of the"
             f" options of {name!r}, [{table}.{name}]."
         )
-    return checked_values(f"{table}.{name}", fields_of(function), options)
+    return _checked(f"{table}.{name}", function, fields_of(function), options)
 
 
 def head_kind(name: str | None) -> str | None:

@@ -13,12 +13,13 @@ import numpy as np
 from fedjax_peft import peft, tasks
 from fedjax_peft.config import building, reading
 from fedjax_peft.config.federation import evaluation_data, explicit, load_data
-from fedjax_peft.config.keys import SCHEDULES, Config, EvaluationKeys, StartKeys
+from fedjax_peft.config.keys import SCHEDULES, Config, EvaluationKeys
 from fedjax_peft.config.origins import check_adapter, with_missing
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.config.resolving import resolve_recorded
 from fedjax_peft.config.schema import OF_THE_RUN, fields_of
 from fedjax_peft.contracts import Batch
+from fedjax_peft.contracts.part import unrecorded
 from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.hyperparameters import Values
@@ -132,16 +133,16 @@ def _first_model(
         again = {**config, "seed": base_seed(folder, config)}
         return with_origin(_shared_model(again, train, parts), folder)
     before = read_config(Path(config["origin"]))
-    if "model" in before:
-        names = ("model", "peft")
-        known = flatten({name: resolve_recorded(before)[name] for name in names})
-        asked = flatten({name: config[name] for name in names})
-        for key in [*asked, *known]:
-            if asked.get(key) != known.get(key):
-                raise InputError(
-                    f"--from takes the model of {config['origin']}, with its [model] and [peft]:"
-                    f" {key} is {known.get(key)!r} there and {asked.get(key)!r} here."
-                )
+    recorded = resolve_recorded(before)
+    names = [name for name in ("model", "peft") if not unrecorded(recorded[name])]
+    known, asked = (flatten({name: one[name] for name in names}) for one in (recorded, config))
+    for key in [*asked, *known]:
+        decided = key == "model.labels" or key.endswith(".seed")  # by the run that it starts from
+        if asked.get(key) != known.get(key) and not decided:
+            raise InputError(
+                f"--from takes the model of {config['origin']}, with its [model] and [peft]:"
+                f" {key} is {known.get(key)!r} there and {asked.get(key)!r} here."
+            )
     return origin.trained
 
 
@@ -166,7 +167,7 @@ def started(config: Config, model: Model, clients: Clients, task: Task) -> Model
     Raises:
       InputError: a run with differential privacy, or a number that cannot be used.
     """
-    step, number = (config["peft"].get(name) for name in StartKeys._fields)
+    step, number = (config["peft"].get(f"gradient_{name}") for name in ("start", "examples"))
     if step is None:
         return model
     if config["privacy"]:

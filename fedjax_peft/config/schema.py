@@ -80,6 +80,22 @@ def _is_plain(kind: Any) -> bool:
     return kind in (int, float, str, bool, Path, types.NoneType)
 
 
+def parts_in(function: Callable[..., Any], options: Config) -> Config:
+    """Returns the options that are tables of parts, such as a transform inside another one."""
+    parameters, plain = inspect.signature(function).parameters, fields_of(function)
+    return {
+        name: value
+        for name, value in options.items()
+        if name in parameters and name not in plain and _names_parts(value)
+    }
+
+
+def _names_parts(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_names_parts, value))
+    return isinstance(value, Mapping) and isinstance(value.get("name"), str)
+
+
 def checked_values(
     table: str, fields: Mapping[str, tuple[Any, Any]], given: Config, others: Sequence[str] = ()
 ) -> Config:

@@ -44,6 +44,10 @@ OWN = "not_recorded"
 """The key of a table that stands for a value which a file cannot hold."""
 
 
+_FUNCTION = "function"
+"""The key for the name of a factory which has an argument ``name`` itself."""
+
+
 @dataclass(frozen=True)
 class Unknown:
     """The place of a value that a file could not hold."""
@@ -84,13 +88,15 @@ class Call:
         A value that a file cannot hold, such as a function, becomes a table with the key
         :data:`OWN`; :meth:`unknown` finds these places.
         """
-        return {"name": self.name, **{key: _written(value) for key, value in self.arguments}}
+        found = {key: written(value) for key, value in self.arguments}
+        return {_FUNCTION if "name" in found else "name": self.name, **found}
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "Call":
         """Returns the call that :meth:`table` has written."""
-        options = {key: _read(value) for key, value in table.items() if key != "name"}
-        return cls(table["name"], tuple(options.items()))
+        head = _FUNCTION if _FUNCTION in table else "name"
+        options = {key: _read(value) for key, value in table.items() if key != head}
+        return cls(table[head], tuple(options.items()))
 
     def factory(self) -> Callable[..., Any]:
         """Returns the function; importing a user's module runs its code.
@@ -115,7 +121,7 @@ class Call:
 
     def unknown(self) -> dict[str, str]:
         """Returns dotted name -> what was there, for the values that a file could not hold."""
-        read = {name: _read(_written(value)) for name, value in self.flat().items()}
+        read = {name: _read(written(value)) for name, value in self.flat().items()}
         return {name: value.text for name, value in read.items() if isinstance(value, Unknown)}
 
     def build(self, values: Mapping[str, Any] | None = None, at: str = "") -> Any:
@@ -241,6 +247,15 @@ def _decorated(factory: Factory, recorded: Callable[[Any], Any]) -> Factory:
     return cast(Factory, make)
 
 
+def made(value: Any, at: str) -> Any:
+    """Returns the value of a table, with the parts that the tables in it name.
+
+    Args:
+      at: its dotted name, for messages.
+    """
+    return _built(_read(value), {}, at)
+
+
 def call_of(value: Any) -> Call | None:
     """Returns the call that made a part; None for a changed part, and for anything else."""
     own = getattr(value, "__dict__", {})
@@ -265,9 +280,9 @@ def tagged(made: Any, call: Call, *, mutable: bool = False) -> Any:
       mutable: whether ``made`` is a tokenizer, which can be changed in place. It then has no call.
     """
     if type(made) is dict:
-        return {key: tagged(one, _item_of(call, key)) for key, one in made.items()}
+        return {key: tagged(one, item_of(call, key)) for key, one in made.items()}
     if type(made) is tuple:
-        return tuple(tagged(one, _item_of(call, key)) for key, one in enumerate(made))
+        return tuple(tagged(one, item_of(call, key)) for key, one in enumerate(made))
     if isinstance(made, tuple) and not hasattr(made, "__dict__"):
         made = _with_room(type(made))(*made)
     elif call_of(made) is not None:  # an inner factory made it, and may give it to others
@@ -281,7 +296,8 @@ def tagged(made: Any, call: Call, *, mutable: bool = False) -> Any:
     return made
 
 
-def _item_of(call: Call, key: Any) -> Call:
+def item_of(call: Call, key: Any) -> Call:
+    """Returns the call of one of several results."""
     return Call("contracts.item", (("of", call), ("key", key)))
 
 
@@ -349,7 +365,7 @@ def _light(value: Any) -> Any:
         found = () if odd else tuple(map(_light, value))
         odd = odd or any(isinstance(one, Unknown) for one in found)
     else:
-        return _read(_written(str(value) if isinstance(value, Path) else value))
+        return _read(written(str(value) if isinstance(value, Path) else value))
     return Unknown(_kind(value)) if odd else found
 
 
@@ -371,18 +387,34 @@ def _flat(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
-def _written(value: Any) -> Any:
+def written(value: Any) -> Any:
+    """Returns an argument of a call as a file holds it."""
     if isinstance(value, Call):
         return value.table()
     if isinstance(value, Unknown):
         return {OWN: value.text}
     if type(value) is tuple:
-        return [_written(one) for one in value]
+        return [written(one) for one in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _written(one) for key, one in value.items()}
+        return {key: written(one) for key, one in value.items()}
     if isinstance(value, bool | int | float | str):
         return value
     return {OWN: "None" if value is None else _kind(value)}
+
+
+def unrecorded(value: Any, at: str = "") -> dict[str, str]:
+    """Returns dotted name -> what was there, for what a table lacks because no file can hold it."""
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
+        return {}
+    found: dict[str, str] = {}
+    for key, one in value.items():
+        if key == OWN:
+            found |= {} if one == "None" else {at: str(one)}
+        else:
+            found |= unrecorded(one, f"{at}.{key}" if at else str(key))
+    return found
 
 
 def _kind(value: Any) -> str:
@@ -391,7 +423,7 @@ def _kind(value: Any) -> str:
 
 def _read(value: Any) -> Any:
     if isinstance(value, Mapping):
-        if isinstance(value.get("name"), str):
+        if isinstance(value.get(_FUNCTION, value.get("name")), str):
             return Call.read(value)
         if value.keys() == {OWN}:  # TOML has no None
             return None if value[OWN] == "None" else Unknown(str(value[OWN]))

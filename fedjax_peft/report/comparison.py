@@ -16,7 +16,7 @@ from fedjax_peft.report import columns, sentences, tested, wording
 from fedjax_peft.report.cells import At, Cell, Choice, Study, is_test, value
 from fedjax_peft.report.columns import Column
 from fedjax_peft.report.judgement import Judgement, judge, on_clients, on_test, sampling_variance
-from fedjax_peft.report.records import SEED, RunRecord, distinct, unique
+from fedjax_peft.report.records import SEED, RunRecord, distinct, is_whole, unique
 from fedjax_peft.report.separation import Measurement
 from fedjax_peft.report.settings import printed
 from fedjax_peft.report.table_files import TextTable
@@ -194,8 +194,7 @@ def _different(runs: Sequence[RunRecord]) -> list[RunRecord]:
     found: dict[Any, RunRecord] = {}
     for i, run in enumerate(runs):
         config = json.dumps(printed({**run.config, "name": ""}), sort_keys=True)
-        # Runs of Python do not record all settings.
-        found.setdefault(config if "model" in run.config else i, run)
+        found.setdefault(config if is_whole(run.config) else i, run)
     return list(found.values())
 
 

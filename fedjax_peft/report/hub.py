@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.contracts import Params
+from fedjax_peft.contracts.part import OWN
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import origin
@@ -14,7 +15,7 @@ from fedjax_peft.peft.io.export import export, formats
 from fedjax_peft.peft.io.files import Format
 from fedjax_peft.report import wording
 from fedjax_peft.report.judgement import tested_examples
-from fedjax_peft.report.records import RunRecord, load_run
+from fedjax_peft.report.records import RunRecord, is_whole, load_run
 from fedjax_peft.report.separation import wilson
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.storage.record import as_asked, config_text, environment
@@ -273,8 +274,8 @@ def _licence(model: Model, record: RunRecord, choices: Choices) -> list[str]:
 def _again(record: RunRecord) -> list[str]:
     """Returns the section that says how to repeat the run."""
     lines = ["## Run it again", ""]
-    if "model" not in record.config:
-        return [*lines, f"The run was made in Python; `{_CONFIG}` has its settings.", ""]
+    if not is_whole(record.config):
+        return [*lines, f"A program made the run; `{_CONFIG}` says what it does not hold.", ""]
     lines += ["```console", f"$ fedjax-peft run {_CONFIG}", "```", ""]
     files: set[str] = set()
     _shareable(record.config, files)
@@ -309,8 +310,11 @@ def _named(table: Any) -> str | None:
     """Returns a table of a config in words, such as ``dirichlet (clients = 10, alpha = 0.5)``."""
     if not isinstance(table, Mapping):
         return _text(table)
-    options = [f"{k} = {v}" for k, v in table.items() if k != "name" and v not in (None, {}, [])]
-    return f"{table.get('name')} ({', '.join(options)})" if options else str(table.get("name"))
+    name = table.get("name", table.get(OWN))
+    options = [
+        f"{k} = {v}" for k, v in table.items() if not (k in ("name", OWN) or v in (None, {}, []))
+    ]
+    return f"{name} ({', '.join(options)})" if options else str(name)
 
 
 def _text(value: Any) -> str | None:

@@ -4,10 +4,11 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_peft.contracts.part import unrecorded
 from fedjax_peft.simulation.rows import Row, has_ended, read_metrics
 from fedjax_peft.simulation.storage.fingerprint import counting
 from fedjax_peft.support.display import one_line
@@ -58,6 +59,11 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
         environment=load_table(path / "environment.json", lambda path: json.loads(read_text(path))),
         rows=read_metrics(path / "metrics.jsonl"),
     )
+
+
+def is_whole(config: Mapping[str, Any]) -> bool:
+    """Returns whether a config says everything of its run, so that it runs again."""
+    return "model" in config and not unrecorded(config)
 
 
 def find_runs(path: str | os.PathLike[str]) -> list[Path]:

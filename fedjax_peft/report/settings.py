@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_peft.report.records import RunRecord
+from fedjax_peft.report.records import RunRecord, is_whole
 from fedjax_peft.report.wording import MISSING
 from fedjax_peft.support.display import argument, printable
 from fedjax_peft.support.nested import flatten
@@ -42,9 +42,9 @@ def printed(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def repeating(runs: Sequence[RunRecord]) -> list[str]:
-    """Returns the commands that repeat runs; a run of Python has no command, but a sentence."""
-    if not all("model" in run.config for run in runs):
-        return ["# Runs of Python: run their scripts again. The configs do not contain everything."]
+    """Returns the commands that repeat runs, or a sentence if a config does not say everything."""
+    if not all(is_whole(run.config) for run in runs):
+        return ["# Run the programs that made these runs again: the configs do not say everything."]
     commits = {run.environment.get("commit") for run in runs} - {None}
     lines = [f"git checkout {commit}" for commit in commits if len(commits) == 1]
     for run in runs[:_MOST_COMMANDS]:

@@ -21,6 +21,7 @@ from fedjax_peft.report.records import (
     SEED,
     RunRecord,
     find_runs,
+    is_whole,
     load_run,
     load_table,
     unique,
@@ -118,9 +119,8 @@ def make_study(
     """Returns the study of runs.
 
     Runs belong to one cell if their configs differ in seeds only. If there are no swept ``keys``,
-    the configs' names may differ too, and the cell is named after its first run. The config of a
-    run made in Python does not contain all settings: it is a cell by itself if ``keys`` says
-    nothing about it.
+    the configs' names may differ too, and the cell is named after its first run. A run whose config
+    does not hold all settings is a cell by itself if ``keys`` says nothing about it.
 
     Args:
       keys: swept dotted keys, including seeds.
@@ -192,7 +192,7 @@ def read_sweep(path: Path) -> dict[str, Any]:
 def _identity(run: RunRecord, keys: Sequence[str], index: int) -> Any:
     """Returns what runs of one cell have in common."""
     config = flatten(run.config)
-    if "model" not in run.config:
+    if not is_whole(run.config):
         own = {key: config[key] for key in keys if key in config and not SEED.search(key)}
         return (run.name, _text(own)) if any(key in config for key in keys) else index
     settings = {k: v for k, v in config.items() if _is_setting(k)}
@@ -211,14 +211,14 @@ def _text(settings: Mapping[str, Any]) -> str:
 def _names(groups: Sequence[Sequence[RunRecord]], keys: Sequence[str]) -> list[str]:
     """Returns the name of each group's method: that of its first run.
 
-    Groups with equal names are settings of one method. Runs of Python, without swept keys, are
-    methods of their own, with different names.
+    Groups with equal names are settings of one method. Runs whose configs do not hold all settings
+    are, without swept keys, methods of their own, with different names.
     """
     names: list[str] = []
     for group in groups:
         name = group[0].name
-        python = "model" not in group[0].config and not keys
-        names.append(unique(name, names) if python else name)
+        alone = not is_whole(group[0].config) and not keys
+        names.append(unique(name, names) if alone else name)
     return names
 
 

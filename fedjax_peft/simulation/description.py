@@ -22,11 +22,13 @@ import jax
 import numpy as np
 
 from fedjax_peft.contracts.part import Call, call_of
+from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.support.digests import digest
 
 Plain: TypeAlias = Any
 """None, a bool, a number, a string, or a list or dict of such values."""
 
+EMPTY = "(empty)"
 CODE = "__code__"
 """The field of a user's code; a digest of it depends on the version of Python."""
 _FEW, _ITEMS, _CHARACTERS = 8, 64, 200
@@ -92,7 +94,7 @@ def _one(value: Any, inner: functools.partial[Plain]) -> Plain:
         return {"": head, **found} if found else head
     if len(found) > _ITEMS:
         return f"{len(found)} items {digest(found)}"
-    return (found if isinstance(value, Mapping) else list(found.values())) or "(empty)"
+    return (found if isinstance(value, Mapping) else list(found.values())) or EMPTY
 
 
 def _array(value: Any) -> Plain:
@@ -113,7 +115,8 @@ def _array(value: Any) -> Plain:
 
 def _held(value: Any) -> tuple[str, Mapping[Any, Any]]:
     """Returns the name of a function or an object, or "", and what it holds by name."""
-    if isinstance(call := value if isinstance(value, Call) else call_of(value), Call):
+    call = value if isinstance(value, Call) else call_of(value)
+    if call is not None and not isinstance(value, Dataset | Clients):  # files may change
         own = {CODE: inspect.unwrap(call.factory())} if ":" in call.name else {}
         return call.name, own | dict(call.arguments)
     if isinstance(value, Mapping):

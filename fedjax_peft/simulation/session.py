@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 import jax
@@ -262,7 +263,7 @@ def _digest_of(clients: Clients) -> str:
     numbers = [clients.sizes, np.concatenate(clients.indices)]
     if clients.weights is not None and not clients.weights.all():
         numbers.append(np.flatnonzero(clients.weights))
-    return digest([clients.data.name, *(digest(np.asarray(x, np.int64)) for x in numbers)])
+    return digest([_place(clients.data.name), *(digest(np.asarray(x, np.int64)) for x in numbers)])
 
 
 def _facts_of(model: Model) -> tuple:
@@ -278,7 +279,12 @@ def _facts_of(model: Model) -> tuple:
     start = {**model.trainable, **tree.select(model.frozen, sorted(model.wide))}
     sums = {name: f"{np.asarray(x).sum(dtype=np.float64):.3e}" for name, x in start.items()}
     shapes = {name: f"{x.dtype}{x.shape}" for name, x in start.items()}
-    return model.name, recipe, model.method, model.kinds, shapes, sums
+    return _place(model.name), recipe, model.method, model.kinds, shapes, sums
+
+
+def _place(name: str) -> str:
+    """Returns a name, of a file or folder its whole path: it is the same from everywhere."""
+    return str(Path(name).resolve()) if name and Path(name).exists() else name
 
 
 OVERFLOW = 1e-12

@@ -11,7 +11,7 @@ from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.devices.distributed import is_writer, processes, whole
-from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling, Schedule
+from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.models.base import Model
@@ -45,9 +45,7 @@ from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.storage import calls
 from fedjax_peft.simulation.storage.checkpoint import saved_parts
 from fedjax_peft.simulation.storage.fingerprint import check_same, check_same_run, fingerprint
-from fedjax_peft.simulation.storage.recipe import save_recipe
 from fedjax_peft.simulation.storage.record import Record, device_name, read_config
-from fedjax_peft.simulation.storage.tracking import recorded
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
 from fedjax_peft.simulation.trained_rows import (
     check_unseen,
@@ -178,8 +176,7 @@ def simulate(
     private = _private(given, session, federation)
     parts = _parts(given, session, state, private, federation)
     complete = records.config is not None and "point" not in records.config
-    metadata = _settings(given, schedule)
-    metadata = {**({} if complete else metadata), **(records.config or {})}
+    metadata = {**({} if complete else calls.settings(raw)), **(records.config or {})}
     found = fingerprint(vars(raw)) if out is not None or processes() > 1 else {}
     before = rows_before(records.origin, out if resume else None)
     trained_on = when_asked(clients, _tested(given), before)
@@ -193,7 +190,7 @@ def simulate(
         ) as record,
     ):
         if record.out is not None:
-            _save_start(record.out, given, session, recipe=not complete)
+            _save_start(record.out, given)
             save_rows(record.out, trained_on())
         loop = Loop(**parts, record=record, phases=phases, request=request)
         state = _train(loop, state, given)
@@ -313,30 +310,6 @@ def _costs(given: SimpleNamespace, session: Session, state: State) -> Costs:
     return Costs(ledger, system.time, slowness, system.deadline, preload_bytes(system.time, model))
 
 
-def _settings(given: SimpleNamespace, schedule: Schedule) -> dict[str, Any]:
-    """Returns the settings of a run made in Python, as its ``config.toml`` records them."""
-    names = ("sampling", "batch_size", "batch_sampling", "epochs", "local_steps", "seed")
-    system = dict(vars(given.system))
-    time, availability = system.pop("time"), system.pop("availability")
-    origin = given.records.origin
-    apart = ("algorithm", "transforms", "privacy", "attack")
-    parts = {name: parametrised(getattr(given, name), given.values)[0] for name in apart}
-    parts |= {"asynchronous": given.asynchronous, "availability": availability}
-    return {
-        "rounds": given.rounds,
-        "clients": len(given.clients),
-        "clients_per_round": schedule.per_round,
-        **{name: getattr(given, name) for name in names},
-        "system": system,
-        "time": time._asdict(),
-        "placement": {"client_state": given.placement.client_state},
-        **({"values": dict(given.values)} if given.values else {}),
-        **calls.tables(parts),
-        **({} if origin is None else {"origin": origin_text(origin)}),
-        **({"trackers": tracked} if (tracked := recorded(given.records.trackers)) else {}),
-    }
-
-
 def _of_this_process(given: SimpleNamespace) -> dict[str, Any]:
     """Returns the settings that a run does not record, and that all its processes must share."""
     numbers = ("every", "batch_size", "test_clients")
@@ -347,19 +320,12 @@ def _of_this_process(given: SimpleNamespace) -> dict[str, Any]:
     }
 
 
-def _save_start(out: Path, given: SimpleNamespace, session: Session, *, recipe: bool) -> None:
-    """Writes what a reader of the run needs beside its rows and checkpoints.
-
-    Args:
-      recipe: whether to write how the model was made; a config says it itself.
-    """
-    data = given.clients.data
-    if recipe:
-        save_recipe(out, given.model, _text_length(data), session.setup.task)
+def _save_start(out: Path, given: SimpleNamespace) -> None:
+    """Writes what a reader of the run needs beside its rows and checkpoints."""
     if given.records.origin is not None:
         save_origin(out, given.records.origin)
-    if data.vocabulary:
-        write_vocabulary(out, data.vocabulary)
+    if vocabulary := given.clients.data.vocabulary:
+        write_vocabulary(out, vocabulary)
 
 
 def _train(loop: Loop, state: State, given: SimpleNamespace) -> State:

@@ -150,6 +150,7 @@ class TimeModel(NamedTuple):
         server_bandwidth: float | str | None = None,
         preload: bool | None = None,
         svd_seconds: float | None = None,
+        transfers: Sequence[Sequence[float]] | None = None,
     ) -> "TimeModel":
         """Returns a time model by name, with the given fields replaced.
 
@@ -171,6 +172,7 @@ class TimeModel(NamedTuple):
             ``bandwidth_up``.
           preload: whether clients download the frozen weights before their first round.
           svd_seconds: seconds of the SVD of the pretrained weights before the first round.
+          transfers: pairs (bytes, seconds), in place of the bandwidths and the latency.
 
         Raises:
           InputError: the preset or device does not exist, or a rate cannot be read.
@@ -185,7 +187,9 @@ class TimeModel(NamedTuple):
             check_known("device", device, DEVICES)
             given.setdefault("seconds_per_step", DEVICES[device])
         if given.keys() & {"bandwidth_up", "bandwidth_down", "latency"}:
-            given["transfers"] = ()
+            given.setdefault("transfers", ())
+        if transfers is not None:
+            given["transfers"] = tuple((nbytes, seconds) for nbytes, seconds in transfers)
         return _PRESETS[preset]._replace(**given)
 
     def compute_seconds(self, steps: int, slowness: float = 1.0) -> float:

@@ -188,7 +188,7 @@ def test_runs_without_a_directory_have_a_card_too(loaded, tmp_path):
     out = replace(loaded, out=None).export(tmp_path / "adapter", format="hub")
     card = ModelCard.load(out / "README.md")
     assert "| Algorithm | fedavg |" in card.text
-    assert "The run was made in Python" in card.text
+    assert "A program made the run" in card.text
     assert card.data.eval_results is None
 
 

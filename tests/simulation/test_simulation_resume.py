@@ -276,7 +276,7 @@ def test_an_exception_leaves_a_run_that_can_be_resumed(straight, tmp_path):
 def test_records_are_those_of_the_whole_run(straight):
     assert {path.name for path in straight.out.iterdir()} == {
         *("checkpoints", "config.toml", "environment.json", "fingerprint.json", "metrics.jsonl"),
-        *("model.json", "params.safetensors", "trained_rows.safetensors"),
+        *("params.safetensors", "trained_rows.safetensors"),
     }
     environment = json.loads((straight.out / "environment.json").read_text())
     assert environment["versions"]["jax"] == jax.__version__

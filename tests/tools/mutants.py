@@ -205,7 +205,7 @@ _TESTS_OF_SHELL = {
     "simulation/storage/client_checkpoints": "simulation_client_store",
     "simulation/storage/fingerprint": "simulation_fingerprint",
     "simulation/storage/lock": "simulation_lock",
-    "simulation/storage/recipe": "simulation_loading simulation_fingerprint",
+    "simulation/storage/named_data": "simulation_python_config",
     "simulation/storage/record": "simulation_resume simulation_lock",
     "simulation/storage/tracking": "simulation_trackers",
     "simulation/summaries": "simulation_rows report_details",

@@ -1,36 +1,111 @@
-"""The calls of a run's parts in its ``config.toml``, in the tables of a config.
+"""The tables of a config for a run that was started in Python; its ``config.toml`` holds them.
 
-A run in Python is given parts, such as an algorithm with an optimizer. Their calls
-(:mod:`fedjax_peft.contracts.part`) are written as a config would name them::
+The calls of its parts, of its model and of its data (:mod:`fedjax_peft.contracts.part`) are written
+as a config would name them::
 
-    [algorithm]                     [optimizer]
-    name = "fedprox"                name = "adamw"
-    mu = 0.1                        learning_rate = 0.001
+    [algorithm]                     [optimizer]                     [partition]
+    name = "fedprox"                name = "adamw"                  name = "dirichlet"
+    mu = 0.1                        learning_rate = 0.001           clients = 10
 
-A part without a call is written as its name, and can only be given again.
+What no config can name has the key ``not_recorded`` in its place, with what was there.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from fedjax_peft.contracts.part import Call, call_of
+from fedjax_peft.contracts.part import OWN, Call, call_of
+from fedjax_peft.models.base import Model
+from fedjax_peft.models.heads import WITHOUT_CLASSES
+from fedjax_peft.numerics.hyperparameters import parametrised
+from fedjax_peft.simulation.origin import origin_text
+from fedjax_peft.simulation.storage.named_data import data_tables, named
+from fedjax_peft.simulation.storage.tracking import recorded
+from fedjax_peft.support.rooms import ROOMS
 
-ROOMS = {
-    "algorithm": "algorithms",
-    "aggregator": "aggregators",
-    "optimizer": "optimizers",
-    "schedule": "schedules",
-    "server_schedule": "schedules",
-    "transforms": "transforms",
-    "privacy": "privacy",
-    "attack": "attacks",
-    "asynchronous": "asynchronous",
-    "availability": "availability",
-}
-"""Table of a config -> the room of the parts that it names."""
 ARGUMENTS = ("optimizer", "aggregator", "server_schedule")
 """Arguments of an algorithm that have tables of their own."""
+NO_METHOD = "none"
+"""The name in ``[peft]`` of a model without a PEFT method."""
 _SCHEDULED = "schedules.scheduled"
+_TOP = (
+    *("rounds", "clients_per_round", "sampling", "batch_size", "batch_sampling"),
+    *("epochs", "local_steps", "seed"),
+)
+_PARTS = ("algorithm", "transforms", "privacy", "attack")
+
+
+def settings(given: Any) -> dict[str, Any]:
+    """Returns the config of a run.
+
+    Args:
+      given: has the arguments of ``simulate`` as attributes.
+    """
+    system = dict(vars(given.system))
+    time, availability = system.pop("time"), system.pop("availability")
+    origin, evaluation = given.records.origin, given.evaluation
+    parts = {name: parametrised(getattr(given, name), given.values)[0] for name in _PARTS}
+    parts |= {"asynchronous": given.asynchronous, "availability": availability}
+    found = tables(parts | {"stop": evaluation.stop})
+    data = data_tables(given, *_tokenizer_of(given.model))
+    plain = ("every", "batch_size", "test_clients", "diagnostics")
+    data["evaluation"] |= {name: getattr(evaluation, name) for name in plain}
+    places = vars(given.placement).items()
+    return {
+        **{name: getattr(given, name) for name in _TOP},
+        **_runtime(given.values, found),
+        "system": system,
+        "time": {"preset": "default", **time._asdict()},
+        "placement": {name: x for name, x in places if isinstance(x, str | int | None)},
+        "records": {"checkpoint_every": given.records.checkpoint_every},
+        **model_tables(given.model, started=origin is not None),
+        **data,
+        **found,
+        **({} if origin is None else {"origin": origin_text(origin)}),
+        **({"trackers": tracked} if (tracked := recorded(given.records.trackers)) else {}),
+    }
+
+
+def model_tables(model: Model, *, started: bool = False) -> dict[str, Any]:
+    """Returns ``[model]`` and ``[peft]``.
+
+    Args:
+      started: whether the model is that of another run, which the config names.
+    """
+    call, seed = call_of(model), dict[str, Any]()
+    exact = not (call and call.name == "quantize" and _starts_shape_weights(model))
+    while isinstance(call, Call) and call.name in ("attach", "quantize"):
+        options = dict(call.arguments)
+        seed = {"seed": options["seed"]} if call.name == "attach" else seed
+        call = options["model"]
+    table = _model_table(model.recipe, model.labels, model.name)
+    if model.recipe and not (started or (exact and isinstance(call, Call))):
+        table[OWN] = "a model whose values were changed after it was made"
+    method = {"name": NO_METHOD} if model.method is None else _table("peft", model.method)
+    return {"model": table, "peft": method | seed}
+
+
+def _starts_shape_weights(model: Model) -> bool:
+    return model.method is not None and model.method.start_shapes_frozen
+
+
+def _model_table(recipe: Mapping[str, Any], labels: Any, name: str) -> dict[str, Any]:
+    if not recipe:
+        return {OWN: "a module of your own, or merged weights"}
+    table = {**recipe}
+    table["fresh_head"] = table.pop("fresh", None)
+    if table.pop("made_by") == "random_model":
+        table["name"] = name
+    elif Path(name).is_absolute() and str(Path(name).resolve()) == table["name"]:
+        table["name"] = name  # as it was given, not as a link resolves
+    if table["head"] not in WITHOUT_CLASSES:
+        table["labels"] = list(labels)
+    return table
+
+
+def _tokenizer_of(model: Model) -> tuple[str, str | None]:
+    """Returns the name and the source by which a config finds the tokenizer of its model."""
+    return model.name, model.recipe.get("source")
 
 
 def tables(parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,8 +120,8 @@ def tables(parts: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = _chained([_table(name, one) for one in _sequence(given)])
         elif given is not None:
             found[name] = _table(name, given)
-    if isinstance(algorithm := found.get("algorithm"), dict):
-        return found | _apart(algorithm)
+    if "algorithm" in found:
+        return found | _apart(found["algorithm"])
     return found
 
 
@@ -54,23 +129,28 @@ def _sequence(given: Any) -> Any:
     return given if isinstance(given, list) or type(given) is tuple else [given]
 
 
-def _table(name: str, given: Any) -> Any:
+def _table(name: str, given: Any) -> dict[str, Any]:
     call = call_of(given)
-    return given.name if call is None else _named(name, call.table())
+    if call is None:
+        return {OWN: getattr(given, "name", None) or getattr(given, "__qualname__", "a function")}
+    table = named(name, call.table())
+    return {k: x for k, x in table.items() if k != "name"} if name == "stop" else table
 
 
-def _chained(links: list[Any]) -> Any:
-    """Returns name -> options of each transform, where their names differ; else a list."""
-    names = [link["name"] if isinstance(link, dict) else "" for link in links]
-    if "" in names or len(set(names)) < len(names):
-        return links
+def _chained(links: list[dict[str, Any]]) -> Any:
+    """Returns name -> options of each transform; several of one name are a chain."""
+    if missing := next((link for link in links if OWN in link), None):
+        return missing
+    names = [link["name"] for link in links]
+    if len(set(names)) < len(names):
+        full = [{**link, "name": full_name("transforms", link["name"])} for link in links]
+        return {"chain": {"transforms": full}}
     return {link.pop("name"): link for link in links}
 
 
-def _named(name: str, table: Any) -> Any:
-    """Returns a table whose name is the one that a config has in the table ``name``."""
-    room, _, function = str(table["name"]).partition(".")
-    return {**table, "name": function} if room == ROOMS[name] else table
+def full_name(table: str, name: str) -> str:
+    """Returns the name of a call for the name that a config has in a table."""
+    return name if {".", ":"} & set(name) else f"{ROOMS[table]}.{name}"
 
 
 def _apart(algorithm: dict[str, Any]) -> dict[str, Any]:
@@ -82,30 +162,29 @@ def _apart(algorithm: dict[str, Any]) -> dict[str, Any]:
     optimizer = found.get("optimizer", {})
     if optimizer.get("name") == _SCHEDULED:
         found |= {name: optimizer[name] for name in ("optimizer", "schedule")}
-    return {name: _named(name, x) if "name" in x else x for name, x in found.items()}
+    return {name: named(name, x) if "name" in x else x for name, x in found.items()}
 
 
-def read(config: Mapping[str, Any], name: str) -> Call | None:
-    """Returns the call of an argument of ``simulate``; None if the run has no call of it.
+def _runtime(values: Mapping[str, Any] | None, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns which numbers of the tables are run-time values of the program.
 
     Args:
-      config: of a run that was made in Python.
-      name: such as ``algorithm``.
+      values: of ``simulate``. Those of a user's function have names of its own.
     """
-    table = config.get(name)
-    if not isinstance(table, Mapping):
-        return None
-    table = {**table}
-    if name == "algorithm":
-        given = {n: _full(n, config[n]) for n in (*ARGUMENTS, "schedule") if n in config}
-        if "schedule" in given:
-            schedule, inner = given.pop("schedule"), given.pop("optimizer")
-            given["optimizer"] = {"name": _SCHEDULED, "optimizer": inner, "schedule": schedule}
-        table |= given
-    return Call.read(_full(name, table))
+    keys = [_config_key(name, found) for name in values or {}]
+    if all(keys):
+        return {"runtime": keys} if keys else {}
+    return {"values": {**(values or {}), OWN: "a function that makes parts of these values"}}
 
 
-def _full(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    own = table.get("name")
-    plain = isinstance(own, str) and not {".", ":"} & set(own)
-    return {**table, "name": f"{ROOMS[name]}.{own}"} if plain else {**table}
+def _config_key(name: str, found: Mapping[str, Any]) -> str | None:
+    """Returns the key of a config for a place in a part, such as ``optimizer.learning_rate``."""
+    table, _, rest = name.partition(".")
+    if table == "transforms" and len(links := found.get(table, {})) == 1:
+        return f"{table}.{next(iter(links))}.{rest}"
+    if table == "algorithm" and "schedule" in found:
+        name = name.replace("optimizer.optimizer.", "optimizer.")
+        name = name.replace("algorithm.optimizer.schedule.", "algorithm.schedule.")
+    *place, key = name.removeprefix("algorithm.").split(".")
+    own = found.get(".".join(place) if place else table)
+    return ".".join([*(place or [table]), key]) if isinstance(own, dict) and key in own else None

@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_peft import tasks
+from fedjax_peft.contracts import Params
 from fedjax_peft.engine.devices.distributed import agree, process, processes
 from fedjax_peft.numerics.hyperparameters import parametrised
 from fedjax_peft.simulation.checks import clients_a_round
-from fedjax_peft.simulation.description import CODE, Plain, describe, flat
+from fedjax_peft.simulation.description import CODE, EMPTY, Plain, describe, flat
 from fedjax_peft.support.display import argument, show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
@@ -116,6 +117,25 @@ def changed_leaf(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return not near and _text(was) != _text(found)  # NaN equals NaN
 
 
+def changed_base(directory: Path, frozen: Params) -> str | None:
+    """Returns a frozen leaf that differs from what a run began with; None if all are the same.
+
+    A difference of the size by which an SVD differs between machines does not count.
+
+    Raises:
+      InputError: the file of the fingerprint is damaged.
+    """
+    if not (directory / NAME).exists():
+        return None
+    prefix = "model.frozen."
+    run = _read(directory)["run"].items()
+    then = {name.removeprefix(prefix): x for name, x in run if name.startswith(prefix)}
+    for name in sorted({*frozen, *then}) if then else ():
+        if name not in frozen or name not in then or changed_leaf(then[name], sums(frozen[name])):
+            return name
+    return None
+
+
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
     """Returns the names whose values differ; a name that is missing has the value None."""
     names = dict.fromkeys([*before, *now])
@@ -137,8 +157,8 @@ def _same(a: Plain, b: Plain) -> bool:
 
 
 def _text(value: Plain) -> str:
-    """Returns a value as JSON, in which tuples are lists."""
-    return json.dumps(value, default=str)
+    """Returns a value as JSON, in which tuples are lists, and nothing is an empty list too."""
+    return json.dumps(None if isinstance(value, str) and value == EMPTY else value, default=str)
 
 
 def save(directory: Path, found: Fingerprint) -> None:
@@ -232,18 +252,23 @@ def _load(directory: Path) -> dict[str, Any]:
             f"{directory} has no {NAME}, which says what was run, so the run cannot be continued."
             " It can be read (report, predict, export)."
         )
+    table = _read(directory)
+    if table["format"] != FORMAT:
+        raise InputError(
+            f"The run in {directory} was recorded by another version of fedjax_peft, whose"
+            " description of it cannot be compared with that of this version. It can be read,"
+            " reported and exported, but not continued."
+            f" {_ANEW.format(argument(directory))}"
+        )
+    return table
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    path = directory / NAME
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        if table.get("format") != FORMAT:
-            raise InputError(
-                f"The run in {directory} was recorded by another version of fedjax_peft, whose"
-                " description of it cannot be compared with that of this version. It can be read,"
-                " reported and exported, but not continued."
-                f" {_ANEW.format(argument(directory))}"
-            )
-        return {"versions": dict(table["versions"]), "run": dict(table["run"])}
-    except InputError:
-        raise
+        found = {"versions": dict(table["versions"]), "run": dict(table["run"])}
+        return {"format": table.get("format"), **found}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged: {error!r}.") from None
 

@@ -21,10 +21,12 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.contracts import Params
+from fedjax_peft.contracts.part import unrecorded
 from fedjax_peft.engine.devices import distributed
 from fedjax_peft.simulation.rows import Row, append_metrics, read_metrics, write_metrics
 from fedjax_peft.simulation.storage import fingerprint, lock
 from fedjax_peft.simulation.storage.checkpoint import Checkpoints
+from fedjax_peft.simulation.storage.earlier import complete
 from fedjax_peft.simulation.storage.lock import RunLock
 from fedjax_peft.simulation.storage.tracking import Tracking
 from fedjax_peft.simulation.trackers.base import Tracker
@@ -37,6 +39,9 @@ from fedjax_peft.support.toml import read_toml
 _VISIBLE = 30.0
 """Seconds until a file of one machine must be visible on the others."""
 _PARAMS = "params.safetensors"
+PROGRAMS = ("point", "values", "clients")
+"""Keys of a recorded config that are none of a config: what a sweep's run, or a run of an earlier
+version, says of itself."""
 _PACKAGES = ("fedjax_peft", "jax", "jaxlib", "flax", "optax", "transformers", "numpy")
 
 
@@ -294,13 +299,14 @@ def _written(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_asked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config of a run without the noise that was computed for its epsilon.
+    """Returns a run's config without PROGRAMS and the noise that was computed for its epsilon.
 
     A new run may have other rounds or clients, for which this noise would not give the epsilon.
     """
+    config = {k: x for k, x in config.items() if k not in PROGRAMS or unrecorded(x)}
     privacy = config.get("privacy")
     if not isinstance(privacy, Mapping) or "epsilon" not in privacy:
-        return {**config}
+        return config
     own = {key: value for key, value in privacy.items() if key != "noise_multiplier"}
     return {**config, "privacy": own}
 
@@ -313,7 +319,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """
     path = directory / "config.toml"
     try:
-        return read_toml(path)
+        return complete(directory, read_toml(path))
     except OSError:
         raise InputError(f"{directory} is not a run directory: it has no config.toml.") from None
     except ValueError as error:
