@@ -250,16 +250,16 @@ def options_of(config: Config, table: str) -> Config:
     return {key: value for key, value in config[table].items() if key != "name"}
 
 
-def check_recorded(given: Any, at: str = "") -> None:
-    """Raises InputError for what a run that was started in Python could not record.
+def check_recorded(given: Any, at: str = "", advice: str = "") -> None:
+    """Raises InputError for what a run that was started from Python could not record.
 
     Args:
       given: the config, or a table of it.
       at: the name of the table.
+      advice: a sentence that ends the message.
     """
     if missing := unrecorded(given, at):
         named = ", ".join(f"{key} ({what})" for key, what in missing.items())
-        raise InputError(
-            f"The config of this run does not hold {named}, because a program made it in a way that"
-            " no config can name. Run that program again, or give these in a copy of the config."
-        )
+        are, were = ("are", "they were") if len(missing) > 1 else ("is", "it was")
+        text = f"{named} {are} not recorded: no config can name how {were} made. {advice}"
+        raise InputError(text.rstrip())

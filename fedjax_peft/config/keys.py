@@ -5,6 +5,7 @@ an argument of a function that a table names, or one of the config's own keys be
 """
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -169,11 +170,11 @@ def function_of(table: str, name: Any) -> Callable[..., Any]:
     module, one = NAMESPACES[table], in_words(table)
     if name is None:
         raise InputError(f"[{table}] needs a name. {nearest('', module.__all__)}")
-    text = str(name)
+    text = re.sub(r"#\d+$", "", str(name))  # the second transform of a name
     if text.startswith("__main__:") or "<" in text or ("." in text and ":" not in text):
         return Call(text, ()).factory()
     if plugins.is_user_function(name):
-        return plugins.load_function(one, name)
+        return plugins.load_function(one, text)
     if not hasattr(getattr(module, text, None), "part"):  # a part need not be listed
         check_known(one, name, module.__all__)
     return getattr(module, text)

@@ -30,7 +30,7 @@ def resolve(raw: keys.Config) -> keys.Config:
         wrong type.
     """
     raw = _with_none({key: value for key, value in raw.items() if key != "sweep"})
-    check_recorded(raw)
+    check_recorded(raw, advice=_PROGRAM)
     _check_present(raw)
     try:
         result = _resolved(presets.expand(expanded(raw), overlay))
@@ -40,6 +40,11 @@ def resolve(raw: keys.Config) -> keys.Config:
     _check_noise(result["privacy"])
     _check_diagnosed(result["evaluation"], result["partition"]["name"])
     return with_seeds(result)
+
+
+_PROGRAM = (
+    "Run the program again that started this run, or give what is missing in a copy of the config."
+)
 
 
 def resolve_recorded(config: keys.Config) -> keys.Config:

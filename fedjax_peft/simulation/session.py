@@ -1,9 +1,10 @@
 """``session``: an algorithm over a federation, for your own loop over rounds."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias, get_args
 
 import jax
@@ -284,7 +285,7 @@ def _facts_of(model: Model) -> tuple:
 
 def _place(name: str) -> str:
     """Returns a name, of a file or folder its whole path: it is the same from everywhere."""
-    return str(Path(name).resolve()) if name and Path(name).exists() else name
+    return str(Path(name).resolve()) if name and os.path.exists(name) else name
 
 
 OVERFLOW = 1e-12

@@ -45,7 +45,7 @@ from fedjax_peft.simulation.session import session as make_session
 from fedjax_peft.simulation.storage import calls
 from fedjax_peft.simulation.storage.checkpoint import saved_parts
 from fedjax_peft.simulation.storage.fingerprint import check_same, check_same_run, fingerprint
-from fedjax_peft.simulation.storage.record import Record, device_name, read_config
+from fedjax_peft.simulation.storage.record import Record, device_name, recorded_config
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
 from fedjax_peft.simulation.trained_rows import (
     check_unseen,
@@ -390,7 +390,7 @@ def check_recorded(*arguments: Any, **options: Any) -> None:
     given = inspect.signature(simulate).bind(*arguments, **options)
     given.apply_defaults()
     directory = Path(given.arguments["out"])
-    recorded, config = read_config(directory), given.arguments["records"].config or {}
+    recorded, config = recorded_config(directory), given.arguments["records"].config or {}
     if "point" in config:  # the run has recorded other settings as well
         recorded = {"point": recorded.get("point")}
     check_same(directory, recorded, config, fingerprint(given.arguments))

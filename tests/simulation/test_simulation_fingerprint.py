@@ -38,13 +38,13 @@ from fedjax_peft.simulation.description import describe
 from fedjax_peft.simulation.simulate import check_recorded
 from fedjax_peft.simulation.storage.fingerprint import (
     MAY_CHANGE,
+    changed_base,
     changed_leaf,
     differences,
     fingerprint,
     save,
     sums,
 )
-from fedjax_peft.simulation.storage.recipe import _difference
 
 MODEL, FEDERATION, TEST = toy.model(), toy.clients((7, 4, 12, 1, 9)), toy.dataset(20, seed=3)
 OTHER = toy.dataset(20, seed=4)
@@ -435,9 +435,10 @@ def test_leaves_that_differ_by_rounding_only_are_equal():
     assert not changed_leaf(sums(x * np.nan), sums(x * np.nan))
 
 
-def test_weights_of_a_description_are_compared_by_name_and_sums():
+def test_base_weights_are_compared_by_name_and_sums(tmp_path):
     x = np.random.default_rng(0).normal(size=(9, 9)).astype(np.float32)
-    then = {"a": sums(x)}
-    assert _difference({"a": x}, then) is None
-    assert _difference({"a": 1.01 * x}, then) == "a"
-    assert _difference({"b": x}, then) == "a"
+    assert changed_base(tmp_path, {"a": x}) is None  # a run that recorded none
+    save(tmp_path, {"model.frozen.a": sums(x), "model.trainable.b": sums(x)})
+    assert changed_base(tmp_path, {"a": x}) is None
+    assert changed_base(tmp_path, {"a": 1.01 * x}) == "a"
+    assert changed_base(tmp_path, {"b": x}) == "a"

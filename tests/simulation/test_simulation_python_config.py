@@ -216,7 +216,7 @@ def memory(places):
 
 
 def changed(places):
-    given, data = arguments(places)
+    given, _ = arguments(places)
     model = given["model"]
     doubled = {name: 2 * x for name, x in model.trainable.items()}
     clients = dataclasses.replace(given["clients"], weights=np.ones(4))
@@ -241,7 +241,7 @@ def functions(places):
 
 
 def rows_in_memory(places):
-    given, data = arguments(places)
+    given, _ = arguments(places)
     rows = [{"text": "w1 w2", "label": f"class {i % 4}"} for i in range(20)]
     own = fp.load_tokenizer(places.checkpoint)
     own.pad_token = "[UNK]"
@@ -269,7 +269,8 @@ def test_a_config_names_what_it_lacks(make, named, places, tmp_path, capsys):
     (tmp_path / "environment.json").write_text("{}")
     assert cli.main(["run", str(tmp_path / "config.toml"), "--out", str(tmp_path / "out")]) == 2
     error = " ".join(capsys.readouterr().err.split())
-    listed = error.split("does not hold ")[1].split(", because")[0]
+    listed = error.removeprefix("fedjax-peft: ").partition(" not recorded: ")[0]
+    listed = listed.removesuffix(" are").removesuffix(" is")
     assert {one.partition(" ")[0] for one in listed.replace("), ", ")\n").split("\n")} == named
     assert not (tmp_path / "out").exists()
 

@@ -21,7 +21,6 @@ from fedjax_peft.numerics.hyperparameters import parametrised
 from fedjax_peft.simulation.origin import origin_text
 from fedjax_peft.simulation.storage.named_data import data_tables, named
 from fedjax_peft.simulation.storage.tracking import recorded
-from fedjax_peft.support.rooms import ROOMS
 
 ARGUMENTS = ("optimizer", "aggregator", "server_schedule")
 """Arguments of an algorithm that have tables of their own."""
@@ -138,19 +137,14 @@ def _table(name: str, given: Any) -> dict[str, Any]:
 
 
 def _chained(links: list[dict[str, Any]]) -> Any:
-    """Returns name -> options of each transform; several of one name are a chain."""
+    """Returns name -> options of each transform; of equal names, the second is ``name#2``."""
     if missing := next((link for link in links if OWN in link), None):
         return missing
-    names = [link["name"] for link in links]
-    if len(set(names)) < len(names):
-        full = [{**link, "name": full_name("transforms", link["name"])} for link in links]
-        return {"chain": {"transforms": full}}
-    return {link.pop("name"): link for link in links}
-
-
-def full_name(table: str, name: str) -> str:
-    """Returns the name of a call for the name that a config has in a table."""
-    return name if {".", ":"} & set(name) else f"{ROOMS[table]}.{name}"
+    found: dict[str, Any] = {}
+    for place, link in enumerate(links):
+        name = link.pop("name")
+        found[f"{name}#{place + 1}" if name in found else name] = link
+    return found
 
 
 def _apart(algorithm: dict[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class Record:
                     f"{out} already holds a run: continue it with --resume (in Python resume=True),"
                     " replace it with --overwrite, or choose another directory with --out."
                 )
-            fingerprint.check_same(out, read_config(out), _without_none(config), found)
+            fingerprint.check_same(out, recorded_config(out), _without_none(config), found)
         path = out / "environment.json"
         replace_file(path, (json.dumps(_with_first(path), indent=2) + "\n").encode())
         fingerprint.save(out, found)
@@ -317,9 +317,14 @@ def read_config(directory: Path) -> dict[str, Any]:
     Raises:
       InputError: the directory holds no run, or its config is damaged.
     """
+    return complete(directory, recorded_config(directory))
+
+
+def recorded_config(directory: Path) -> dict[str, Any]:
+    """Returns the content of a run's ``config.toml``; errors are those of :func:`read_config`."""
     path = directory / "config.toml"
     try:
-        return complete(directory, read_toml(path))
+        return read_toml(path)
     except OSError:
         raise InputError(f"{directory} is not a run directory: it has no config.toml.") from None
     except ValueError as error:
