@@ -176,7 +176,8 @@ def simulate(
     private = _private(given, session, federation)
     parts = _parts(given, session, state, private, federation)
     complete = records.config is not None and "point" not in records.config
-    metadata = {**({} if complete else calls.settings(raw)), **(records.config or {})}
+    begins = None if records.origin is None else origin_text(records.origin)
+    metadata = {**({} if complete else calls.settings(raw, begins)), **(records.config or {})}
     found = fingerprint(vars(raw)) if out is not None or processes() > 1 else {}
     before = rows_before(records.origin, out if resume else None)
     trained_on = when_asked(clients, _tested(given), before)

@@ -18,7 +18,6 @@ from fedjax_peft.contracts.part import OWN, Call, call_of
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.heads import WITHOUT_CLASSES
 from fedjax_peft.numerics.hyperparameters import parametrised
-from fedjax_peft.simulation.origin import origin_text
 from fedjax_peft.simulation.storage.named_data import data_tables, named
 from fedjax_peft.simulation.storage.tracking import recorded
 
@@ -34,15 +33,16 @@ _TOP = (
 _PARTS = ("algorithm", "transforms", "privacy", "attack")
 
 
-def settings(given: Any) -> dict[str, Any]:
+def settings(given: Any, origin: str | None = None) -> dict[str, Any]:
     """Returns the config of a run.
 
     Args:
       given: has the arguments of ``simulate`` as attributes.
+      origin: where the run is that this one starts from.
     """
     system = dict(vars(given.system))
     time, availability = system.pop("time"), system.pop("availability")
-    origin, evaluation = given.records.origin, given.evaluation
+    evaluation = given.evaluation
     parts = {name: parametrised(getattr(given, name), given.values)[0] for name in _PARTS}
     parts |= {"asynchronous": given.asynchronous, "availability": availability}
     found = tables(parts | {"stop": evaluation.stop})
@@ -60,7 +60,7 @@ def settings(given: Any) -> dict[str, Any]:
         **model_tables(given.model, started=origin is not None),
         **data,
         **found,
-        **({} if origin is None else {"origin": origin_text(origin)}),
+        "origin": origin,
         **({"trackers": tracked} if (tracked := recorded(given.records.trackers)) else {}),
     }
 
