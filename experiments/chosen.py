@@ -7,10 +7,11 @@ start. Each method has the setting with the best validation metric, unless it ha
 that chose nothing can be added with ``--fresh FOLDER``, a sweep over the chosen settings.
 """
 
-import argparse
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import paper
 
 from fedjax_peft.report.intervals import differences_in_words
 from fedjax_peft.report.separation import binomial
@@ -86,19 +87,16 @@ def table(title: str, study: Study, fresh: Study | None, metric: str, baseline: 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Writes the table as Markdown, CSV and LaTeX."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", type=Path, help="folder of a sweep")
+    parser = paper.arguments(__doc__, "runs")
     parser.add_argument("--fresh", type=Path, help="folder of a sweep with other seeds")
     parser.add_argument("--metric", default="test_accuracy", help="a field of the rows")
     parser.add_argument("--baseline", help="the sweep's own if it is left out")
     parser.add_argument("--title", default="Methods at their chosen settings")
-    parser.add_argument("--out", required=True, type=Path, help="path of the files, no suffix")
     a = parser.parse_args(words)
     study = read_study(a.runs)
     fresh = None if a.fresh is None else read_study(a.fresh)
-    made = table(a.title, study, fresh, a.metric, a.baseline or study.baseline or "")
-    made.write(a.out)
-    print(made.markdown())
+    baseline = a.baseline or study.baseline or ""
+    paper.write(table(a.title, study, fresh, a.metric, baseline), a.out)
 
 
 if __name__ == "__main__":

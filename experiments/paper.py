@@ -40,7 +40,7 @@ def arguments(doc: str, *paths: str, out: bool = True) -> argparse.ArgumentParse
     for path in paths:
         several = {"nargs": path[-1]} if path[-1] in "+*" else {}
         parser.add_argument(path.rstrip("+*"), type=Path, help="folder of a sweep", **several)
-    parser.add_argument("--out", required=out, type=Path, help="folder of the files")
+    parser.add_argument("--out", required=out, type=Path, help="the files: folder, or path")
     return parser
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_drawings")
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "federa"
 CONFIGS = sorted(FOLDER.rglob("*.toml"))
-NAMES = ("printed", "federations", "tables", "figures")
+NAMES = ("printed", "federations", "stages", "tables", "figures")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def cells(table, *wanted):
 
 @pytest.mark.slow
 def test_table_8_has_the_cells_of_the_paper(scripts):
-    table = scripts.tables.table8(scripts.tables.Source())
+    table = scripts.stages.table8()
     assert len(table.rows) == 2 * 3 * 4, "two models, three data sets, four columns of the paper"
     assert cells(table, "RoBERTa", "WNUT", "FedFT")[3:] == ["4.62", "8", "0.578", *["109.67"] * 2]
     assert cells(table, "DeBERTaV3", "SQuAD", "FedBF")[3:6] == ["29.51", "19", "1.553"]
@@ -142,7 +142,7 @@ def test_configs_have_the_seconds_of_table_8(scripts):
 
 @pytest.mark.slow
 def test_table_9_has_the_budgets(scripts):
-    table = scripts.tables.table9(scripts.tables.Source())
+    table = scripts.stages.table9()
     counted = {(row[1], row[2]): row[3] for row in table.rows}
     assert counted["FedLR & FeDeRA", "rank 3"] == "110,592"
     assert counted["FedLR & FeDeRA", "rank 128"] == "4,718,592"
@@ -167,7 +167,7 @@ def test_table_1_on_stand_ins(scripts):
 
 def test_data_that_are_not_at_hand_are_named(scripts, tmp_path):
     source = scripts.tables.Source(data=str(tmp_path))
-    for table in (scripts.tables.table6(source), scripts.tables.table7(source)):
+    for table in (scripts.tables.TABLES["T6"](source), scripts.tables.TABLES["T7"](source)):
         assert not table.rows
         assert "is not at hand" in table.notes[-1]
 
@@ -179,11 +179,11 @@ def test_classes_of_sentences_by_hand(scripts, tmp_path):
     lines = [json.dumps({"tokens": list("abcd"), "tags": one}) for one in tags]
     for split in ("train", "validation", "test"):
         (tmp_path / "wnut17" / f"{split}.jsonl").write_text("\n".join(lines))
-    table = scripts.tables.table6(scripts.tables.Source(data=str(tmp_path)))
+    table = scripts.tables.TABLES["T6"](scripts.tables.Source(data=str(tmp_path)))
     tags, joined = "B-person I-person B-location", "B-person-I-person-B-location"
     assert table.rows[0] == [tags, joined, "location-person", "2"]
     assert table.rows[1] == ["O", "O", "O", "1"]
-    shown = scripts.tables.table6(scripts.tables.Source(data=str(tmp_path), sentences=True))
+    shown = scripts.tables.TABLES["T6"](scripts.tables.Source(data=str(tmp_path), sentences=True))
     assert shown.rows[1][-1] == "a b c d"
 
 

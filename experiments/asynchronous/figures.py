@@ -7,7 +7,7 @@ CSV, LaTeX). The learning rate of each method is the one with the best mean vali
 the end of the common time.
 """
 
-import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ import numpy as np
 from fedjax_peft.report.figure_files import PALETTE, save, style, subplots
 from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 METHODS = {
     "fedavg": "FedAvg, waits for all",
@@ -117,11 +120,10 @@ def table(cells: Mapping[str, Cell]) -> TextTable:
         parts = [f"{rate:g}" if isinstance(rate, float) else str(rate)]
         parts += [summarise(ends[name]).text(100), difference, *times, *_work(cell)]
         rows.append([METHODS[name], *parts])
-    seeds = sorted({len(cell.runs) for cell in cells.values()})
     note = (
         "20 Newsgroups, 50 clients, 10 at work. Accuracy of the newest evaluated model after"
         f" {END:g} simulated seconds, mean ± standard deviation over"
-        f" {' or '.join(map(str, seeds))} seeds; differences are paired by seed, with the 95 % t"
+        f" {paper.seeds(cells.values())} seeds; differences are paired by seed, with the 95 % t"
         " interval. s to x %: simulated seconds until an evaluation first has this test accuracy,"
         " mean over the seeds that reach it (their number in brackets if it is not all)."
         f" uploads and staleness: number, and mean, of the uploads in {END:g} s."
@@ -153,15 +155,10 @@ def _work(cell: Cell) -> tuple[str, str]:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Writes the figure and the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sweep", type=Path, help="directory of the sweep")
-    parser.add_argument("--out", required=True, type=Path, help="directory for the files")
-    a = parser.parse_args(words)
+    a = paper.arguments(__doc__, "sweep").parse_args(words)
     cells = chosen(read_study(a.sweep))
     draw(cells, a.out / "accuracy_by_time")
-    made = table(cells)
-    made.write(a.out / "time_to_target")
-    print(made.markdown())
+    paper.write(table(cells), a.out / "time_to_target")
     absent = [name for name in METHODS if name not in cells]
     if absent:
         print(f"left out, no runs: {', '.join(absent)}")

@@ -6,7 +6,7 @@ Writes ``accuracy_by_bytes`` (PNG, SVG, PDF, and its data as CSV) and ``compress
 CSV, LaTeX). Methods of the sweep are named WAY-COMPRESSOR.
 """
 
-import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ import numpy as np
 from fedjax_peft.report.figure_files import PALETTE, save, style, subplots
 from fedjax_peft.report.study import Cell, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 WAYS = {"lora": "FedAvg-LoRA", "ffa": "FFA-LoRA", "fra": "FRA-LoRA"}
 COMPRESSORS = {
@@ -83,9 +86,8 @@ def draw(cells: Cells, stem: Path) -> None:
                     for s, y in scores.items()
                 ]
             ax.set_xscale("log")
-            ticks = [t for t in TICKS if ax.get_xlim()[0] <= t <= ax.get_xlim()[1]]
-            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            ax.set_xticks([], minor=True)
+            low, high = ax.get_xlim()
+            paper.log_ticks(ax, [tick for tick in TICKS if low <= tick <= high])
             ax.set(xlabel="Megabytes up, all rounds", title=WAYS[way])
         axes[0][0].set_ylabel("Test accuracy (%)")
         handles: dict[str, Any] = {}
@@ -117,10 +119,9 @@ def table(cells: Cells) -> TextTable:
         error = f"{float(np.mean(errors)):.3f}" if errors else "-"
         texts = [f"{up:.2f}", smaller, f"{down:.2f}", error, summarise(scores).text(100)]
         rows.append([WAYS[way], COMPRESSORS[name], *texts, difference])
-    seeds = sorted({len(cell.runs) for cell in cells.values()})
     note = (
         "20 Newsgroups, 20 clients, 5 in a round. Accuracy of the global model after the last"
-        f" round, mean ± standard deviation over {' or '.join(map(str, seeds))} seeds. MB: decimal"
+        f" round, mean ± standard deviation over {paper.seeds(cells.values())} seeds. MB: decimal"
         " megabytes of all clients and rounds. error: mean over rounds of compression_error, the"
         " relative error of what a client wants to send, memory included. Differences are paired by"
         " seed, with the 95 % t interval."
@@ -134,15 +135,10 @@ def _has_error(row: Mapping[str, Any]) -> bool:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Writes the figure and the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sweep", type=Path, help="directory of the sweep")
-    parser.add_argument("--out", required=True, type=Path, help="directory for the files")
-    a = parser.parse_args(words)
+    a = paper.arguments(__doc__, "sweep").parse_args(words)
     cells = cells_of(a.sweep)
     draw(cells, a.out / "accuracy_by_bytes")
-    made = table(cells)
-    made.write(a.out / "compressors")
-    print(made.markdown())
+    paper.write(table(cells), a.out / "compressors")
     absent = [f"{w}-{c}" for w in WAYS for c in COMPRESSORS if (w, c) not in cells]
     if absent:
         print(f"left out, no runs: {', '.join(absent)}")

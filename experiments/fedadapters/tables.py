@@ -10,8 +10,8 @@ LaTeX, figures as PNG, SVG and PDF with their data as CSV; the names of the file
 of the table or figure and of the sweep's folder.
 """
 
-import argparse
 import functools
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +22,13 @@ from fedjax_peft import algorithms, heads, peft
 from fedjax_peft.config import presets
 from fedjax_peft.models.base import Model
 from fedjax_peft.peft.base import abstract_model
-from fedjax_peft.report.figure_files import bands, save, style, subplots
 from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.simulation.cost import Forecast, forecast
 from fedjax_peft.simulation.time_model import TimeModel
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 TEST = "test_accuracy"
 STAND_INS = {"cifar10": "cifar100", "fashion_mnist": "emnist"}
@@ -166,37 +168,29 @@ def trained(rows: list[dict[str, Any]]) -> float:
 
 def draw_curves(sweep: Sweep, stem: Path) -> None:
     """Draws Figure 2 to 9: test accuracy against the round, at the chosen learning rates."""
-    data = []
-    with style():
-        fig, ax = subplots()
-        for name, cell in sweep.chosen.items():
-            curves = cell.series(TEST)
-            xs = max((x for x, _ in curves.values()), key=len)
-            ys = {seed: [100 * y for y in values] for seed, (_, values) in curves.items()}
-            data += bands(ax, METHODS[name], xs, ys)
-        ax.set(xlabel="Communication round", ylabel="Test accuracy (%)", title=sweep.title)
-        ax.legend()
-    save(fig, stem, data)
+    curves = {}
+    for name, cell in sweep.chosen.items():
+        found = cell.series(TEST)
+        xs = max((x for x, _ in found.values()), key=len)
+        ys = {seed: [100 * y for y in values] for seed, (_, values) in found.items()}
+        curves[METHODS[name]] = xs, ys
+    draw(sweep, curves, "Communication round", None, stem)
 
 
 def draw_rates(sweep: Sweep, stem: Path) -> None:
     """Draws Figure 10 to 13: test accuracy after the last round against the learning rate."""
-    data = []
-    with style():
-        fig, ax = subplots()
-        for name in [name for name in METHODS if name in sweep.study.methods]:
-            cells = sweep.study.methods[name]
-            found = {float(cell.settings[RATE]): cell.values(TEST) for cell in cells}
-            xs = sorted(found)
-            seeds = sorted({seed for values in found.values() for seed in values})
-            ys = {s: [100 * found[x][s] if s in found[x] else None for x in xs] for s in seeds}
-            data += bands(ax, METHODS[name], xs, ys)
-        ax.set(xscale="log", xlabel="Learning rate", ylabel="Test accuracy (%)", title=sweep.title)
-        rates = sorted({row["x"] for row in data})
-        ax.set_xticks(rates, [f"{x:g}" for x in rates])
-        ax.minorticks_off()
-        ax.legend()
-    save(fig, stem, data)
+    curves = {}
+    for name in [name for name in METHODS if name in sweep.study.methods]:
+        cells = {float(c.settings[RATE]): c.values(TEST) for c in sweep.study.methods[name]}
+        xs = sorted(cells)
+        curves[METHODS[name]] = xs, paper.by_seed(cells[x] for x in xs)
+    draw(sweep, curves, "Learning rate", "log", stem)
+
+
+def draw(sweep: Sweep, curves: dict, xlabel: str, ticks: str | None, stem: Path) -> None:
+    """Draws the test accuracy of each method."""
+    look = {"xlabel": xlabel, "ylabel": "Test accuracy (%)", "title": sweep.title}
+    paper.draw(stem, [paper.Panel(curves, look, ticks=ticks)], legend="inside")
 
 
 # ---------------------------------------------------------------------------- costs without any run
@@ -349,21 +343,15 @@ def settings_table() -> TextTable:
 # --------------------------------------------------------------------------------------------- main
 
 
-def write(table: TextTable, out: Path | None, stem: str) -> None:
-    """Prints a table, and writes it if there is a directory."""
-    print(table.markdown())
-    if out is not None:
-        table.write(out / stem)
-
-
 def report(path: Path, out: Path | None) -> None:
     """Makes all tables and figures of a sweep."""
     sweep = read_sweep(path)
-    write(accuracy_table(sweep), out, f"table_{sweep.paper.table}_{sweep.name}")
-    times = time_table(sweep)
-    if times is not None:
+    tables = {f"table_{sweep.paper.table}": accuracy_table(sweep)}
+    if (times := time_table(sweep)) is not None:
         table = TIMES.get((sweep.data, sweep.clients))
-        write(times, out, f"table_{table}_{sweep.name}" if table else f"times_{sweep.name}")
+        tables[f"table_{table}" if table else "times"] = times
+    for stem, made in tables.items():
+        paper.write(made, out and out / f"{stem}_{sweep.name}")
     if out is None:
         return
     draw_curves(sweep, out / f"figure_{sweep.paper.table}_{sweep.name}")
@@ -374,17 +362,13 @@ def report(path: Path, out: Path | None) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("sweeps", nargs="*", type=Path, help="directories of sweeps")
+    parser = paper.arguments(__doc__, "sweeps*", out=False)
     parser.add_argument("--costs", action="store_true", help="Tables 1 and 12, and the traffic")
-    parser.add_argument("--out", type=Path, help="directory for the files")
     given = parser.parse_args(arguments)
     if given.costs:
-        write(settings_table(), given.out, "table_1")
-        write(size_table(), given.out, "table_12")
-        write(traffic_table(), given.out, "equations_1_2")
+        for table, stem in ((settings_table(), "table_1"), (size_table(), "table_12")):
+            paper.write(table, given.out and given.out / stem)
+        paper.write(traffic_table(), given.out and given.out / "equations_1_2")
     for path in given.sweeps:
         report(path, given.out)
 

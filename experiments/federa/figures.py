@@ -8,23 +8,26 @@ left out. The plots of the paper have no printed values, so there is nothing to 
 ``README.md`` says what each one shows there.
 """
 
-import argparse
 import functools
 import math
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import federations
 from printed import FEDERATIONS, METHODS
-from tables import Source, columns, method_name, reached, settings, sweep
+from tables import Source, command, method_name, reached, rounds_of, settings, sweep
 
 from fedjax_peft import InputError, heterogeneity
 from fedjax_peft.report.figure_files import bands, line_look, save, style, subplots
 from fedjax_peft.report.study import Cell, Study, summarise
 from fedjax_peft.simulation.rows import number
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 Rows = list[dict[str, Any]]
 Drawn = tuple[Any, Rows, str]
@@ -35,6 +38,8 @@ MODULES = {"query": "q", "q_lin": "q", "query_proj": "q"} | dict.fromkeys(
 )
 LOOKS = {name: i for i, name in enumerate(METHODS.values())}
 """Method -> the number of its style, the same in all figures."""
+BESIDE = "outside right center"
+"""The place of the legends."""
 TARGETS = (0.76, 0.80)
 """Accuracies of Figures 6b and 6c."""
 
@@ -80,34 +85,19 @@ def against(
     study: Study, key: str, label: str, rounds: Sequence[int], methods: Iterable[str]
 ) -> tuple[Any, Rows]:
     """Returns a figure of the score against a swept key: one panel for each round."""
-    found, rows = by_setting(study, key), []
-    with style():
-        size = (3.2 * len(rounds) + 1.6, 3.4)
-        fig, axes = subplots(1, len(rounds), size=size, sharey=True, squeeze=False)
-        for ax, at in zip(axes[0], rounds, strict=True):
-            for name, cells in ((name, found[name]) for name in methods if name in found):
-                scores = [cell.values(f"test_{study.headline}", at) for cell in cells.values()]
-                seeds = sorted({seed for one in scores for seed in one}, key=str)
-                values = {s: [_percent(one.get(s)) for one in scores] for s in seeds}
-                data = bands(ax, name, list(cells), values, number=LOOKS[name])
-                rows += [{"round": at, key: row.pop("x"), **row} for row in data]
-            ax.set_xscale("log")
-            ticks = sorted({value for cells in found.values() for value in cells})
-            ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
-            ax.set_xticks([], minor=True)
-            ax.set(xlabel=label, title=f"Round {at}")
-        axes[0][0].set_ylabel(f"Test {study.headline} (%)")
-        _legend(fig, axes[0][0])
-    return fig, rows
-
-
-def _legend(fig: Any, ax: Any) -> None:
-    """Adds the legend of one panel beside all of them."""
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside right center")
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
+    found, panels = by_setting(study, key), []
+    for at in rounds:
+        curves = {}
+        for name, cells in ((name, found[name]) for name in methods if name in found):
+            values = [cell.values(f"test_{study.headline}", at) for cell in cells.values()]
+            curves[name] = list(cells), paper.by_seed(values)
+        look = {"xlabel": label, "title": f"Round {at}"}
+        if at == rounds[0]:
+            look["ylabel"] = f"Test {study.headline} (%)"
+        panels.append(paper.Panel(curves, look, {"round": at}, key, "log"))
+    size = (3.2 * len(rounds) + 1.6, 3.4)
+    options = {"legend": BESIDE, "numbers": LOOKS, "size": size, "sharey": True}
+    return paper.draw(None, panels, (1, len(rounds)), **options)
 
 
 def figure1(source: Source) -> Drawn:
@@ -115,7 +105,7 @@ def figure1(source: Source) -> Drawn:
     study = need(source, "alpha_distilbert", "alpha")
     names = [name for name in METHODS.values() if name != "FeDeRA"]
     fig, rows = against(
-        study, "partition.alpha", "Alpha", columns(study, (200, 500), study.headline), names
+        study, "partition.alpha", "Alpha", rounds_of(study, (200, 500), study.headline), names
     )
     return fig, rows, f"Figure 1: accuracy by alpha, without FeDeRA. {settings(study)}"
 
@@ -123,7 +113,7 @@ def figure1(source: Source) -> Drawn:
 def figure5(source: Source) -> Drawn:
     """Draws Figure 5: all methods against alpha."""
     study = need(source, "alpha")
-    rounds = columns(study, (200, 500, 1000), study.headline)
+    rounds = rounds_of(study, (200, 500, 1000), study.headline)
     fig, rows = against(study, "partition.alpha", "Alpha", rounds, METHODS.values())
     return fig, rows, f"Figure 5: accuracy by alpha. {settings(study)}"
 
@@ -131,7 +121,7 @@ def figure5(source: Source) -> Drawn:
 def figure_clients(source: Source) -> Drawn:
     """Draws accuracy against the number of clients, which the paper does not study."""
     study = need(source, "clients")
-    rounds = columns(study, (1000,), study.headline)
+    rounds = rounds_of(study, (1000,), study.headline)
     fig, rows = against(study, "partition.clients", "Clients", rounds, METHODS.values())
     return fig, rows, f"Accuracy by the number of clients (not in the paper). {settings(study)}"
 
@@ -185,7 +175,7 @@ def figure6(source: Source) -> Drawn:
             ax.set_xscale("log")
             ax.xaxis.set_major_formatter(lambda size, _: _short(size))
             ax.set_xlabel("Trained parameters")
-        _legend(fig, axes[0])
+        paper.below(fig, axes[0], BESIDE)
     caption = (
         "Figure 6: accuracy and simulated time by budget; times where all seeds reach the target."
     )
@@ -245,27 +235,25 @@ def variation(source: Source, measure: str, between: bool, number_: int) -> Draw
     shown_paths = [path for path in paths if _layer(path) in shown]
     if not shown_paths:
         raise Missing("the model has no layers between the first and the last one")
-    grid = [(factor, path) for path in shown_paths for factor in ("a", "b")]
     height = len(shown_paths) // 2
-    rows: Rows = []
-    with style():
-        fig, axes = subplots(height, 4, size=(12, 2.4 * height + 0.6), squeeze=False)
-        for ax, (factor, path) in zip(axes.flat, grid, strict=True):
-            field = f"layers.variation_{measure}_{factor}.{path}"
-            where = (
-                f"layer {_layer(path)}, {MODULES[path.rpartition('.')[2]]}, lora_{factor.upper()}"
-            )
-            for name, by_seed in runs.items():
-                values = {s: _moves(run.rows, field) for s, run in by_seed.items()}
-                xs = list(range(1, 1 + max(map(len, values.values()))))
-                data = bands(ax, name, xs, values, number=LOOKS[name])
-                rows += [{"module": where, "round": row.pop("x"), **row} for row in data]
-            ax.set_title(where)
-        for ax in axes[-1]:
-            ax.set_xlabel("Communication round")
-        for ax in axes[:, 0]:
-            ax.set_ylabel("ΔM" if measure == "magnitude" else "ΔD")
-        _legend(fig, axes.flat[0])
+    grid = [(factor, path) for path in shown_paths for factor in ("a", "b")]
+    panels = []
+    for i, (factor, path) in enumerate(grid):
+        field = f"layers.variation_{measure}_{factor}.{path}"
+        module = MODULES[path.rpartition(".")[2]]
+        where = f"layer {_layer(path)}, {module}, lora_{factor.upper()}"
+        curves = {}
+        for name, by_seed in runs.items():
+            values = {s: _moves(run.rows, field) for s, run in by_seed.items()}
+            curves[name] = range(1, 1 + max(map(len, values.values()))), values
+        look = {"title": where}
+        if i >= len(grid) - 4:
+            look["xlabel"] = "Communication round"
+        if i % 4 == 0:
+            look["ylabel"] = "ΔM" if measure == "magnitude" else "ΔD"
+        panels.append(paper.Panel(curves, look, {"module": where}, "round", None))
+    options = {"legend": BESIDE, "numbers": LOOKS, "size": (12, 2.4 * height + 0.6)}
+    fig, rows = paper.draw(None, panels, (height, 4), **options)
     caption = f"Figure {number_}: change of {measure} in each round. {settings(study)}"
     return fig, rows, caption + _less(rows)
 
@@ -349,13 +337,7 @@ FIGURES: dict[str, Callable[[Source], Drawn]] = {
 
 def main(words: Sequence[str] | None = None) -> None:
     """Draws the figures that are named on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="FIGURE", help=f"of {', '.join(FIGURES)}")
-    parser.add_argument("--runs", type=Path, help="folder of the sweeps")
-    parser.add_argument("--data", help="folder with a folder for each data set, or tiny")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the files")
-    given = parser.parse_args(words)
-    names = [full for name in given.names or FIGURES for full in _matching(name, parser)]
+    names, given = command(words, __doc__, FIGURES, out=True)
     given.out.mkdir(parents=True, exist_ok=True)
     for name in names:
         try:
@@ -366,12 +348,6 @@ def main(words: Sequence[str] | None = None) -> None:
         stem = given.out / f"figure_{name.removeprefix('F')}"
         save(fig, stem, rows)
         print(f"{stem}.png  {caption}")
-
-
-def _matching(name: str, parser: argparse.ArgumentParser) -> list[str]:
-    """Returns the figures of a name; ``F7`` stands for those of all data sets."""
-    found = [full for full in FIGURES if full == name or full.startswith(f"{name}_")]
-    return found or parser.error(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
 
 
 if __name__ == "__main__":

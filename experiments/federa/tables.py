@@ -12,71 +12,26 @@ committed tables leave them out, because of the licences of the data.
 """
 
 import argparse
-import functools
-import itertools
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import federations
-import optax
-from printed import (
-    BUDGETS,
-    FEDERATIONS,
-    METHODS,
-    PAPER,
-    STAGES,
-    STEPS,
-    TARGETS,
-    Federation,
-    Target,
-    backbone,
-)
+from printed import FEDERATIONS, METHODS, PAPER, TARGETS, Federation, Target, backbone
+from stages import seconds_of_round, start_of, table8, table9
 
-from fedjax_peft import InputError, algorithms, heads, heterogeneity, peft
-from fedjax_peft.config import presets
+from fedjax_peft import InputError, heterogeneity
 from fedjax_peft.data.sources import DATASETS
-from fedjax_peft.peft.base import Method, abstract_model
-from fedjax_peft.report.study import (
-    Cell,
-    Choice,
-    Study,
-    paired,
-    read_study,
-    summarise,
-)
+from fedjax_peft.report.study import Cell, Choice, Study, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
-from fedjax_peft.simulation.cost import forecast
 from fedjax_peft.simulation.summaries import series
-from fedjax_peft.simulation.time_model import TimeModel
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 SHARES = (90, 95, 99)
 """Percentages of a target in Table 5."""
-MODELS = {
-    "RoBERTa": {
-        "model_type": "roberta",
-        "vocab_size": 50265,
-        "max_position_embeddings": 514,
-        "type_vocab_size": 1,
-    },
-    "DeBERTaV3": {
-        "model_type": "deberta-v2",
-        "vocab_size": 128100,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 0,
-        "relative_attention": True,
-        "position_buckets": 256,
-        "norm_rel_ebd": "layer_norm",
-        "share_att_key": True,
-        "pos_att_type": "p2c|c2p",
-        "position_biased_input": False,
-    },
-}
-"""The paper's models at their base sizes."""
 
 
 class Source(NamedTuple):
@@ -119,7 +74,7 @@ def chosen(study: Study) -> tuple[dict[str, Cell], Choice]:
     return {name: cells[name] for name in METHODS.values() if name in cells}, choice
 
 
-def columns(study: Study, wanted: Sequence[int], metric: str) -> list[int]:
+def rounds_of(study: Study, wanted: Sequence[int], metric: str) -> list[int]:
     """Returns the rounds of a table's columns: the wanted ones, or as many of the last tests."""
     run = study.cells[0].first
     tested = [int(r) for r in series(run.rows, "round", f"test_{metric}")[0] if r]
@@ -173,9 +128,13 @@ def score_table(
       data: data sets.
       metrics: (name in the rows, name in the heading); None of the name takes the task's headline.
     """
-    header = ["Method", "Parameters", "Paper's, RoBERTa"]
-    trained = {m: PAPER(number, f"RoBERTa {m}", "parameters (millions)") for m in METHODS.values()}
-    rows = {name: [name, "-", f"{trained[name]}M"] for name in METHODS.values()}
+    parameters: dict[str, str] = {}
+    columns: dict[str, paper.Column] = {
+        "Parameters": lambda method, cell: parameters.get(method, "-"),
+        "Paper's, RoBERTa": lambda method, cell: (
+            PAPER(number, f"RoBERTa {method}", "parameters (millions)") + "M"
+        ),
+    }
     notes = ["Mean ± standard deviation over seeds; scores in percent."]
     for name in data:
         federation = FEDERATIONS[name]
@@ -185,67 +144,55 @@ def score_table(
             continue
         cells, choice = chosen(study)
         for metric, label in metrics:
-            _add_scores(header, rows, cells, federation, study, metric or study.headline, label)
-            _add_paper(header, rows, number, federation, label, model_name(study))
+            columns |= scores(cells, federation, study, metric or study.headline, label)
+            columns |= paper_scores(number, federation, label, model_name(study))
         for method, cell in cells.items():
             counts = cell.first.rows[0].get("parameters", {})
-            rows[method][1] = f"{counts.get('adapter', 0):,}"
+            parameters[method] = f"{counts.get('adapter', 0):,}"
         notes += [f"{federation.label}: {settings(study)} {rates(cells)}", *study.notes]
         notes += chosen_by(federation.label, choice)
     notes.append("The paper: RoBERTa-base or DeBERTaV3-base, mean ± deviation over five seeds.")
-    return TextTable(f"Table {number}: {title}", header, list(rows.values()), notes)
+    methods = {name: name for name in METHODS.values()}
+    return paper.table(f"Table {number}: {title}", methods, {}, columns, notes, "Method")
 
 
-def _add_paper(
-    header: list[str],
-    rows: dict[str, list[str]],
-    number: str,
-    federation: Federation,
-    label: str,
-    model: str,
-) -> None:
-    """Adds the paper's scores of one metric of one data set, and its difference to FedLR.
+def paper_scores(
+    number: str, federation: Federation, label: str, model: str
+) -> dict[str, paper.Column]:
+    """Returns the paper's scores of one metric of one data set, and its difference to FedLR.
 
     The paper's question answering counts as FedNLP does, so our EM and F1 have no such columns.
     """
     if federation.sweep in ("squad", "mrqa") and not label.startswith("FedNLP"):
-        return
+        return {}
     metric = label.removeprefix("FedNLP's ")
     title = f"{federation.label} {metric}".strip()
     rounds = [f"{title} {r}" for r in federation.rounds]
-    header.append(f"{model}: {title}, rounds {' / '.join(map(str, federation.rounds))}")
-    header.append(f"{model}: {title} − FedLR")
-    for method, row in rows.items():
-        row.append(" / ".join(PAPER(number, f"{model} {method}", one) for one in rounds))
+
+    def minus(method: str, cell: Cell | None) -> str:
         ends = [PAPER.value(number, f"{model} {m}", rounds[-1]) for m in (method, "FedLR")]
-        row.append("-" if method == "FedLR" else f"{ends[0] - ends[1]:+.2f}")
+        return "-" if method == "FedLR" else f"{ends[0] - ends[1]:+.2f}"
+
+    return {
+        f"{model}: {title}, rounds {' / '.join(map(str, federation.rounds))}": (
+            lambda method, cell: " / ".join(PAPER(number, f"{model} {method}", r) for r in rounds)
+        ),
+        f"{model}: {title} − FedLR": minus,
+    }
 
 
-def _add_scores(
-    header: list[str],
-    rows: dict[str, list[str]],
-    cells: dict[str, Cell],
-    federation: Federation,
-    study: Study,
-    metric: str,
-    label: str,
-) -> None:
-    """Adds the columns of one metric of one data set: its rounds, and the difference to FedLR."""
+def scores(
+    cells: Mapping[str, Cell], federation: Federation, study: Study, metric: str, label: str
+) -> dict[str, paper.Column]:
+    """Returns the columns of one metric of one data set: its rounds, the difference to FedLR."""
     title = f"{federation.label} {label}".strip()
     score = f"test_{metric}"
-    shown = columns(study, federation.rounds, metric)
-    header += [f"{title}, round {r}" for r in shown] + [f"{title} − FedLR [95 %]"]
-    for method, row in rows.items():
-        if method not in cells:
-            row += ["-"] * (len(shown) + 1)
-            continue
-        cell = cells[method]
-        row += [summarise(cell.values(score, r)).text(100) for r in shown]
-        if method == "FedLR" or "FedLR" not in cells:
-            row.append("-")
-            continue
-        difference = paired(cell.values(score, shown[-1]), cells["FedLR"].values(score, shown[-1]))
-        row.append(difference.text(100))
+    shown = rounds_of(study, federation.rounds, metric)
+    found = {f"{title}, round {r}": paper.score(score, r) for r in shown}
+    found[f"{title} − FedLR [95 %]"] = paper.minus(
+        "FedLR", cells, lambda cell: cell.values(score, shown[-1])
+    )
+    return {head: paper.among(cells, column) for head, column in found.items()}
 
 
 def chosen_by(label: str, choice: Choice) -> list[str]:
@@ -373,118 +320,6 @@ def _target_rows(target: Target, value: float, cells: dict[str, Cell]) -> list[l
     return rows
 
 
-# ------------------------------------------------------------------- Tables 8 and 9: the cost model
-
-
-class Stage(NamedTuple):
-    """A round of one method."""
-
-    training: float
-    """Seconds."""
-    communication: float
-    """Seconds."""
-    parameters: int
-    """Trained parameters without the head."""
-
-    @property
-    def total(self) -> float:
-        """Seconds."""
-        return self.training + self.communication
-
-
-@functools.cache
-def stage(method: str, size: int | None = None, model: str = "RoBERTa") -> Stage:
-    """Returns a round of 20 Newsgroups at the size of one of the paper's models.
-
-    A client has 113 documents, which are 8 steps. The paper does not send the head, so nor does
-    this. The step times are those of Table 8.
-
-    Args:
-      method: the paper's name.
-      size: rank of LoRA or width of adapters; None: the paper's.
-      model: ``RoBERTa`` or ``DeBERTaV3``, the base sizes.
-    """
-    system = next(key for key, name in METHODS.items() if name == method)
-    if model == "DeBERTaV3":
-        system = f"federa/deberta/{system.removeprefix('federa/')}"
-    settings = presets.presets()[system].settings
-    made = _method(dict(settings["peft"]), size)
-    shapes = abstract_model(MODELS[model], made, head=heads.classification(20))
-    time = TimeModel.preset(**settings["time"], svd_seconds=0.0)
-    fedavg = algorithms.fedavg(optax.sgd(1.0), head="frozen")
-    cost = forecast(shapes, fedavg, clients=1, rounds=1, steps=0, time_model=time)
-    return Stage(time.compute_seconds(STEPS["20News"]), cost.seconds, shapes.counts()["adapter"])
-
-
-def _method(options: dict, size: int | None) -> Method:
-    """Returns the PEFT method of a preset, perhaps of another size."""
-    name = options.pop("name")
-    if size is not None and name == "lora":
-        options |= {"rank": size, "alpha": float(size)}
-    elif size is not None and name == "houlsby":
-        options = {"size": size}
-    return getattr(peft, name)(**options)
-
-
-def seconds_of_round(method: str) -> float:
-    """Returns the seconds of a round of 20 Newsgroups at the size of RoBERTa-base."""
-    return stage(method).total
-
-
-def start_of(method: str) -> float:
-    """Returns the seconds before the first round: those of the SVD."""
-    return TimeModel.preset("federa").svd_seconds if method == "FeDeRA" else 0.0
-
-
-def table8(source: Source) -> TextTable:
-    """Returns Table 8: seconds of training and communication in a round, as the paper and here."""
-    del source
-    header = ["Model", "Data", "Method", "Training, paper", "Steps", "Seconds a step"]
-    header += ["Communication", "Paper"]
-    rows = []
-    for model, data in itertools.product(MODELS, STEPS):
-        for method, label in STAGES.items():
-            if method == "FeDeRA":  # the paper has one column for both
-                continue
-            training = PAPER("8", f"{model} {data}", f"{label} training")
-            cells = [training, str(STEPS[data]), f"{float(training) / STEPS[data]:.3f}"]
-            cells.append(f"{stage(method, None, model).communication:.2f}")
-            cells.append(PAPER("8", model, f"{label} communication"))
-            rows.append([model, data, label, *cells])
-    notes = [
-        "Seconds of a round. FeDeRA's SVD takes 8.62 s once, for both models.",
-        "The time model has the paper's communication times as measured transfers; DeBERTaV3 has"
-        " them by its own bytes. The seconds of a step, which the runs use, are the paper's seconds"
-        " of training over our number of steps: Table 1's examples of a client in batches of 16. A"
-        " step of WNUT (64 tokens) takes as long as one of 20 Newsgroups (256).",
-    ]
-    return TextTable("Table 8: seconds of the stages of a round", header, rows, notes)
-
-
-def table9(source: Source) -> TextTable:
-    """Returns Table 9: seconds of a round by budget of trained parameters."""
-    del source
-    header = ["Budget (M)", "Method", "Size", "Parameters", "Training, paper"]
-    header += ["Communication", "Paper"]
-    rows = []
-    for budget, (rank, width) in BUDGETS.items():
-        column = f"{budget}M"
-        sizes = [("FedAP", "width", width), ("FedLR", "rank", rank)]
-        for method, word, size in ([("FedBF", "", None)] if budget == 0.1 else []) + sizes:
-            one = stage(method, size)
-            cells = [f"{word} {size}" if word else "-", f"{one.parameters:,}"]
-            cells.append(PAPER("9", STAGES[method], f"{column} training"))
-            cells += [f"{one.communication:.2f}", PAPER("9", "all", f"{column} communication")]
-            rows.append([f"{budget}", STAGES[method], *cells])
-    notes = [
-        "Seconds, RoBERTa-base, 20 Newsgroups. The time model has the paper's communication times;"
-        " paper/budget.toml has its seconds of training. Sizes are whole numbers near the budgets,"
-        " so their bytes differ a little from those of the paper. FeDeRA's SVD takes 8.62 s once.",
-        "The paper prints 3.22 s of LoRA's training with 1.2M here, and 3.27 s in Table 8.",
-    ]
-    return TextTable("Table 9: seconds of a round by budget", header, rows, notes)
-
-
 # --------------------------------------------------------------- Tables 1, 6, 7: data and partition
 
 
@@ -548,16 +383,6 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def table6(source: Source) -> TextTable:
-    """Returns Table 6: classes of WNUT 2017."""
-    return examples_table(6, "wnut17", source)
-
-
-def table7(source: Source) -> TextTable:
-    """Returns Table 7: classes of PLONER."""
-    return examples_table(7, "ploner", source)
-
-
 # ---------------------------------------------------------------------------------- command line
 
 TABLES: dict[str, Callable[[Source], TextTable]] = {
@@ -566,29 +391,39 @@ TABLES: dict[str, Callable[[Source], TextTable]] = {
     "T3": table3,
     "T4": table4,
     "T5": table5,
-    "T6": table6,
-    "T7": table7,
-    "T8": table8,
-    "T9": table9,
+    "T6": lambda source: examples_table(6, "wnut17", source),
+    "T7": lambda source: examples_table(7, "ploner", source),
+    "T8": lambda source: table8(),
+    "T9": lambda source: table9(),
 }
+
+
+def command(
+    words: Sequence[str] | None, doc: str, known: Mapping[str, Callable], out: bool
+) -> tuple[list[str], argparse.Namespace]:
+    """Returns the names of the tables or figures that the command line wants, and its options.
+
+    A name such as ``F7`` stands for all that begin with it and an underscore.
+    """
+    parser = paper.arguments(doc, out=out)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("--runs", type=Path, help="folder of the sweeps")
+    parser.add_argument("--data", help="folder with a folder for each data set, or tiny")
+    parser.add_argument("--sentences", action="store_true", help="show them in T6 and T7")
+    given = parser.parse_args(words)
+    found = []
+    for name in given.names or known:
+        own = [full for full in known if full == name or full.startswith(f"{name}_")]
+        found += own or parser.error(f"there is no {name!r}; there are {', '.join(known)}")
+    return found, given
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Prints the tables that are named on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}")
-    parser.add_argument("--runs", type=Path, help="folder of the sweeps")
-    parser.add_argument("--data", help="folder with a folder for each data set, or tiny")
-    parser.add_argument("--sentences", action="store_true", help="show them in T6 and T7")
-    parser.add_argument("--out", type=Path, help="folder for Markdown, CSV and LaTeX")
-    given = parser.parse_args(words)
-    if unknown := [name for name in given.names if name not in TABLES]:
-        parser.error(f"there is no table {unknown[0]!r}; there are {', '.join(TABLES)}")
-    for name in given.names or TABLES:
+    names, given = command(words, __doc__, TABLES, out=False)
+    for name in names:
         table = TABLES[name](Source(given.runs, given.data, given.sentences))
-        print(table.markdown())
-        if given.out is not None:
-            table.write(given.out / f"table_{name[1:]}")
+        paper.write(table, given.out and given.out / f"table_{name[1:]}")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ LaTeX) compares the methods at every rate, ``exact_chosen_rankR`` at the chosen 
 ``exact`` (PNG, SVG, PDF, CSV) is the figure, ``exact_runs.csv`` has the numbers of every run.
 """
 
-import argparse
 import math
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,9 @@ from fedjax_peft.report.intervals import differences_in_words
 from fedjax_peft.report.study import At, Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.support.files import replace_file
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 METHODS = {
     "fedavg": "FedAvg-LoRA",
@@ -226,23 +229,17 @@ def figure(ranks: Sequence[Rank], stem: Path) -> None:
             below.set_ylim(bottom=0)
             below.legend()
             for ax in (top, below):
-                ax.set_xscale("log")
-                ax.set_xticks(rates, [f"{x:g}" for x in rates])
-                ax.minorticks_off()
+                paper.log_ticks(ax, rates)
     save(fig, stem, data)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Writes the tables of each rank and the figure of all."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", type=Path, help="folder of the sweeps")
-    parser.add_argument("--out", required=True, type=Path, help="directory for the files")
-    a = parser.parse_args(words)
+    a = paper.arguments(__doc__, "runs").parse_args(words)
     ranks = read(a.runs)
     for rank in ranks:
         for made, kind in ((rate_table(rank), ""), (chosen_table(rank), "chosen_")):
-            made.write(a.out / f"exact_{kind}rank{rank.rank}")
-            print(made.markdown())
+            paper.write(made, a.out / f"exact_{kind}rank{rank.rank}")
     replace_file(a.out / "exact_runs.csv", table_csv(runs(ranks)).encode())
     if drawn := [one for one in ranks if {"fra", "fedavg"} <= one.study.methods.keys()]:
         figure(drawn, a.out / "exact")

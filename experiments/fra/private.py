@@ -8,17 +8,19 @@ CSV, LaTeX) is the table of the sweep ``private_NAME``; ``private`` (PNG, SVG, P
 figure of all given sweeps.
 """
 
-import argparse
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedjax_peft.report.figure_files import bands, save, style, subplots
+from fedjax_peft.report.figure_files import save
 from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 METHODS = {"fedavg": "FedAvg-LoRA", "ffa": "FFA-LoRA", "fra": "FRA-LoRA"}
 UNITS = {"client": "whole clients are private", "example": "single examples are private"}
@@ -86,10 +88,10 @@ def table(study: Study, cells: Chosen, title: str) -> TextTable:
             )
     header = ["method", "ε", "accuracy", "minus FedAvg", "minus own ε = ∞", "setting", "snr"]
     one = study.cells[0].first
-    seeds = sorted({len(cell.runs) for by in cells.values() for cell in by.values()})
     about = (
         f"Test accuracy of the last round in %; mean ± standard deviation over"
-        f" {' or '.join(map(str, seeds))} seeds, δ = {one.config['privacy']['delta']:g}."
+        f" {paper.seeds(c for by in cells.values() for c in by.values())} seeds,"
+        f" δ = {one.config['privacy']['delta']:g}."
         " Differences are in points, paired by seed, with the 95 % t interval."
     )
     if any(setting(cell) != "-" for by in cells.values() for cell in by.values()):
@@ -107,34 +109,29 @@ def table(study: Study, cells: Chosen, title: str) -> TextTable:
 
 def figure(found: Mapping[str, tuple[str, Chosen]], stem: Path) -> None:
     """Writes accuracy against ε, one panel for each sweep; the last place is ε = ∞."""
-    data: list[dict[str, Any]] = []
-    with style():
-        fig, axes = subplots(1, len(found), size=(max(4.6 * len(found), 6.4), 3.6), squeeze=False)
-        for (title, cells), ax in zip(found.values(), axes[0], strict=True):
-            places = sorted({epsilon for by in cells.values() for epsilon in by})
-            for name, by in cells.items():
-                seeds = sorted(set().union(*(cell.runs for cell in by.values())))
-                lines = {
-                    seed: [100 * by[e].values("test_accuracy").get(seed, math.nan) for e in places]
-                    for seed in seeds
-                }
-                drawn = bands(ax, METHODS[name], list(range(len(places))), lines)
-                data += [
-                    {"sweep": title, "epsilon": f"{places[row['x']]:g}", **row} for row in drawn
-                ]
-            ax.set_xticks(range(len(places)), [number(epsilon) for epsilon in places])
-            ax.set(title=title, xlabel="ε", ylabel="Test accuracy (%)")
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    save(fig, stem, data)
+    panels = []
+    places = [sorted({e for by in cells.values() for e in by}) for _, cells in found.values()]
+    for (title, cells), own in zip(found.values(), places, strict=True):
+        curves = {}
+        for name, by in cells.items():
+            values = [by[e].values("test_accuracy") if e in by else {} for e in own]
+            curves[METHODS[name]] = range(len(own)), paper.by_seed(values)
+        look = {"title": title, "xlabel": "ε", "ylabel": "Test accuracy (%)"}
+        ticks = {i: number(epsilon) for i, epsilon in enumerate(own)}
+        panels.append(paper.Panel(curves, look, {"sweep": title}, ticks=ticks))
+    size = (max(4.6 * len(found), 6.4), 3.6)
+    drawn, data = paper.draw(None, panels, (1, len(found)), size=size)
+    epsilons = dict(zip((title for title, _ in found.values()), places, strict=True))
+    rows = [
+        {"sweep": row["sweep"], "epsilon": f"{epsilons[row['sweep']][row['x']]:g}", **row}
+        for row in data
+    ]
+    save(drawn, stem, rows)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Writes the table of each sweep and the figure of all."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps")
-    parser.add_argument("--out", required=True, type=Path, help="directory for the files")
-    a = parser.parse_args(words)
+    a = paper.arguments(__doc__, "sweeps+").parse_args(words)
     a.out.mkdir(parents=True, exist_ok=True)
     found = {}
     for path in a.sweeps:
@@ -142,11 +139,10 @@ def main(words: Sequence[str] | None = None) -> None:
         unit = "example" if "example" in path.name else "client"
         cells = chosen(study)
         made = table(study, cells, f"FRA-LoRA with differential privacy: {UNITS[unit]}")
-        made.write(a.out / path.name)
-        print(made.markdown())
+        paper.write(made, a.out / path.name)
         found[path.name] = (UNITS[unit].capitalize(), cells)
     figure(found, a.out / "private")
-    print(f"figure: {a.out}/private.png, .svg, .pdf and .csv")
+    paper.write(None, a.out / "private")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ validation, and ``differences`` shows them beside FedAvg. With one seed, the tab
 paired by prompt.
 """
 
-import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +25,9 @@ from fedjax_peft.report.intervals import LEVEL, student
 from fedjax_peft.report.study import Cell, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.tasks.text_scores import exact_match
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 METHODS = {
     "fedavg": "FedAvg over LoRA",
@@ -198,8 +201,7 @@ def table(
         difference = minus(name, "fedavg") if compared else "-"
         parts = [summarise(by_seed[task]).text(100) for task in tasks]
         rows.append([METHODS[name], f"{rate:g}", *parts, minus(name, FREQUENT), difference])
-    seeds = sorted({len(cell.runs) for cell in cells.values()})
-    over, by = f"mean ± standard deviation over {' or '.join(map(str, seeds))} seeds", "seed"
+    over, by = f"mean ± standard deviation over {paper.seeds(cells.values())} seeds", "seed"
     if prompts is not None:
         over, by = "one seed", "prompt"
     note = (
@@ -221,10 +223,8 @@ def examples(columns: Mapping[str, Sequence[str]]) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Writes the figure, the table and the examples."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sweep", type=Path, help="directory of the sweep")
+    parser = paper.arguments(__doc__, "sweep")
     parser.add_argument("--data", required=True, type=Path, help="directory of the instructions")
-    parser.add_argument("--out", required=True, type=Path, help="directory for the files")
     a = parser.parse_args(words)
     found = read_study(a.sweep).chosen()
     cells = {name: found[name] for name in METHODS if name in found}
@@ -250,10 +250,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if len(scores) > 1 and "fedavg" in scores:
         draw_differences(scores, a.out / "differences")
     single = all(len(found) == 1 for found in scores.values())
-    made = table(cells, scores, fixed, prompts if single else None)
-    made.write(a.out / "by_task")
     (a.out / "answers.md").write_text(examples(shown))
-    print(made.markdown())
+    paper.write(table(cells, scores, fixed, prompts if single else None), a.out / "by_task")
 
 
 if __name__ == "__main__":

@@ -7,15 +7,18 @@ Each sweep has one attack, or none. Writes ``heat_map`` (PNG, SVG, PDF, CSV) and
 runs. ± is the standard deviation over seeds.
 """
 
-import argparse
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_peft.report.figure_files import save, style, subplots
-from fedjax_peft.report.study import Cell, paired, read_study, summarise
+from fedjax_peft.report.study import Cell, paired, summarise
 from fedjax_peft.report.table_files import TextTable
+
+sys.path.append(str(Path(__file__).parents[1]))
+import paper
 
 ATTACKS = {
     "none": "none",
@@ -52,13 +55,10 @@ Cells = dict[tuple[str, float, str], Cell]
 def cells(folders: Iterable[Path]) -> Cells:
     """Returns the runs of all sweeps at or below the folders."""
     found: Cells = {}
-    for folder in folders:
-        for file in sorted(folder.rglob("sweep.toml")):
-            for cell in read_study(file.parent).cells:
-                config = cell.first.config
-                attack = config.get("attack") or {}
-                share = float(attack.get("share", 0.0))
-                found[attack.get("name", "none"), share, cell.name] = cell
+    for cell in (cell for study in paper.read(folders) for cell in study.cells):
+        attack = cell.first.config.get("attack") or {}
+        share = float(attack.get("share", 0.0))
+        found[attack.get("name", "none"), share, cell.name] = cell
     return found
 
 
@@ -187,9 +187,7 @@ def shares_table(found: Cells) -> TextTable | None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Writes the figure and the tables that the given sweeps have runs for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of sweeps")
-    parser.add_argument("--out", required=True, type=Path, help="directory for the files")
+    parser = paper.arguments(__doc__, "runs+")
     a = parser.parse_args(words)
     every = cells(a.runs)
     found = at_share(every)
@@ -201,8 +199,7 @@ def main(words: Sequence[str] | None = None) -> None:
     tables |= {"backdoor": backdoor_table(found), "shares": shares_table(every)}
     for name, table in tables.items():
         if table is not None and table.rows:
-            table.write(a.out / name)
-            print(table.markdown())
+            paper.write(table, a.out / name)
 
 
 if __name__ == "__main__":
