@@ -89,7 +89,7 @@ def plain_warnings() -> Iterator[None]:
         lineno: int,
         line: str | None = None,
     ) -> str:
-        if category is UserWarning:
+        if category is UserWarning or category.__module__.startswith("fedjax_peft."):
             return f"fedjax-peft: {paragraph(str(message))}\n"
         return usual(message, category, filename, lineno, line)
 

@@ -15,6 +15,7 @@ class SweepDisplay:
         self._metric, self._quiet, self._left = metric, quiet, ""
         shown = redraws(sys.stdout) and not quiet
         self._bar = Bar("sweep", points, sys.stdout) if shown else None
+        self._error: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -32,7 +33,9 @@ class SweepDisplay:
         """Prints the result of a point."""
         parts = [f"[{done.place}/{done.total}] {done.job.name}"]
         if done.error is not None:
-            parts.append(f"failed: {done.error}")
+            same = done.error == self._error
+            parts.append("failed for the same reason" if same else f"failed: {done.error}")
+            self._error = done.error
         elif done.seconds is None:
             parts.append("had finished before")
         if done.value is not None:

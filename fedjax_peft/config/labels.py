@@ -1,4 +1,4 @@
-"""What a result is called says what ran: checks of the names of methods and points."""
+"""What a result is called says what ran: checks of the names of methods and points, and notices."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,6 +10,7 @@ from fedjax_peft.support.errors import InputError
 
 _NAMES = ("name", "preset", "preset_changes", "runtime", "validation")
 """Keys of a config that are names, or that follow from the other keys."""
+_OWN_TESTS = ("client_test", "client_holdout", "client_validation", "client_validation_holdout")
 _MOST = 6
 
 
@@ -45,10 +46,20 @@ def check_apart(
 
 
 def notices(method: str, config: Config) -> Iterator[str]:
-    """Yields what to say of a method that has the name of another algorithm than it runs."""
+    """Yields what to say of a method before it runs, such as that its name is misleading."""
     runs = config["algorithm"]["name"]
     if method != runs and method in algorithms.__all__:
         yield f"the method {method!r} has the name of an algorithm, and runs {runs!r}"
+    asked = config["evaluation"]
+    if "clients" in asked["diagnostics"] and not any(asked[name] for name in _OWN_TESTS):
+        natural = config["partition"]["name"] == "natural"
+        own = "evaluation.client_test = true, which takes each client's part of the test split, or "
+        yield (
+            'evaluation.diagnostics = ["clients"] records the training of each client, and no'
+            f" scores: the clients have no tests of their own. Set {own if natural else ''}"
+            "evaluation.client_holdout = 0.2, which holds out a fifth of each client's training"
+            " examples as its test"
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

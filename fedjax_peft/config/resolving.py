@@ -38,7 +38,6 @@ def resolve(raw: keys.Config) -> keys.Config:
         raise InputError(f"{error}{presets.missing_advice(raw, str(error))}") from None
     result["preset_changes"] = presets.changes(result) or None
     _check_noise(result["privacy"])
-    _check_diagnosed(result["evaluation"], result["partition"]["name"])
     return with_seeds(result)
 
 
@@ -139,20 +138,6 @@ def _check_noise(table: keys.Config) -> None:
             f"[privacy] needs one of {NOISE} and epsilon, and has {said}. On the command line,"
             f" 'privacy.{NOISE}=' removes a key."
         )
-
-
-def _check_diagnosed(asked: keys.Config, partition: str) -> None:
-    """Raises InputError if scores of each client are asked for, and clients have no own tests."""
-    tests = ("client_test", "client_holdout", "client_validation", "client_validation_holdout")
-    if "clients" not in asked["diagnostics"] or any(asked[name] for name in tests):
-        return
-    own = "evaluation.client_test = true, which takes each client's part of the test split, or "
-    raise InputError(
-        'evaluation.diagnostics = ["clients"] records the scores of each client, and the clients'
-        f" have no tests of their own. Set {own if partition == 'natural' else ''}"
-        "evaluation.client_holdout = 0.2, which holds out a fifth of each client's training"
-        " examples as its test."
-    )
 
 
 def _check_parts(config: keys.Config) -> None:

@@ -38,7 +38,9 @@ def nearest(name: str, known: Iterable[str], *, shown: int = 12) -> str:
 def similar(name: str, known: Iterable[str]) -> str:
     """Returns the question for the known names that are close to ``name``; empty without any."""
     # The time of a comparison grows with the names' lengths; no known name is this long.
+    known, words = list(known), name[:100].split("_")
     close = difflib.get_close_matches(name[:100], known, n=3, cutoff=0.6)
+    close += [word for word in words if len(words) > 1 and word in known and word not in close]
     return f"Did you mean {' or '.join(map(show, close))}?" if close else ""
 
 

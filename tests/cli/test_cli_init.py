@@ -11,6 +11,7 @@ from internals import Reading, cli, config, load_tables, read_metrics
 
 from fedjax_peft import testing
 from fedjax_peft.cli import faults
+from fedjax_peft.models.stored_head import HeadWarning
 
 
 @pytest.fixture
@@ -244,6 +245,8 @@ def test_a_warning_is_one_paragraph():
     with faults.plain_warnings():
         shown = warnings.formatwarning(UserWarning("Bad\x1b row."), UserWarning, "main.py", 3)
         assert shown == "fedjax-peft: Bad\\x1b row.\n"
+        own = warnings.formatwarning(HeadWarning("New."), HeadWarning, "main.py", 3)
+        assert own == "fedjax-peft: New.\n"
         other = warnings.formatwarning("Old.", FutureWarning, "main.py", 3)
         assert other == usual("Old.", FutureWarning, "main.py", 3)
     assert warnings.formatwarning is usual

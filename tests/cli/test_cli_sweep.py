@@ -14,6 +14,9 @@ from made_runs import write_run
 from shallow import simple_encoder  # noqa: F401
 from tiny_project import fails, rows
 
+from fedjax_peft.cli.sweep_display import SweepDisplay
+from fedjax_peft.simulation.points import Job, PointDone
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 
 METHODS = ("one", "two")
@@ -200,3 +203,15 @@ def test_a_dry_run_lists_the_points(config, tmp_path, capsys):
     assert "8 runs, swept: seed, optimizer.learning_rate, batch_size" in printed
     assert "one/seed=0,learning_rate=0.03,batch_size=4" in printed
     assert not out.exists()
+
+
+def test_a_reason_that_several_points_share_is_said_once(capsys):
+    shown = SweepDisplay(3, None, quiet=False)
+    reasons = ["The data are not at hand.", "The data are not at hand.", "Too many clients."]
+    for place, reason in enumerate(reasons, start=1):
+        job = Job(f"point {place}", 1, lambda *given: None)
+        shown.point(PointDone(place, 3, job, None, None, 1.0, None, reason))
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "failed: The data are not at hand." in first
+    assert "failed for the same reason" in second
+    assert "failed: Too many clients." in third
