@@ -92,11 +92,12 @@ def printed(name: str) -> Printout:
 
 
 def read(paths: Iterable[Path]) -> list[Study]:
-    """Returns a study for each sweep at or below the paths, or for a path without a sweep."""
+    """Returns a study for each sweep at or below the paths, or for a path with runs alone."""
     found = []
     for path in paths:
         sweeps = sorted(file.parent for file in path.rglob("sweep.toml"))
-        found += [read_study(sweep) for sweep in sweeps or [path]]
+        alone = [path] if any(path.rglob("metrics.jsonl")) else []
+        found += [read_study(sweep) for sweep in sweeps or alone]
     return [study for study in found if study.cells]
 
 

@@ -64,5 +64,11 @@ def test_an_error_is_safe_to_print_and_of_bounded_length():
     assert str(fp.InputError("Short, and left  as it is.")) == "Short, and left  as it is."
 
 
+def test_the_words_of_an_unknown_name_are_known_ones():
+    """A key such as ``time_model`` is looked for as the table ``time`` too."""
+    assert nearest("time_model", ["data", "model", "time"]) == "Did you mean 'model' or 'time'?"
+    assert nearest("time", ["data", "time_model"]).startswith("Known: ")
+
+
 def test_the_nearest_name_of_a_very_long_one_is_found_quickly():
     assert nearest("x" * 10**7, ["fedavg"]) == "Known: fedavg."

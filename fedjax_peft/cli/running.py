@@ -12,6 +12,7 @@ from fedjax_peft.cli.process import join_processes
 from fedjax_peft.cli.results import print_table
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import early, labels, loading, origins, presets, sweeps
+from fedjax_peft.config.parts import Parts
 from fedjax_peft.engine.devices.distributed import is_writer
 from fedjax_peft.peft.io.export import formats
 from fedjax_peft.report.records import RunRecord, load_run
@@ -144,7 +145,7 @@ def _run_all(
             for name in resolved:
                 record.remove_run(out / name)
         resuming.note_methods(out, resolved)
-    records = []
+    records, parts = [], Parts(most=1)
     with resuming.advising(out):
         for name, config in resolved.items():
             with console.screen(
@@ -160,6 +161,7 @@ def _run_all(
                     resume=options.resume,
                     on_round=None if shown is None else shown.on_round,
                     on_phase=shown,
+                    parts=parts,
                     origin=_origin(config, out / name),
                 )
             records.append(load_run(out / name))

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 Part = TypeVar("Part")
-_MOST = 4
-"""The parts of one kind that are kept, because data sets and models are large."""
 
 
 class Parts:
@@ -16,9 +14,13 @@ class Parts:
 
     A sweep passes one object to all of its runs, so that equal data sets and models are made once.
     A new object shares nothing.
+
+    Args:
+      most: the parts of one kind that are kept, because data sets and models are large.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 4) -> None:
+        self._most = most
         self._made: dict[str, OrderedDict[str, Any]] = {}
         self._lock = threading.RLock()
 
@@ -32,10 +34,13 @@ class Parts:
         key = fingerprint(description)
         with self._lock:  # runs side by side are threads
             known = self._made.setdefault(kind, OrderedDict())
-            part = known.pop(key) if key in known else make()
-            known[key] = part
-            while len(known) > _MOST:
-                known.popitem(last=False)
+            if key in known:
+                known.move_to_end(key)
+            else:
+                while len(known) >= self._most:  # two large models may not fit
+                    known.popitem(last=False)
+                known[key] = make()
+            part = known[key]
         return part
 
 

@@ -21,6 +21,7 @@ from fedjax_peft import __version__, algorithms
 from fedjax_peft.cli import process
 from fedjax_peft.cli.results import print_table
 from fedjax_peft.cli.running import next_commands
+from fedjax_peft.config import running
 
 pytestmark = pytest.mark.slow
 
@@ -54,8 +55,10 @@ def test_the_recorded_config_reproduces_the_run(finished, project):
 
 
 def test_a_config_with_several_methods(project, capsys, monkeypatch):
-    """Each [methods.NAME] table is a run; overrides apply to all of them."""
+    """Each [methods.NAME] table is a run; overrides apply to all of them; data are read once."""
     simplify(monkeypatch)
+    read, load_data = [], running.load_data
+    monkeypatch.setattr(running, "load_data", lambda given: read.append(1) or load_data(given))
     path = project / "both.toml"
     path.write_text(
         (project / "config.toml").read_text().replace("rank = 2", 'name = "head_only"')
@@ -64,6 +67,7 @@ def test_a_config_with_several_methods(project, capsys, monkeypatch):
     out = project / "both"
     words = ["rounds=1", "local_steps=1", "seed=3", "--out", str(out)]
     assert cli.main(["run", str(path), *words]) == 0
+    assert len(read) == 1
     printed = capsys.readouterr().out
     assert "Mean  round 1/1" in printed
     assert "median  round 1/1" in printed

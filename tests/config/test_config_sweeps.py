@@ -1,5 +1,8 @@
 """The points of a sweep, from ``[sweep]`` and the command line."""
 
+import weakref
+from types import SimpleNamespace
+
 import pytest
 from internals import Parts, running, sweeps
 from internals import config as configs
@@ -207,6 +210,20 @@ def test_runs_with_the_same_data_read_them_once(monkeypatch):
             described = running.data_description(point.config)
             parts.get("data", described, lambda point=point: running.load_data(point.config))
         assert calls == expected
+
+
+def test_no_more_parts_of_a_kind_are_held_than_asked_for():
+    """An old model goes before a new one is made: two may not fit into memory."""
+    parts, held = Parts(most=1), []
+
+    def make(name):
+        held.append(weakref.ref(made := SimpleNamespace(name=name)))
+        assert [one().name for one in held if one()] == [name]
+        return made
+
+    for name, count in (("a", 1), ("a", 1), ("b", 2), ("a", 3)):
+        assert parts.get("model", name, lambda name=name: make(name)).name == name
+        assert len(held) == count
 
 
 def test_an_argument_of_the_algorithm_has_one_table_under_both_names():
