@@ -10,7 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self, TextIO
 
@@ -172,17 +179,22 @@ def duration(seconds: float) -> str:
 class Bar:
     """One line with the done steps and the state, which tqdm updates in place.
 
-    At any width, only the state at the end of the line is cut.
+    At any width, only the state at the end of the line is cut. What other code prints beside a bar
+    on stdout stands above it.
     """
 
     def __init__(self, title: str, total: int, file: TextIO):
         from tqdm import tqdm
+        from tqdm.contrib import DummyTqdmFile
 
         form = "{desc} |{bar:10}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
         size = {"ncols": _columns(file), "nrows": 24}  # tqdm shows nothing in a terminal of size 0
         options = {"total": total, "bar_format": form, "file": file, **size}
         self._bar = tqdm(desc=title if len(title) <= 24 else f"{title[:23]}…", **options)
-        self._file = file
+        self._file, self._others = file, ExitStack()
+        if file is sys.stdout:
+            self._others.enter_context(redirect_stdout(DummyTqdmFile(sys.stdout)))
+            self._others.enter_context(redirect_stderr(DummyTqdmFile(sys.stderr)))
 
     def show(self, text: str, done: int | None = None, *, silence: float | None = 0.0) -> None:
         """Shows the state, and how many steps are done."""
@@ -205,6 +217,7 @@ class Bar:
 
     def close(self) -> None:
         """Leaves the last state on the screen."""
+        self._others.close()
         self._bar.close()
 
 

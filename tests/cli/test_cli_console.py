@@ -1,6 +1,7 @@
 """The display of a run, in a terminal and in other outputs."""
 
 import io
+import re
 import sys
 import time
 
@@ -100,6 +101,18 @@ def test_a_terminal_has_a_bar(tmp_path, monkeypatch):
     assert "2/2" in printed
     assert "[red]x |" in printed
     assert "loss" in printed
+
+
+def test_what_others_print_stands_above_the_bar(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    bar = progress.Bar("mine", 3, terminal)
+    bar.show("training", 1)
+    print("from a user's own function")
+    print("a note", file=sys.stderr)
+    bar.close()
+    assert sys.stdout is terminal
+    assert "\r \rfrom a user's own function\n" in re.sub(" +", " ", terminal.getvalue())
+    assert "a note" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [60, 80, 110, 200])
