@@ -1,7 +1,6 @@
 """The points of a sweep, from ``[sweep]`` and the command line."""
 
 import weakref
-from types import SimpleNamespace
 
 import pytest
 from internals import Parts, running, sweeps
@@ -216,10 +215,14 @@ def test_no_more_parts_of_a_kind_are_held_than_asked_for():
     """An old model goes before a new one is made: two may not fit into memory."""
     parts, held = Parts(most=1), []
 
+    class Model:
+        def __init__(self, name):
+            self.name = name
+
     def make(name):
         alive = [one() for one in held if one() is not None]
         assert not alive
-        held.append(weakref.ref(made := SimpleNamespace(name=name)))
+        held.append(weakref.ref(made := Model(name)))
         return made
 
     for name, count in (("a", 1), ("a", 1), ("b", 2), ("a", 3)):
