@@ -9,7 +9,6 @@ A range has the bounds of the library annotated-types (``Gt``, ``Ge``, ``Lt``, `
 Configs, ``fedjax-peft explain`` and the reference read the same signatures.
 """
 
-import contextlib
 import math
 import numbers
 import os
@@ -17,8 +16,8 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
-from inspect import Parameter, signature, unwrap
+from functools import cache, wraps
+from inspect import BoundArguments, Parameter, signature, unwrap
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
@@ -64,29 +63,32 @@ def kinds_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def strict(function: F) -> F:
-    """Decorates a function whose arguments are checked, as those of a part are."""
-    kinds, bind = kinds_of(function), signature(function).bind
+    """Decorates a function whose arguments are checked by their types (:func:`check`)."""
+    bind, kinds = signature(function).bind, cache(lambda: kinds_of(function))
 
     @wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
-        with contextlib.suppress(TypeError):  # the function's own error names it
-            check(function, kinds, bind(*arguments, **options).arguments)
+        try:
+            bound = bind(*arguments, **options)
+        except TypeError:
+            return unwrap(function)(*arguments, **options)  # its own error names the function
+        check(function, kinds(), bound)
         return function(*arguments, **options)
 
     return cast(F, checked)
 
 
-def check(function: Callable[..., Any], kinds: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def check(function: Callable[..., Any], kinds: Mapping[str, Any], call: BoundArguments) -> None:
     """Raises InputError for an argument that its type does not allow.
 
     An argument that is the default is not checked, nor the size of a number that is traced.
 
     Args:
       kinds: of :func:`kinds_of`.
-      given: argument -> value, as :func:`inspect.Signature.bind` gives it.
+      call: of the function, without defaults.
     """
-    parameters, constants = signature(function).parameters, getattr(function, "constants", ())
-    for name, value in given.items():
+    parameters, constants = call.signature.parameters, getattr(function, "constants", ())
+    for name, value in call.arguments.items():
         if name not in kinds or value is parameters[name].default:
             continue
         for shown, one in _each(name, parameters[name].kind, value):

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
-from fedjax_peft.contracts.arguments import check, kinds_of
+from fedjax_peft.contracts.arguments import strict
 from fedjax_peft.support import plugins
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, check_known, nearest
@@ -221,18 +221,13 @@ def _decorated(factory: Factory, recorded: Callable[[Any], Any]) -> Factory:
     Args:
       recorded: value of an argument -> what the call holds.
     """
-    signature = inspect.signature(factory)
+    signature, checked = inspect.signature(factory), strict(factory)
     name = _name(factory)
-    kinds = functools.cache(lambda: kinds_of(factory))
 
     @functools.wraps(factory)
     def make(*arguments: Any, **options: Any) -> Any:
-        try:
-            bound = signature.bind(*arguments, **options)
-        except TypeError:
-            return inspect.unwrap(factory)(*arguments, **options)  # its error names the function
-        check(make, kinds(), bound.arguments)
-        made = factory(*arguments, **options)
+        made = checked(*arguments, **options)
+        bound = signature.bind(*arguments, **options)
         bound.apply_defaults()
         values = [
             (key, recorded(value))

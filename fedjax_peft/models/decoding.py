@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft.contracts import Batch, Key, Outputs, Sampling
-from fedjax_peft.contracts.arguments import check, kinds_of
+from fedjax_peft.contracts.arguments import strict
 from fedjax_peft.models.cache import empty
 from fedjax_peft.support.errors import InputError
 
@@ -29,8 +29,7 @@ NOT_CAUSAL = (
 
 def check_sampling(how: Sampling) -> Sampling:
     """Returns the settings, which must be in their ranges."""
-    check(Sampling, kinds_of(Sampling), how._asdict())
-    return how
+    return strict(Sampling)(*how)
 
 
 def decode(
