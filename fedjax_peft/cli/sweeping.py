@@ -3,7 +3,6 @@
 import argparse
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import tomli_w
@@ -16,8 +15,9 @@ from fedjax_peft.config import early, labels, sweeps
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.report.records import find_runs, unstarted
 from fedjax_peft.report.study import SWEEP, read_study, read_sweep
+from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.points import Job, run_points
-from fedjax_peft.simulation.simulate import check_recorded
+from fedjax_peft.simulation.simulate import arguments, check_recorded
 from fedjax_peft.simulation.storage import record
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
@@ -89,7 +89,7 @@ def _check_begun(planned: sweeps.Sweep, out: Path, title: str, parts: Parts) -> 
     """
     begun = [point for point in planned.points if resuming.has_begun(out / point.folder)]
     for point in {point.method: point for point in begun}.values():
-        _job(point, title, parts).check(out / point.folder)
+        check_recorded(_job(point, title, parts).given(out / point.folder, True, None))
 
 
 def _run(
@@ -106,6 +106,7 @@ def _run(
             replicas=options.replicas or "auto",
             on_start=shown.start,
             on_point=shown.point,
+            keep=False,
         )
     study = read_study(out)
     present = study.baseline in study.methods  # `--only` may have left it out
@@ -117,15 +118,12 @@ def _job(point: sweeps.Point, title: str, parts: Parts) -> Job:
     """Returns a point of a sweep with this title as a job; ``parts`` are shared by all."""
     config = {**point.config, "name": point.config["name"] or point.method or title}
 
-    def run(path: Path | None, resume: bool, stop: Any, engine: Any) -> Any:
-        given = {"parts": parts, "stop": stop, "engine": engine}
-        ended = configs.run(config, out=path, resume=resume, **given)
-        return SimpleNamespace(metrics=ended.metrics)  # models and clients of all would pile up
+    def given(path: Path | None, resume: bool, stop: Any) -> Given:
+        how = {"out": path, "resume": resume, "stop": stop}
+        made: Given = configs.run(config, parts=parts, act=arguments, **how)
+        return made
 
-    def check(path: Path) -> None:
-        configs.run(config, out=path, resume=True, parts=parts, act=check_recorded)
-
-    return Job(point.folder, config["rounds"], run, check, point.method)
+    return Job(point.folder, config["rounds"], given, point.method)
 
 
 def _begin(

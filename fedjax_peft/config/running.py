@@ -4,7 +4,7 @@ import functools
 import json
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,19 +46,16 @@ def run(
     on_phase: Callable[[Phase], None] | None = None,
     parts: Parts | None = None,
     stop: Stop | None = None,
-    engine: Callable[..., Any] | None = None,
     act: Callable[..., Any] = simulate,
     origin: Run | None = None,
-) -> Run:
+) -> Any:
     """Runs a resolved config. Arguments that are not named below are those of ``simulate``.
 
     Args:
       parts: the parts of other runs of a sweep; data, models and programs are shared with them.
       stop: a rule that can end the run in addition to the one of the config's ``[stop]``.
-      engine: makes the programs, as for :class:`fedjax_peft.engine.session.Session`; by default
-        the config's ``placement.engine``.
       act: what is called with the arguments of ``simulate`` and whose result is returned, such as
-        :func:`fedjax_peft.simulation.simulate.check_recorded`.
+        :func:`fedjax_peft.simulation.simulate.arguments`.
       origin: the run of the config's ``origin``, which a new run starts from.
     """
     parts = Parts() if parts is None else parts
@@ -80,8 +77,6 @@ def run(
     watching = {"on_round": on_round, "on_phase": on_phase, "progress": False}
     objects = {"config": config, "origin": origin, **watching, **evaluated}
     made = building.build_records(config, objects, stop=stop)
-    if engine is not None:
-        made["placement"] = replace(made["placement"], engine=engine)
     return act(
         model,
         clients=clients,

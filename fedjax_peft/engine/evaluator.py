@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.contracts import Task
+from fedjax_peft.engine.calls import Call, Calling, alone
 from fedjax_peft.engine.devices.distributed import agree
 from fedjax_peft.engine.lengths import Lengths
 from fedjax_peft.engine.plan import Cohort, Plan, batches, make_plan, most_slots, no_larger, window
@@ -181,12 +182,18 @@ class Evaluator:
         Args:
           on_part: called after every part with the number of examples evaluated so far.
         """
+        return alone(self.measuring(state, on_part))
+
+    def measuring(
+        self, state: State, on_part: Callable[[int], None] = lambda done: None
+    ) -> Calling[Measured]:
+        """Does what a call does, in step with other work (:mod:`fedjax_peft.engine.calls`)."""
         plan, parts, start = self.plan, [], 0
         before = self._program.compile_seconds
         while start < int(plan.steps):
             part = self._part(start)
             began = time.perf_counter()
-            result = self._program(state, part, 0)
+            result = yield Call(self._program, state, part, 0)
             steps = int(part.steps)
             predictions, structure = jax.tree.flatten(jax.device_get(result.predictions))
             parts.append(jax.tree.unflatten(structure, [x[:steps] for x in predictions]))

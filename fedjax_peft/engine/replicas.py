@@ -1,19 +1,19 @@
 """Several runs side by side: their rounds and evaluations become one program over replicas.
 
-Every run is an ordinary ``simulate`` in a thread of its own. When all of them wait for a program,
-the calls of the same program are stacked on a new axis and run as one, by ``vmap``. The frozen
-weights and the examples are not stacked: all replicas share them. So on an accelerator a sweep
-costs little more than one run, as long as one run leaves the device partly idle.
+Every run is a generator (:mod:`fedjax_peft.engine.calls`). When all of them wait for a program, the
+calls of the same program are stacked on a new axis and run as one, by ``vmap``. The frozen weights
+and the examples are not stacked: all replicas share them. So on an accelerator a sweep costs little
+more than one run, as long as one run leaves the device partly idle.
 """
 
-import threading
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from fedjax_peft.engine.calls import Call, Calling
 from fedjax_peft.engine.places import place_state
 from fedjax_peft.engine.plan import Plan
 from fedjax_peft.engine.program import Program
@@ -27,20 +27,12 @@ _SHARED = (0, 3)
 """The arguments of a program that all replicas share: the frozen weights and the examples."""
 
 
-class _Call(NamedTuple):
-    """A call of a program that waits for the others."""
-
-    program: "_ReplicaProgram"
-    arguments: tuple
-    answer: list[Any]
-    """Empty until the result or an exception is there."""
+_Waiting: TypeAlias = tuple[Calling[Any], Call]
+"""A generator with the call whose result it waits for."""
 
 
 class Replicas:
-    """The runs of a group; :meth:`program` replaces the engine of each run's session.
-
-    A thread enters the group with ``with replicas:`` for the time of its run.
-    """
+    """The runs of a group; :meth:`program` replaces the engine of each run's session."""
 
     def __init__(self, count: int):
         """Makes the group.
@@ -50,49 +42,36 @@ class Replicas:
             so that nothing is compiled again.
         """
         self._count = count
-        self._changed = threading.Condition()
-        self._members = 0
-        self._waiting: list[_Call] = []
-        self._cancelled = False
         self._known: list[Any] = []
 
-    def __enter__(self) -> "Replicas":
-        """Adds the calling thread."""
-        with self._changed:
-            self._members += 1
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Removes the calling thread; the others no longer wait for it."""
-        with self._changed:
-            self._members -= 1
-            self._run_if_complete()
-
     def program(self, setup: Setup, columns: Mapping[str, Any], **form: Any) -> Program:
-        """Returns a program whose calls join those of the other runs; see :class:`Program`."""
-        with self._changed:
-            frozen, shared = self._same(setup.frozen), self._same(dict(columns))
-        setup = setup._replace(frozen=frozen)
-        return _ReplicaProgram(self, self._count, setup, shared, **form)
+        """Returns a program whose calls can be stacked; see :class:`Program`."""
+        frozen, shared = self._same(setup.frozen), self._same(dict(columns))
+        return _ReplicaProgram(self._count, setup._replace(frozen=frozen), shared, **form)
 
-    def run(self, program: "_ReplicaProgram", arguments: tuple) -> RoundResult:
-        """Returns the result of a call, after all runs of the group have called a program."""
-        call = _Call(program, arguments, [])
-        with self._changed:
-            self._waiting.append(call)
-            self._run_if_complete()
-            self._changed.wait_for(lambda: call.answer or self._cancelled)
-            if not call.answer:
-                raise KeyboardInterrupt("The other runs of the group were interrupted.")
-        if isinstance(call.answer[0], BaseException):
-            raise call.answer[0]
-        return call.answer[0]
+    def run(
+        self, works: Iterable[Calling[Any]], between: Callable[[], None] = lambda: None
+    ) -> None:
+        """Runs generators side by side; when one ends, the next begins.
 
-    def cancel(self) -> None:
-        """Ends the runs that wait, at once; their last checkpoints stay."""
-        with self._changed:
-            self._cancelled = True
-            self._changed.notify_all()
+        Args:
+          between: called before each group of calls. If it or a generator raises, all are closed.
+        """
+        left, begun, waiting = iter(works), list[Calling[Any]](), list[_Waiting]()
+        try:
+            while True:
+                while len(waiting) < self._count and (work := next(left, None)) is not None:
+                    begun.append(work)
+                    waiting += _advanced(work, None)
+                if not waiting:
+                    return
+                between()
+                answers = _answers([call for _, call in waiting])
+                pairs = zip(waiting, answers, strict=True)
+                waiting = [one for (work, _), x in pairs for one in _advanced(work, x)]
+        finally:
+            for work in begun:
+                work.close()
 
     def _same(self, leaves: Any) -> Any:
         """Returns the first known tree with equal arrays, so that replicas can share it."""
@@ -110,34 +89,45 @@ class Replicas:
         self._known.append(leaves)
         return leaves
 
-    def _run_if_complete(self) -> None:
-        """Runs all waiting calls if every thread of the group waits."""
-        if not self._waiting or len(self._waiting) < self._members:
-            return
-        groups: dict[Any, list[_Call]] = {}
-        for call in self._waiting:
-            groups.setdefault(call.program.group(call.arguments), []).append(call)
-        self._waiting = []
-        for calls in groups.values():
-            results: list[Any]
-            try:
-                results = calls[0].program.stacked([call.arguments for call in calls])
-            except BaseException as error:  # every thread must hear of it, or it waits for ever
-                results = [error] * len(calls)
-            for call, result in zip(calls, results, strict=True):
-                call.answer.append(result)
-        self._changed.notify_all()
+
+def _advanced(work: Calling[Any], answer: Any) -> list[_Waiting]:
+    """Returns the generator with its next call after an answer; [] if it has ended."""
+    try:
+        raised = isinstance(answer, BaseException)
+        return [(work, work.throw(answer) if raised else work.send(answer))]
+    except StopIteration:
+        return []
+
+
+def _answers(calls: Sequence[Call]) -> list[Any]:
+    """Returns the result of each call, or what its program has raised."""
+    groups: dict[Any, list[int]] = {}
+    arguments = [call.program.arguments_of(call) for call in calls]
+    for place, call in enumerate(calls):
+        groups.setdefault(call.program.group(arguments[place]), []).append(place)
+    answers: dict[int, Any] = {}
+    for places in groups.values():
+        try:
+            found = calls[places[0]].program.stacked([arguments[place] for place in places])
+        except BaseException as error:  # each of these runs ends with it
+            found = [error] * len(places)
+        answers |= dict(zip(places, found, strict=True))
+    return [answers[place] for place in range(len(calls))]
 
 
 class _ReplicaProgram(Program):
-    """A program over a stack of replicas; a single call gives its arguments to the group."""
+    """A program over a stack of replicas."""
 
-    def __init__(self, replicas: Replicas, count: int, *setup_and_columns: Any, **form: Any):
+    def __init__(self, count: int, *setup_and_columns: Any, **form: Any):
         super().__init__(*setup_and_columns, **form)
-        self._replicas, self._count = replicas, count
+        self._count = count
 
     def __call__(self, state: State, plan: Plan, round_index: int) -> RoundResult:
-        return self._replicas.run(self, self._arguments(state, plan, round_index))
+        return self.stacked([self._arguments(state, plan, round_index)])[0]
+
+    def arguments_of(self, call: Call) -> tuple:
+        """Returns the arguments of the compiled program, without the axis over replicas."""
+        return self._arguments(call.state, call.plan, call.round_index)
 
     def compile(self, state: State, plan: Plan) -> None:
         self._compile(self._stack([self._arguments(state, plan, 0)]))

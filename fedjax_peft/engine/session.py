@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_peft.contracts import Params
+from fedjax_peft.engine.calls import Call, Calling, alone
 from fedjax_peft.engine.computation import Computation
 from fedjax_peft.engine.devices.distributed import whole
 from fedjax_peft.engine.evaluator import (
@@ -193,6 +194,10 @@ class Session:
         Raises:
           InputError: the state was consumed by an earlier step.
         """
+        return alone(self.stepping(state, plan))
+
+    def stepping(self, state: State, plan: Plan | None = None) -> Calling[tuple[State, RoundInfo]]:
+        """Does what :meth:`step` does, in step with other work; see ``engine/calls.py``."""
         state.check_alive()
         round_index, seed = int(state.round_index) + 1, int(state.seed)
         own, plan = plan is not None, plan or self.plan(round_index, seed)
@@ -200,7 +205,7 @@ class Session:
             return state._replace(round_index=round_index), RoundInfo.of_nobody(round_index, plan)
         state = state._replace(history=grown(state.history, plan.fetched))
         places = places_of(state.history)
-        result = self.program(plan, seed, places=places)(state, plan, round_index)
+        result = yield Call(self.program(plan, seed, places=places), state, plan, round_index)
         self._prefetch(result.state.client_state, round_index + 1, seed, own)
         measured = {name: getattr(result, name) for name in RoundInfo._fields[2:]}
         info = RoundInfo(round_index, plan, **measured)
@@ -304,6 +309,10 @@ class Session:
         Nothing is sent, and the server stays as it is. The given state is not consumed. The random
         numbers are those of the next round.
         """
+        return alone(self.tuning(state))
+
+    def tuning(self, state: State) -> Calling[State]:
+        """Does what :meth:`tune` does, in step with other work."""
         tuning, seed = self.setup.algorithm.tuning, int(state.seed)
         if tuning is None:
             raise InputError(f"The algorithm {self.setup.algorithm.name!r} tunes no models.")
@@ -316,10 +325,11 @@ class Session:
         for first in range(0, clients, together):
             part = range(first, min(first + together, clients))
             plan = everyone.plan(int(state.round_index) + 1, lanes, size, members=part)
-            tuned = program(tuned, plan, int(state.round_index) + 1).state._replace(seed=seed)
+            result = yield Call(program, tuned, plan, int(state.round_index) + 1)
+            tuned = result.state._replace(seed=seed)
         return state._replace(client_state=tuned.client_state)
 
-    def train_locally(self, state: State, plan: Plan) -> tuple[State, Array]:
+    def training_locally(self, state: State, plan: Plan) -> Calling[tuple[State, Array]]:
         """Returns the clients' models after the local work of the next round, not aggregated.
 
         The local work is that of :meth:`step` with the same arguments. It is done by a program of
@@ -337,7 +347,7 @@ class Session:
         check_local_models(self.setup, state.server)
         state = state._replace(history=grown(state.history, plan.fetched))
         program = self.program(plan, int(state.seed), "uploads", places_of(state.history))
-        result = program(state, plan, int(state.round_index) + 1)
+        result = yield Call(program, state, plan, int(state.round_index) + 1)
         own = result.state.client_state
         if self._store is None:
             own = tree.take(own, plan.client)

@@ -6,7 +6,6 @@ It stands here, above the simulation, because its result is a study.
 import copy
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,12 +24,13 @@ from fedjax_peft.numerics.hyperparameters import Maker, Values
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import Cell, Study, make_study, summarise
 from fedjax_peft.report.table_files import TextTable
+from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.description import describe
 from fedjax_peft.simulation.points import Job, PointDone, run_points
-from fedjax_peft.simulation.records import Evaluation, Placement, Records
+from fedjax_peft.simulation.records import Evaluation, Records
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.run import Run
-from fedjax_peft.simulation.simulate import check_recorded, simulate
+from fedjax_peft.simulation.simulate import arguments
 from fedjax_peft.simulation.stopping import Stop, any_of
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError, nearest
@@ -218,35 +218,28 @@ class Points:
         self._model, self._clients = _Shared(model), _Shared(clients)
         self._options = {"records": Records(progress=False), **options}
         self._forward: list[tuple[Any, Any]] = []
-        self._lock = threading.Lock()
 
     def job(self, name: str, point: Point) -> Job:
         """Returns the job of a point."""
         _check_used(point, self._functions, self._given)
-        placement = self._options.get("placement", Placement())
         evaluation = self._options.get("evaluation", Evaluation())
 
-        def run(path: Path | None, resume: bool, stop: Stop | None, engine: Any) -> Run:
-            others = {} if engine is None else {"placement": replace(placement, engine=engine)}
-            others["evaluation"] = replace(evaluation, stop=any_of(evaluation.stop, stop))
-            return self._call(simulate, point, out=path, resume=resume, **others)
+        def given(path: Path | None, resume: bool, stop: Stop | None) -> Given:
+            ends = replace(evaluation, stop=any_of(evaluation.stop, stop))
+            return self._given_for(point, out=path, resume=resume, evaluation=ends)
 
-        def check(path: Path) -> None:
-            self._call(check_recorded, point, out=path)
+        return Job(name, self._options.get("rounds", 0), given)
 
-        return Job(name, self._options.get("rounds", 0), run, check)
-
-    def _call(self, act: Callable[..., Any], point: Point, **others: Any) -> Any:
-        """Returns what ``simulate``, or a function with its arguments, returns for a point."""
+    def _given_for(self, point: Point, **others: Any) -> Given:
+        """Returns the arguments of the run of a point."""
         numbers = {n: x for n, x in point.items() if _is_runtime(n, x) and n not in self._constants}
         fixed = {n: x for n, x in point.items() if n not in numbers and n != "seed"}
-        with self._lock:  # points side by side are threads
-            built, own = self.model(point), self._clients(point)
+        built, own = self.model(point), self._clients(point)
         options = {"seed": 0, **self._options, **others}
         options["seed"] = point.get("seed", options["seed"])
         options["records"] = replace(options["records"], config={"point": _recorded(point)})
         options |= {n: _made(n, x, point, fixed) for n, x in self._functions.items()}
-        return act(built, options.pop("algorithm"), own, values=numbers, **options)
+        return arguments(built, options.pop("algorithm"), own, values=numbers, **options)
 
     def model(self, point: Point) -> Model:
         """Returns the model of a point, with the first forward pass that equals its own.

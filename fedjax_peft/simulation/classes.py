@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from fedjax_peft.data.classes import (
     has_names,
@@ -14,9 +13,12 @@ from fedjax_peft.data.classes import (
 )
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.models.base import Model
+from fedjax_peft.simulation.arguments import Given, OfSession
+
+Arguments = TypeVar("Arguments", bound=OfSession)
 
 
-def in_models_classes(given: SimpleNamespace) -> SimpleNamespace:
+def in_models_classes(given: Arguments) -> Arguments:
     """Returns the arguments with all data in the classes of the model, which has names then.
 
     A model that knows numbers only gets the names of the training data. Data whose numbers mean
@@ -43,11 +45,11 @@ def in_models_classes(given: SimpleNamespace) -> SimpleNamespace:
     def read(value: Any, what: str) -> Any:
         return others(data if value is clients.data else value, what)  # one copy for both
 
-    changed |= {name: _read(vars(given).get(name), name, read) for name in ("test", "validation")}
-    if (how := vars(given).get("evaluation")) is not None:
-        own = ("client_test", "client_validation")
+    if isinstance(given, Given):
+        own, how = ("client_test", "client_validation"), given.evaluation
         changed["evaluation"] = replace(how, **{n: _read(getattr(how, n), n, read) for n in own})
-    return SimpleNamespace(**{**vars(given), **changed})
+        changed |= {n: _read(getattr(given, n), n, read) for n in ("test", "validation")}
+    return replace(given, **changed)
 
 
 def reader(model: Model, clients: Clients) -> Callable[..., Any]:

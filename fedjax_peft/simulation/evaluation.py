@@ -2,21 +2,26 @@
 
 import functools
 import operator
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_peft.contracts import Task
 from fedjax_peft.data.dataset import Dataset
+from fedjax_peft.engine.calls import Calling
+from fedjax_peft.engine.devices.distributed import seconds_since
 from fedjax_peft.engine.evaluator import Evaluator, Measured, figures, joined, repeated
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.simulation.moment import Moment
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.records import Evaluation
-from fedjax_peft.simulation.rows import BY_CLASS, Row, finite_or_none
+from fedjax_peft.simulation.rows import BY_CLASS, Row, finite_or_none, seen_clients
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.by_class import ByClass
 
@@ -100,6 +105,57 @@ def evaluations(
     return found
 
 
+@dataclass
+class Scores:
+    """The measure of a run's evaluations, in the rounds that have one and in the last."""
+
+    session: Session
+    evaluated: Mapping[str, Evaluated]
+    every: int
+    """Rounds between evaluations."""
+    each: bool
+    """Whether rows have the scores of every client."""
+    phases: Phases
+
+    def __call__(self, moment: Moment) -> Calling[Row]:
+        """Returns the scores that a row still lacks."""
+        found: Row = {}
+        if "eval_s" not in moment.seconds and (moment.last or not moment.round_index % self.every):
+            began = time.perf_counter()
+            seen = seen_clients([*moment.rows, moment.row])
+            # `Algorithm.init_client_state` knows no client, so that all begin with the same state.
+            equal = moment.info is None and "origin" not in moment.row
+            how: dict[str, Any] = {"each": self.each, "seen": seen, "equal": equal}
+            if self.evaluated or moment.info is None:
+                found = yield from evaluate(self.evaluated, moment.state, self.phases, **how)
+            moment.by_class = {BY_CLASS: found.pop(BY_CLASS)} if BY_CLASS in found else {}
+            moment.seconds["eval_s"] = seconds_since(began)
+        return (
+            found if not moment.last else found | moment.by_class | (yield from self._tuned(moment))
+        )
+
+    @property
+    def examples(self) -> dict[str, int]:
+        """Name of an evaluation -> its examples, each counted once for every model."""
+        return {name: one.evaluator.examples for name, one in self.evaluated.items()}
+
+    def _tuned(self, moment: Moment) -> Calling[Row]:
+        """Returns the scores after every client has tuned the last model."""
+        tunes = self.session.setup.algorithm.tuning is not None
+        if not (self.evaluated and tunes) or moment.info is None or "tune_s" in moment.seconds:
+            return {}
+        began = time.perf_counter()
+        state = yield from self.session.tuning(moment.state)
+        tuned = yield from evaluate(self.evaluated, state, self.phases, each=False)
+        moment.seconds["tune_s"] = seconds_since(began)
+        kinds = ("test_", "validation_", "client_")
+        return {
+            f"tuned_{name}": value
+            for name, value in tuned.items()
+            if name.startswith(kinds) and isinstance(value, float)
+        }
+
+
 def is_lower_better(metric: str, declared: Collection[str]) -> bool:
     """Returns whether lower values of a metric are better.
 
@@ -119,12 +175,12 @@ def worst(values: np.ndarray, metric: str, declared: Collection[str]) -> float:
 def evaluate(
     evaluations: Mapping[str, Evaluated],
     state: State,
+    phases: Phases,
     *,
     each: bool,
     seen: Collection[int] = (),
     equal: bool = False,
-    phases: Phases | None = None,
-) -> Row:
+) -> Calling[Row]:
     """Returns the metrics of the test and validation sets and of the clients' own examples.
 
     The fields are described in :mod:`fedjax_peft.simulation.rows`.
@@ -143,14 +199,11 @@ def evaluate(
         row["headline"] = task.headline
         lower = is_lower_better(task.headline, task.lower_is_better)
         row["headline_better"] = "lower" if lower else "higher"
-        if phases is None:
-            measured = evaluator(state)
-        else:
-            if not evaluator.known(state):
-                phases.send("compiling", program=name)
-            on_part = partial(phases.evaluating, name, evaluator.examples)
-            on_part(0)
-            measured = evaluator(state, on_part)
+        if not evaluator.known(state):
+            phases.send("compiling", program=name)
+        on_part = partial(phases.evaluating, name, evaluator.examples)
+        on_part(0)
+        measured = yield from evaluator.measuring(state, on_part)
         if not personal:  # the members are parts of one evaluation
             measured = joined(measured)
         elif evaluator is first:

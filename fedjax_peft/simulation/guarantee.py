@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_peft.contracts import Federation, Privacy, Transform
+from fedjax_peft.simulation.moment import Moment
 from fedjax_peft.simulation.rows import Row, finite_or_none
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.summaries import privacy_in_words
@@ -54,6 +55,12 @@ class Accounted(NamedTuple):
             return {"epsilon": 0.0, "delta": self.privacy.guarantee(self.federation, 1).delta}
         found = self.privacy.guarantee(self.federation, rounds)
         return {"epsilon": finite_or_none(found.epsilon), "delta": found.delta}
+
+    def measure(self, moment: Moment) -> Row:
+        """Returns the fields of a row about the guarantee, those that it still lacks."""
+        if "epsilon" in moment.row:
+            return {}
+        return self.fields(moment.round_index) | ({} if moment.info else self.start())
 
     def start(self) -> Row:
         """Returns the field of row 0 that describes the guarantee."""

@@ -4,19 +4,20 @@ Runs go one after the other, or several at a time as one program (on an accelera
 """
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 
+from fedjax_peft.engine.calls import Calling, alone
 from fedjax_peft.engine.replicas import Replicas
+from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.interrupts import noted
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, has_ended, number, read_metrics
+from fedjax_peft.simulation.simulate import check_recorded, simulating
 from fedjax_peft.simulation.stopping import Stop, any_of, median_rule, was_given_up
 from fedjax_peft.support import memory
 from fedjax_peft.support.errors import InputError, first_line
@@ -25,22 +26,14 @@ _REPLICAS = 8
 """Points side by side on an accelerator. A stack of more runs needs more memory."""
 
 
-class RunJob(Protocol):
-    """Runs one point."""
-
-    def __call__(self, out: Path | None, resume: bool, stop: Stop | None, engine: Any, /) -> Any:
-        """Returns a :class:`fedjax_peft.simulation.run.Run`."""
-
-
 class Job(NamedTuple):
     """A point of a sweep that can be run."""
 
     name: str
     """The run's directory in that of the sweep."""
     rounds: int
-    run: RunJob
-    check: Callable[[Path], None] = lambda path: None
-    """Raises InputError if a directory holds another run."""
+    given: Callable[[Path | None, bool, Stop | None], Given]
+    """(out, resume, a rule that can end the run) -> the arguments of the run."""
     group: str = ""
     """Points of one group are compared by ``early_stop``."""
 
@@ -75,6 +68,7 @@ def run_points(
     on_start: Callable[[int, Job], None] = lambda index, job: None,
     on_point: Callable[[PointDone], None] = lambda done: None,
     raises: bool = True,
+    keep: bool = True,
 ) -> dict[str, Any]:
     """Runs the points of a sweep and returns name -> run, without those that had finished before.
 
@@ -90,6 +84,7 @@ def run_points(
       stop: returns another rule that can end the point of a name early.
       on_start: called before a point with the number of points that have ended.
       raises: raise the first reason at the end if points have failed.
+      keep: return the runs; models and clients of all of them are then in memory.
 
     Raises:
       InputError: points failed; the message names them and the first reason. Or ``early_stop``
@@ -102,12 +97,12 @@ def run_points(
         )
     usual = _REPLICAS if jax.default_backend() != "cpu" else 1
     count = 1 if early_stop else min(usual if replicas == "auto" else replicas, len(jobs))
-    results = _Results(jobs, metric, early_stop, stop, on_start, on_point)
+    results = _Results(jobs, metric, early_stop, stop, on_start, on_point, keep)
     finished = [j for j in jobs if out is not None and is_finished(out / j.name, j.rounds)]
     for job in finished:
         assert out is not None
         try:
-            job.check(out / job.name)
+            check_recorded(job.given(out / job.name, True, None))
         except InputError as problem:
             results.end(job, [], error=str(problem))
         else:
@@ -115,39 +110,15 @@ def run_points(
     missing = [job for job in jobs if job not in finished]
     if count <= 1:
         for job in missing:
-            results.run(job, out, None)
+            alone(results.running(job, out, None))
     else:
-        _side_by_side(missing, out, results, count)
+        together = Replicas(count)
+        with noted(_NOTES) as request:
+            works = (results.running(job, out, together.program) for job in missing)
+            together.run(works, request.check)
     if raises:
         results.check()
     return results.runs
-
-
-def _side_by_side(
-    jobs: Sequence[Job], out: Path | None, results: "_Results", replicas: int
-) -> None:
-    """Runs jobs in threads, whose rounds are computed together."""
-    together = Replicas(replicas)
-    interrupted = threading.Event()
-
-    def work(job: Job) -> None:
-        if not interrupted.is_set():
-            with together:
-                results.run(job, out, together.program)
-
-    with noted(_NOTES) as request, ThreadPoolExecutor(replicas, "point") as threads:
-        futures = [threads.submit(work, job) for job in jobs]
-        try:
-            left = set(futures)
-            while left:  # only this thread receives signals
-                done, left = wait(left, timeout=0.2)
-                request.check()
-                for future in done:
-                    future.result()
-        except BaseException:  # also Ctrl-C: points that run end, and no other begins
-            interrupted.set()
-            together.cancel()
-            raise
 
 
 _NOTES: dict[int, bytes] = {
@@ -167,6 +138,7 @@ class _Results:
     stop: Callable[[str], Stop | None]
     on_start: Callable[[int, Job], None]
     on_point: Callable[[PointDone], None]
+    keep: bool
 
     def __post_init__(self) -> None:
         self.runs: dict[str, Any] = {}
@@ -175,20 +147,20 @@ class _Results:
         self._failed: dict[str, str] = {}
         self._ended, self._computed = 0, 0
         self._began = time.perf_counter()
-        self._lock = threading.Lock()
 
-    def run(self, job: Job, out: Path | None, engine: Any) -> None:
+    def running(self, job: Job, out: Path | None, engine: Any) -> Calling[None]:
         """Runs a point and reports it."""
-        with self._lock:
-            self.on_start(self._ended, job)
-            others = self._rows.setdefault(job.group, [])
+        self.on_start(self._ended, job)
+        others = self._rows.setdefault(job.group, [])
         median = median_rule(others, str(self.metric)) if self.early_stop else None
-        rule = any_of(median, self.stop(job.name))
         path = None if out is None else out / job.name
         resume = path is not None and (path / "config.toml").exists()
         began = time.perf_counter()
         try:
-            self.runs[job.name] = job.run(path, resume, rule, engine)
+            given = job.given(path, resume, any_of(median, self.stop(job.name)))
+            if engine is not None:
+                given = replace(given, placement=replace(given.placement, engine=engine))
+            run = yield from simulating(given)
         except InputError as problem:
             self.end(job, [], time.perf_counter() - began, str(problem))
         except Exception as problem:
@@ -198,29 +170,28 @@ class _Results:
             reason = f"there is not enough memory: {first_line(problem)}"
             self.end(job, [], time.perf_counter() - began, reason)
         else:
-            self.end(job, self.runs[job.name].metrics, time.perf_counter() - began)
+            if self.keep:
+                self.runs[job.name] = run
+            self.end(job, run.metrics, time.perf_counter() - began)
 
     def end(
         self, job: Job, rows: list[Row], seconds: float | None = None, error: str | None = None
     ) -> None:
         """Reports a point; ``seconds`` is None for one that had finished before."""
-        with self._lock:
-            self._rows.setdefault(job.group, []).append(rows)
-            if error is not None:
-                self._failed[job.name] = error
-            value, best = _last(rows, self.metric), self._best
-            if was_given_up(rows):
-                pass
-            elif value is not None and (best is None or _better(rows, self.metric, value, best[1])):
-                self._best = job.name, value
-            self._ended += 1
-            self._computed += seconds is not None
-            each = (time.perf_counter() - self._began) / max(self._computed, 1)
-            total = len(self.jobs)
-            left = (total - self._ended) * each if self._computed else None
-            self.on_point(
-                PointDone(self._ended, total, job, value, self._best, seconds, left, error)
-            )
+        self._rows.setdefault(job.group, []).append(rows)
+        if error is not None:
+            self._failed[job.name] = error
+        value, best = _last(rows, self.metric), self._best
+        if was_given_up(rows):
+            pass
+        elif value is not None and (best is None or _better(rows, self.metric, value, best[1])):
+            self._best = job.name, value
+        self._ended += 1
+        self._computed += seconds is not None
+        each = (time.perf_counter() - self._began) / max(self._computed, 1)
+        total = len(self.jobs)
+        left = (total - self._ended) * each if self._computed else None
+        self.on_point(PointDone(self._ended, total, job, value, self._best, seconds, left, error))
 
     def check(self) -> None:
         """Raises InputError if points have failed."""

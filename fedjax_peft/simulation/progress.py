@@ -126,17 +126,9 @@ class Phases:
         """Records the seconds of a round, without compilation."""
         self._seconds.append(seconds)
 
-    def apart(self, on_round: Callable[[Row], Any] | None) -> Callable[[Row], Any] | None:
-        """Returns a function that calls ``on_round`` with the display hidden, so it can print."""
-        display = self._display
-        if display is None or on_round is None:
-            return on_round
-
-        def call(row: Row) -> Any:
-            with display.hidden():
-                return on_round(row)
-
-        return call
+    def hidden(self) -> AbstractContextManager[None]:
+        """Returns a context manager that hides the display, so that listeners can print."""
+        return nullcontext() if self._display is None else self._display.hidden()
 
 
 def phase_display(show: bool | Literal["auto"]) -> "RunDisplay | None":

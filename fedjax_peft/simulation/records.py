@@ -18,6 +18,7 @@ from fedjax_peft.engine.stores.client_store import ClientPlace
 from fedjax_peft.engine.streaming import ExamplesPlace
 from fedjax_peft.models.reuse import Reuse
 from fedjax_peft.simulation.checks import check_clients, check_counts, check_stop
+from fedjax_peft.simulation.moment import Listener, Measure
 from fedjax_peft.simulation.progress import Phase
 from fedjax_peft.simulation.rows import Row
 from fedjax_peft.simulation.run import Run
@@ -201,6 +202,10 @@ class Evaluation:
     the private adapter (dual adapters). ``second_classifier``: the test metrics of FedMCP's second
     classifier on the global adapter alone, such as ``test_accuracy_global``; it costs a second pass
     over the test examples."""
+    measures: Sequence[Measure] = ()
+    """Functions of yours that add fields to the row of every round, such as
+    ``lambda moment: {"hour": time.localtime().tm_hour}``; see
+    :class:`fedjax_peft.simulation.moment.Moment`."""
     stop: Stop | None = None
     """The rule that ends the run early, such as ``early_stop(target=0.8, patience=5)``. It is a
     function of all rows so far, and returns True or a sentence with the reason if the run should
@@ -244,6 +249,9 @@ class Records:
     the run ends after this round: its row gains the final evaluation and the field ``stopped``, and
     a checkpoint is written. A resume continues from there; the row then loses the field, and the
     evaluation unless it was due."""
+    listeners: Sequence[Listener] = ()
+    """Functions of a :class:`fedjax_peft.simulation.moment.Moment`, called after every round, which
+    can end the run. If one raises, the run ends after the round, with a checkpoint."""
     trackers: Sequence[Tracker] = ()
     """Where rows go beside ``out``, such as ``[fp.trackers.wandb(), fp.trackers.mlflow()]`` or
     functions of yours with the arguments ``(row, run)``; in a config ``[[trackers]]``. Each is
@@ -260,6 +268,9 @@ class Records:
         check_counts({"checkpoint_every": self.checkpoint_every}, {})
         for tracker in self.trackers:
             check_tracker(tracker)
+        for listener in self.listeners:
+            if not callable(listener):
+                raise InputError(f"A listener is a function of a moment, not {show(listener)}.")
 
 
 RECORDS: dict[str, type] = {

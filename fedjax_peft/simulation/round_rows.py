@@ -14,16 +14,14 @@ from fedjax_peft.simulation.evaluation import worst
 from fedjax_peft.simulation.rows import Row, finite_or_none
 
 
-def start_row(model: Model, algorithm: Algorithm, scores: Row, seconds: float) -> Row:
-    """Returns row 0, which describes the state before training.
+def start_row(model: Model, algorithm: Algorithm, seconds: float) -> Row:
+    """Returns the fields of row 0 about the model and its costs.
 
     Args:
       seconds: simulated seconds before the first round.
     """
     names = assign_roles(model.kinds, algorithm.roles)
     return {
-        "round": 0,
-        **scores,
         "bytes_up": 0,
         "bytes_down": 0,
         "simulated_seconds": seconds,

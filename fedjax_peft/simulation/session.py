@@ -4,8 +4,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -29,6 +28,7 @@ from fedjax_peft.numerics.measures.diagnosis import diagnosis, probe
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.simulation import asynchrony, checks
+from fedjax_peft.simulation.arguments import OfSession, Transforms
 from fedjax_peft.simulation.classes import in_models_classes, reader
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.description import describe
@@ -38,9 +38,6 @@ from fedjax_peft.simulation.time_model import preload_bytes
 from fedjax_peft.support.digests import digest
 from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.support.libraries import limit_blas_threads
-
-Transforms: TypeAlias = c.Transform | Sequence[c.Transform] | None
-"""One upload transform, or several in the order in which a client applies them."""
 
 
 def session(
@@ -95,11 +92,34 @@ def session(
     Raises:
       InputError: arguments contradict each other or the data.
     """
-    given = in_models_classes(SimpleNamespace(**locals()))
-    model, clients = given.model, given.clients
-    plain, _ = parametrised(algorithm, values)
-    uploads, _ = parametrised(transforms, values)
-    _check(given, plain)
+    given = OfSession(
+        model=model,
+        algorithm=algorithm,
+        clients=clients,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        sampling=sampling,
+        batch_size=batch_size,
+        batch_sampling=batch_sampling,
+        epochs=epochs,
+        local_steps=local_steps,
+        task=task,
+        transforms=transforms,
+        privacy=privacy,
+        attack=attack,
+        asynchronous=asynchronous,
+        values=values,
+        system=system,
+        placement=placement,
+        diagnostics=diagnostics,
+    )
+    return session_of(in_models_classes(given))
+
+
+def session_of(given: OfSession) -> Session:
+    """Returns the session of arguments whose data have the classes of the model."""
+    model, clients, system, placement = given.model, given.clients, given.system, given.placement
+    _check(given)
     work = {name: getattr(given, name) for name in _WORK}
     buckets = placement.length_buckets
     schedule = schedule_of(clients, **work, system=system, length_buckets=buckets)
@@ -119,30 +139,33 @@ def session(
     if system.failure_exponent:
         schedule = schedule._replace(failure=failure)
     schedule = schedule._replace(intermittent=system.availability is not None)
-    if asynchronous is not None:
-        parts = (clients_per_round, costs, failure, system.availability)
-        schedule = asynchrony.asynchronous_schedule(schedule, asynchronous, *parts)
-    federation = federation_of(schedule, clients.data, plain)
-    wrappers = (attack, privacy, asynchronous)
-    make = Maker(_wrapped, (algorithm, wrappers, federation))
-    made = make(values)
+    if given.asynchronous is not None:
+        parts = (given.clients_per_round, costs, failure, system.availability)
+        schedule = asynchrony.asynchronous_schedule(schedule, given.asynchronous, *parts)
+    federation = federation_of(schedule, clients.data, given.made("algorithm"))
+    wrappers = (given.attack, given.privacy, given.asynchronous)
+    make = Maker(_wrapped, (given.algorithm, wrappers, federation))
+    made = make(given.values)
     chosen = made.algorithm
     # Clients that add noise themselves are not left out for reasons that lie in their data.
     schedule = schedule._replace(all_send=chosen.aggregator.randomise is not None)
-    checks.check_method(model, chosen, len(clients), system.client_ranks, diagnostics)
+    checks.check_method(
+        *(model, chosen, len(clients), system.client_ranks, given.diagnostics),
+    )
     checks.check_trusted(chosen, schedule.weights)
-    transform = checks.check_transforms(uploads, chosen)
+    transform = checks.check_transforms(given.made("transforms"), chosen)
     names = assign_roles(model.kinds, chosen.roles)
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))
     checks.warn_of_feedback(transform, chosen, shared)
-    if asynchronous is not None:
+    if given.asynchronous is not None:
         asynchrony.check_transform_state(transform, chosen, shared)
     checks.check_memory(schedule)
     setup = _setup(given, made, schedule, federation, names["fixed"])
-    hashable = tuple(transforms) if isinstance(transforms, list) else transforms
+    uploads = given.transforms
+    hashable = tuple(uploads) if isinstance(uploads, list) else uploads
     setup = setup._replace(maker=Makers(make, Maker(_joined, (hashable,))))
     place = (placement.engine, placement.client_state, placement.examples)
-    computation = Computation(placement.lanes, rounds, *place, read=reader(model, clients))
+    computation = Computation(placement.lanes, given.rounds, *place, read=reader(model, clients))
     if placement.reuse != "none":
         setup, computation = _reusing(given, setup, computation)
     return Session(
@@ -151,8 +174,8 @@ def session(
         schedule,
         clients.data.columns,
         computation,
-        values=values,
-        salt=None if privacy is None else _salter(given, federation, schedule, setup.task),
+        values=given.values,
+        salt=None if given.privacy is None else _salter(given, federation, schedule, setup.task),
     )
 
 
@@ -160,10 +183,10 @@ _WORK = ("clients_per_round", "sampling", "batch_size", "batch_sampling", "epoch
 """The arguments that say who works in a round, and how much."""
 
 
-def _check(given: SimpleNamespace, algorithm: c.Algorithm) -> None:
+def _check(given: OfSession) -> None:
     """Raises InputError for arguments of ``session`` of a wrong type, or that contradict others."""
     system, count = given.system, given.clients_per_round
-    checks.check_objects(given.model, algorithm, given.clients, given.task)
+    checks.check_objects(given.model, given.made("algorithm"), given.clients, given.task)
     counts = {"clients_per_round": 1 if count is None else count}
     checks.check_counts({**counts, "batch_size": given.batch_size, "rounds": given.rounds}, {})
     checks.check_data(given.model, given.clients, given.task)
@@ -174,7 +197,7 @@ def _check(given: SimpleNamespace, algorithm: c.Algorithm) -> None:
 
 
 def _setup(
-    given: SimpleNamespace,
+    given: OfSession,
     made: c.Wrapped,
     schedule: Schedule,
     federation: c.Federation,
@@ -204,15 +227,13 @@ def _setup(
     )
 
 
-def _reusing(
-    given: SimpleNamespace, setup: Setup, computation: Computation
-) -> tuple[Setup, Computation]:
+def _reusing(given: OfSession, setup: Setup, computation: Computation) -> tuple[Setup, Computation]:
     """Returns the setup of the model above what no training changes, and what adds this to columns.
 
     Raises:
       InputError: nothing can be reused.
     """
-    attack, _ = parametrised(given.attack, given.values)
+    attack = given.made("attack")
     if attack is not None and attack.triggered is not None:
         raise InputError(
             f"placement.reuse keeps what the examples give, and the attack {attack.name!r} changes"
@@ -232,7 +253,7 @@ def _reusing(
 
 
 def _salter(
-    given: SimpleNamespace, federation: c.Federation, schedule: Schedule, task: Any
+    given: OfSession, federation: c.Federation, schedule: Schedule, task: Any
 ) -> Callable[[Values], np.ndarray]:
     """Returns the function of the run-time values that salts the noise of a private run.
 
@@ -250,10 +271,8 @@ def _salter(
     }
 
     def salt(chosen: Values) -> np.ndarray:
-        own = None if given.values is None else chosen
-        named = ("algorithm", "privacy", "attack")
-        made = {name: parametrised(getattr(given, name), own)[0] for name in named}
-        made["transforms"] = checks.joined_transform(parametrised(given.transforms, own)[0])
+        made = {name: given.made(name, chosen) for name in ("algorithm", "privacy", "attack")}
+        made["transforms"] = checks.joined_transform(given.made("transforms", chosen))
         return np.frombuffer(bytes.fromhex(digest(describe({**facts, **made}))), "<u4")
 
     return salt

@@ -1,32 +1,36 @@
 """``simulate``: rounds of a federated algorithm, with evaluation, records and resume."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from fedjax_peft.contracts import Algorithm, Asynchronous, Attack, Federation, Privacy, Task
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.vocabulary import write_vocabulary
+from fedjax_peft.engine.calls import Calling, alone
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.devices.distributed import is_writer, processes, whole
 from fedjax_peft.engine.schedule import BatchSampling, Range, Sampling
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.models.base import Model
-from fedjax_peft.numerics.hyperparameters import Values, parametrised
+from fedjax_peft.numerics.hyperparameters import Values
+from fedjax_peft.simulation.arguments import Given, Transforms
 from fedjax_peft.simulation.asynchrony import check_asynchronous
 from fedjax_peft.simulation.checks import check_counts, check_test_data, check_test_objects
 from fedjax_peft.simulation.classes import in_models_classes
+from fedjax_peft.simulation.clock import Clock
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.estimate import estimate
-from fedjax_peft.simulation.evaluation import Evaluated, evaluations
+from fedjax_peft.simulation.evaluation import Scores, evaluations
 from fedjax_peft.simulation.guarantee import Accounted, accounted, watched
 from fedjax_peft.simulation.interrupts import Request, noted
 from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.local_models import LocalTest
-from fedjax_peft.simulation.loop import Loop
+from fedjax_peft.simulation.moment import Measure
 from fedjax_peft.simulation.origin import (
     carried,
     check_start,
@@ -38,14 +42,16 @@ from fedjax_peft.simulation.origin import (
 from fedjax_peft.simulation.planning.memory_plan import check_step_memory
 from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.records import Evaluation, Placement, Records, System
-from fedjax_peft.simulation.rows import Row
+from fedjax_peft.simulation.round_rows import start_row
+from fedjax_peft.simulation.rounds import Driver, Listeners, Rounds, told
+from fedjax_peft.simulation.rows import CLIENT_NAMES, Row
 from fedjax_peft.simulation.run import Run, global_leaves
-from fedjax_peft.simulation.session import Transforms, federation_of
-from fedjax_peft.simulation.session import session as make_session
+from fedjax_peft.simulation.session import federation_of, session_of
 from fedjax_peft.simulation.storage import calls
 from fedjax_peft.simulation.storage.checkpoint import saved_parts
 from fedjax_peft.simulation.storage.fingerprint import check_same, check_same_run, fingerprint
 from fedjax_peft.simulation.storage.record import Record, device_name, recorded_config
+from fedjax_peft.simulation.storage.saver import Saver
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
 from fedjax_peft.simulation.trained_rows import (
     check_unseen,
@@ -160,137 +166,112 @@ def simulate(
       InputError: settings contradict each other or the data; ``out`` holds a run, without
         ``resume``, or another run; or an upload is not finite, with ``System(nonfinite="raise")``.
     """
-    raw = SimpleNamespace(**locals())
+    given = Given(
+        model=model,
+        algorithm=algorithm,
+        clients=clients,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        sampling=sampling,
+        batch_size=batch_size,
+        batch_sampling=batch_sampling,
+        epochs=epochs,
+        local_steps=local_steps,
+        task=task,
+        transforms=transforms,
+        privacy=privacy,
+        attack=attack,
+        asynchronous=asynchronous,
+        values=values,
+        system=system,
+        placement=placement,
+        test=test,
+        validation=validation,
+        seed=seed,
+        evaluation=evaluation,
+        records=records,
+        out=out,
+        resume=resume,
+        diagnostics=evaluation.diagnostics,
+    )
+    return alone(simulating(given))
+
+
+def arguments(*arguments: Any, **options: Any) -> Given:
+    """Returns the arguments of :func:`simulate`, with the defaults of those that are left out."""
+    bound = inspect.signature(simulate).bind(*arguments, **options)
+    bound.apply_defaults()
+    how = bound.arguments["evaluation"]
+    return Given(**bound.arguments, diagnostics=how.diagnostics)
+
+
+def simulating(raw: Given) -> Calling[Run]:
+    """Does what :func:`simulate` does, in step with other runs; see ``engine/calls.py``."""
     use_compilation_cache()
     _check(raw)
-    given = in_models_classes(raw)
-    model, clients, evaluation = given.model, given.clients, given.evaluation
-    of_session = {name: x for name, x in vars(given).items() if name in _OF_SESSION}
-    session = make_session(**of_session, diagnostics=evaluation.diagnostics)
-    algorithm = session.setup.algorithm
-    check_test_data(model, clients, *_evaluated(given), task)
-    schedule = session.schedule(seed)
-    check_step_memory(session, model, schedule, placement.lanes)
+    given, records, seed = in_models_classes(raw), raw.records, raw.seed
+    session = session_of(given)
+    own = {n: getattr(given.evaluation, n) for n in ("client_test", "client_validation")}
+    data = {"test": given.test, "validation": given.validation}
+    check_test_data(given.model, given.clients, data, own, given.task)
+    check_step_memory(session, given.model, session.schedule(seed), given.placement.lanes)
     state = session.init(seed)
-    federation = federation_of(schedule, clients.data, algorithm)
-    private = _private(given, session, federation)
-    parts = _parts(given, session, state, private, federation)
+    facts = federation_of(session.schedule(seed), given.clients.data, session.setup.algorithm)
+    private = _private(given, session, facts)
     complete = records.config is not None and "point" not in records.config
     begins = None if records.origin is None else origin_text(records.origin)
-    metadata = {**({} if complete else calls.settings(raw, begins)), **(records.config or {})}
-    found = fingerprint(vars(raw)) if out is not None or processes() > 1 else {}
-    before = rows_before(records.origin, out if resume else None)
-    trained_on = when_asked(clients, _tested(given), before)
-    check_same_run({**metadata, **_of_this_process(given), **found})
+    config = {**({} if complete else calls.settings(raw, begins)), **(records.config or {})}
+    found = fingerprint(vars(raw)) if given.out is not None or processes() > 1 else {}
+    before = rows_before(records.origin, given.out if given.resume else None)
+    trained_on = when_asked(given.clients, given.tested, before)
+    check_same_run({**config, **_of_this_process(given), **found})
     shown = records.progress if is_writer() else False
+    on_round = () if records.on_round is None else (told(records.on_round),)
     with (
         noted() as request,
-        Phases(rounds, records.on_phase, shown, _early(request, out)) as phases,
-        Record.open(
-            *(out, resume, metadata, found, phases.apart(records.on_round)), records.trackers
-        ) as record,
+        Phases(given.rounds, records.on_phase, shown, _early(request, given.out)) as phases,
+        Record.open(given.out, given.resume, config, found, records.trackers) as record,
+        Listeners([*on_round, *records.listeners], phases) as listeners,
     ):
         if record.out is not None:
             _save_start(record.out, given)
             save_rows(record.out, trained_on())
-        loop = Loop(**parts, record=record, phases=phases, request=request)
-        state = _train(loop, state, given)
-    server, client_state, *others = whole(saved_parts(session.trimmed(state)))
-    return Run(
-        model,
-        algorithm,
-        global_leaves(model, algorithm, server),
-        client_state,
-        server,
-        record.rows,
-        None if out is None else Path(out),
-        system.client_ranks,
-        _text_length(clients.data),
-        session.setup.task,
-        trained_on,
-        others[0] if others else {},
-    )
+        scores = _scores(given, session, phases)
+        measures: list[Measure] = [scores] if private is None else [private.measure, scores]
+        rounds = _rounds(given, session, state, measures, phases)
+        saver = Saver(session, given.model, record, phases, request, records.checkpoint_every)
+        saved = saver.restore(state)
+        details = _details(given, rounds, state, saved, record) | {
+            "evaluations": scores.examples,
+            "privacy": None if private is None else private.promise(given.rounds),
+        }
+        phases.send("starting", saved.round_index if saved else 0, **details)
+        run = Driver(rounds, saver, listeners, watched(given.evaluation.stop, private))
+        if saved is None:
+            state, row = _begin(given, session, saver.clients.begin(state), facts)
+            state = yield from run.begin(state, row)
+        else:
+            state = yield from run.go_on(saved, given.evaluation.every, given.placement.lanes)
+    return _ended(given, session, state, record.rows, trained_on)
 
 
-_OF_SESSION = inspect.signature(make_session).parameters
-
-
-def _parts(
-    given: SimpleNamespace,
-    session: Session,
-    state: State,
-    private: Accounted | None,
-    federation: Federation,
-) -> dict[str, Any]:
-    """Returns the parts of the loop over rounds that need no run directory."""
-    evaluation, wrapping = given.evaluation, (given.privacy, given.attack)
-    local = None
-    if "local" in evaluation.diagnostics:
-        local = LocalTest(session, state, given.test, evaluation.batch_size)
-    return {
-        "session": session,
-        "model": given.model,
-        "tested": _tests(given, session),
-        "costs": _costs(given, session, state),
-        "stop": watched(evaluation.stop, private),
-        "rounds": given.rounds,
-        "system": given.system,
-        "evaluation": evaluation,
-        "checkpoint_every": given.records.checkpoint_every,
-        "private": private,
-        "local": local,
-        "wrapped_for": None if wrapping == (None, None) else federation,
-        "notes": _notes(given),
-        "client_names": given.clients.names,
-    }
-
-
-def _notes(given: SimpleNamespace) -> list[str]:
-    """Returns the sentences on what was done to the data, each once."""
-    data = [given.clients, *_tested(given).values()]
-    notes = (note for one in data for note in getattr(one, "data", one).notes)
-    return list(dict.fromkeys(notes))
-
-
-def _check(given: SimpleNamespace) -> None:
+def _check(given: Given) -> None:
     """Raises InputError for arguments that only ``simulate`` takes."""
-    data, _ = _evaluated(given)
-    check_test_objects(data)
+    check_test_objects({"test": given.test, "validation": given.validation})
     check_counts({"rounds": given.rounds}, {"seed": given.seed})
     if (origin := given.records.origin) is not None:
         check_start(given.model, origin)
-        check_unseen(_tested(given), origin.trained_on(), origin_text(origin))
+        check_unseen(given.tested, origin.trained_on(), origin_text(origin))
     deadline = given.system.deadline
     if given.asynchronous is not None and deadline is not None:
         refused = {"deadline": deadline}
         check_asynchronous(given.asynchronous, given.clients, given.system.time, refused)
 
 
-def _evaluated(given: SimpleNamespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the data sets of the global model, and those of the clients' models."""
-    own = ("client_test", "client_validation")
-    data = {"test": given.test, "validation": given.validation}
-    return data, {name: getattr(given.evaluation, name) for name in own}
-
-
-def _tested(given: SimpleNamespace) -> dict[str, Any]:
-    """Returns everything that a run is evaluated on, by name."""
-    data, own = _evaluated(given)
-    return {name: one for name, one in {**data, **own}.items() if one is not None}
-
-
-def _tests(given: SimpleNamespace, session: Session) -> dict[str, Evaluated]:
-    """Returns the evaluations of a run by name."""
-    attack, _ = parametrised(given.attack, given.values)
-    triggered = None if attack is None else attack.triggered
-    sets = (given.test, given.validation, given.evaluation)
-    return evaluations(session, *sets, triggered=triggered, seed=given.seed)
-
-
-def _private(given: SimpleNamespace, session: Session, federation: Federation) -> Accounted | None:
+def _private(given: Given, session: Session, federation: Federation) -> Accounted | None:
     """Returns the accountant of a run with differential privacy."""
     private = accounted(
-        parametrised(given.privacy, given.values)[0],
+        given.made("privacy"),
         federation,
         diagnostics=given.evaluation.diagnostics,
         nonfinite=given.system.nonfinite,
@@ -302,16 +283,44 @@ def _private(given: SimpleNamespace, session: Session, federation: Federation) -
     return private._replace(before=not_counted(given.records.origin))
 
 
-def _costs(given: SimpleNamespace, session: Session, state: State) -> Costs:
-    """Returns what counts the bytes and simulated seconds of a run."""
-    model, clients, system = given.model, given.clients, given.system
-    parts = (session.setup.algorithm, state.server, len(clients), system.client_ranks)
-    ledger = Ledger(model, *parts, session.setup.transform)
-    slowness = Slowness(system.time.spread, len(clients), given.seed)
-    return Costs(ledger, system.time, slowness, system.deadline, preload_bytes(system.time, model))
+def _scores(given: Given, session: Session, phases: Phases) -> Scores:
+    """Returns the measure of the evaluations of a run."""
+    how, attack = given.evaluation, given.made("attack")
+    triggered = None if attack is None else attack.triggered
+    sets = (given.test, given.validation, how)
+    tested = evaluations(session, *sets, triggered=triggered, seed=given.seed)
+    return Scores(session, tested, how.every, "clients" in how.diagnostics, phases)
 
 
-def _of_this_process(given: SimpleNamespace) -> dict[str, Any]:
+def _rounds(
+    given: Given, session: Session, state: State, measures: Sequence[Measure], phases: Phases
+) -> Rounds:
+    """Returns what makes the moments of a run: its clock and its measures."""
+    model, system, how, setup = given.model, given.system, given.evaluation, session.setup
+    parts = (setup.algorithm, state.server, len(given.clients), system.client_ranks)
+    ledger = Ledger(model, *parts, setup.transform)
+    slowness = Slowness(system.time.spread, len(given.clients), given.seed)
+    preload = preload_bytes(system.time, model)
+    costs = Costs(ledger, system.time, slowness, system.deadline, preload)
+    clock = Clock(session, system, costs, given.rounds)
+    start = start_row(model, setup.algorithm, start_seconds(system.time, model))
+    local = None
+    if "local" in how.diagnostics:
+        local = LocalTest(session, state, given.test, how, phases)
+    return Rounds(
+        session=session,
+        clock=clock,
+        phases=phases,
+        last=given.rounds,
+        measures=[clock.measure(start), *measures, *how.measures],
+        before=local,
+        nonfinite=system.nonfinite,
+        each="clients" in how.diagnostics,
+        lower=(*setup.task.lower_is_better, *setup.algorithm.lower_is_better, "update_norm"),
+    )
+
+
+def _of_this_process(given: Given) -> dict[str, Any]:
     """Returns the settings that a run does not record, and that all its processes must share."""
     numbers = ("every", "batch_size", "test_clients")
     return {
@@ -321,7 +330,7 @@ def _of_this_process(given: SimpleNamespace) -> dict[str, Any]:
     }
 
 
-def _save_start(out: Path, given: SimpleNamespace) -> None:
+def _save_start(out: Path, given: Given) -> None:
     """Writes what a reader of the run needs beside its rows and checkpoints."""
     if given.records.origin is not None:
         save_origin(out, given.records.origin)
@@ -329,38 +338,29 @@ def _save_start(out: Path, given: SimpleNamespace) -> None:
         write_vocabulary(out, vocabulary)
 
 
-def _train(loop: Loop, state: State, given: SimpleNamespace) -> State:
-    """Returns the state after the last round of a run, which begins or goes on."""
-    session, record, origin = loop.session, loop.record, given.records.origin
-    saved = loop.restore(state)
-    loop.phases.send(
-        "starting", saved.round_index if saved else 0, **_details(loop, state, saved, given)
-    )
-    if saved is None:
-        state = loop.clients.begin(state)  # in the run directory, if they are in a store
-        begins: Row = {}
-        if origin is not None:
-            state, anew = carried(session, state, origin)
-            begins = origin_row(origin, anew)
-        stopped = loop.start(state, start_seconds(given.system.time, given.model), begins)
-    else:
-        state, stopped = saved, loop.resume()
-    lanes = given.placement.lanes
-    if lanes == "auto":  # a resumed run keeps its lanes, also on other devices
-        session.request_lanes(record.rows[-1].get("lanes", lanes))
-    while state.round_index < loop.rounds and not stopped:
-        state, stopped = loop.round(state)
-    loop.phases.send("finished", state.round_index, stopped=stopped)
-    return state
+def _begin(given: Given, session: Session, state: State, facts: Federation) -> tuple[State, Row]:
+    """Returns the state before the first round, and what row 0 says beside the measures.
+
+    Args:
+      facts: what mechanisms of privacy and attacks depend on, so that they can be made again.
+    """
+    row: Row = {}
+    if (origin := given.records.origin) is not None:
+        state, anew = carried(session, state, origin)
+        row = origin_row(origin, anew)
+    if (given.privacy, given.attack) != (None, None):
+        row["federation"] = facts._asdict()
+    row |= {"notes": notes} if (notes := given.notes()) else {}
+    return state, row | ({CLIENT_NAMES: [*names]} if (names := given.clients.names) else {})
 
 
 def _details(
-    loop: Loop, state: State, saved: State | None, given: SimpleNamespace
+    given: Given, rounds: Rounds, state: State, saved: State | None, record: Record
 ) -> dict[str, Any]:
     """Returns what the phase ``starting`` says about a run."""
-    session, sizes = loop.session, given.clients.sizes
+    session, sizes, clock = rounds.session, given.clients.sizes, rounds.clock
     return {
-        "algorithm": loop.algorithm.name,
+        "algorithm": session.setup.algorithm.name,
         "clients": len(given.clients),
         "clients_per_round": session.schedule(given.seed).per_round,
         "parameters": given.model.counts(),
@@ -369,32 +369,54 @@ def _details(
         "batch_size": given.batch_size,
         "most_examples": int(sizes.max()),
         "test_examples": 0 if given.test is None else len(given.test),
-        "evaluations": {name: one.evaluator.examples for name, one in loop.tested.items()},
         "eval_every": given.evaluation.every,
         "estimate": estimate(
-            *(session, state, loop.costs),
-            skipped_leaves=loop.skipped_leaves(state, 1),
-            late=loop.late_steps(state, 1),
+            *(session, state, clock.costs),
+            skipped_leaves=clock.skipped(state),
+            late=clock.late(state, record.rows),
         ),
-        "privacy": None if loop.private is None else loop.private.promise(given.rounds),
         "device": device_name(),
-        "out": loop.record.out,
+        "out": record.out,
         "resumed_from": saved.round_index if saved else None,
     }
 
 
-def check_recorded(*arguments: Any, **options: Any) -> None:
+def _ended(
+    given: Given,
+    session: Session,
+    state: State,
+    rows: list[Row],
+    trained_on: Callable[[], np.ndarray | None],
+) -> Run:
+    """Returns the run after its last round."""
+    server, client_state, *others = whole(saved_parts(session.trimmed(state)))
+    algorithm = session.setup.algorithm
+    return Run(
+        given.model,
+        algorithm,
+        global_leaves(given.model, algorithm, server),
+        client_state,
+        server,
+        rows,
+        None if given.out is None else Path(given.out),
+        given.system.client_ranks,
+        _text_length(given.clients.data),
+        session.setup.task,
+        trained_on,
+        others[0] if others else {},
+    )
+
+
+def check_recorded(given: Given) -> None:
     """Raises InputError if the run in ``out`` is not that of these arguments of :func:`simulate`.
 
     Nothing is compiled or written.
     """
-    given = inspect.signature(simulate).bind(*arguments, **options)
-    given.apply_defaults()
-    directory = Path(given.arguments["out"])
-    recorded, config = recorded_config(directory), given.arguments["records"].config or {}
+    directory = Path(given.out or "")
+    recorded, config = recorded_config(directory), given.records.config or {}
     if "point" in config:  # the run has recorded other settings as well
         recorded = {"point": recorded.get("point")}
-    check_same(directory, recorded, config, fingerprint(given.arguments))
+    check_same(directory, recorded, config, fingerprint(vars(given)))
 
 
 def _early(request: Request, out: str | Path | None) -> Callable[[Phase], None]:

@@ -180,14 +180,14 @@ RUNS = ALGORITHMS | UPLOADS | SYSTEMS
 def last_states() -> list[Any]:
     """Returns a list that holds the state after the last round of any session from now on."""
     found: list[Any] = []
-    step = Session.step
+    stepping = Session.stepping
 
     def noted(self: Session, *arguments: Any) -> Any:
-        result = step(self, *arguments)
-        found[:] = [result[0]]
-        return result
+        state, info = yield from stepping(self, *arguments)
+        found[:] = [state]
+        return state, info
 
-    Session.step = noted
+    Session.stepping = noted
     return found
 
 

@@ -54,7 +54,7 @@ MAY_CHANGE = {
 """The options of ``simulate``, and keys of a config, that a resumed run may change."""
 
 _FREE = tuple(name for names in MAY_CHANGE.values() for name in names)
-_APART = ("records", "out", "resume")
+_APART = ("records", "out", "resume", "diagnostics")
 """Arguments that are not described. A config is compared key by key, and it names an origin, whose
 leaves are those of the model."""
 NAME = "fingerprint.json"

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -52,11 +52,10 @@ class Record:
     them write checkpoints together.
     """
 
-    def __init__(self, out: Path | None, on_round: Callable[[Row], Any] | None):
+    def __init__(self, out: Path | None):
         self.rows: list[Row] = []
         self.out = out
         """The run directory; None if this process writes no files."""
-        self._on_round = on_round
         self.checkpoints: Checkpoints | None = None
         self._lock: RunLock | None = None
         self._tracking = Tracking(out, {})
@@ -68,7 +67,6 @@ class Record:
         resume: bool,
         config: Mapping[str, Any],
         found: Mapping[str, Any],
-        on_round: Callable[[Row], Any] | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> "Record":
         """Opens a run directory; ``config`` and the fingerprint ``found`` are written to it.
@@ -80,20 +78,20 @@ class Record:
         if out is None:
             if resume:
                 raise InputError("resume=True needs the run directory, out=...")
-            record = cls(None, on_round)
+            record = cls(None)
             if distributed.is_writer():
                 record._tracking = Tracking(None, config, trackers)
             return record
         out = Path(out)
         if not distributed.is_writer():
-            record = cls(None, on_round)
+            record = cls(None)
             record._join(out)
             return record
         fits = out.is_dir() and (_is_run(out) or (resume and not (out / "config.toml").exists()))
         if out.exists() and not fits:
             raise InputError(f"{out} exists and is no run: choose another directory with --out.")
         out.mkdir(parents=True, exist_ok=True)
-        record = cls(out, on_round)
+        record = cls(out)
         record._lock = RunLock.take(out)
         distributed.before_end(record._lock.release)
         try:
@@ -158,13 +156,12 @@ class Record:
             write_metrics(self.out / "metrics.jsonl", self.rows)
         self._tracking.catch_up(self.rows)
 
-    def add(self, row: Row) -> Any:
-        """Records the row of a round; returns the answer of ``on_round``."""
+    def add(self, row: Row) -> None:
+        """Records the row of a round."""
         self._write(row, row)
-        return None if self._on_round is None else self._on_round(row)
 
     def replace(self, rows: list[Row]) -> None:
-        """Replaces all rows; ``on_round`` is not called again.
+        """Replaces all rows.
 
         Trackers get the rows that have lost fields, with None in their place.
         """
@@ -178,7 +175,7 @@ class Record:
                 self._tracking.add({**row, **dict.fromkeys(sorted(lost))})
 
     def amend(self, row: Row) -> None:
-        """Replaces the last row, which has new fields; ``on_round`` is not called again."""
+        """Replaces the last row, which has new fields."""
         before = self.rows.pop()
         assert before["round"] == row["round"]
         self.replace(self.rows)

@@ -1,12 +1,15 @@
-"""The opening of a synchronous round: when it begins, and who is available then."""
+"""The turn of a round: when the round begins, who is available then, and who works."""
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_peft.contracts import Availability
+from fedjax_peft.engine.plan import Plan
+from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.support.errors import InputError
 
 
@@ -56,3 +59,17 @@ def leaving(opening: Opening, seconds: Mapping[int, float]) -> dict[int, float]:
     until = dict(zip(opening.among.tolist(), opening.until.tolist(), strict=True))
     stays = {client: until[client] - opening.time for client in seconds}
     return {client: stays[client] for client, s in seconds.items() if stays[client] < s}
+
+
+class Turn(NamedTuple):
+    """Who works in a round."""
+
+    plan: Plan
+    schedule: Schedule
+    """That of the round, which draws among the available clients."""
+    late: Mapping[int, int] = MappingProxyType({})
+    """Late clients -> the local steps that they still send, 0 for nothing."""
+    left: Mapping[int, float] = MappingProxyType({})
+    """Clients that leave during the round -> seconds from its beginning."""
+    opening: Opening | None = None
+    """The beginning of the round; None if all clients are always available."""
