@@ -49,7 +49,8 @@ def in_models_classes(given: Arguments) -> Arguments:
         own, how = ("client_test", "client_validation"), given.evaluation
         changed["evaluation"] = replace(how, **{n: _read(getattr(how, n), n, read) for n in own})
         changed |= {n: _read(getattr(given, n), n, read) for n in ("test", "validation")}
-    return replace(given, **changed)
+    found = replace(given, **changed)
+    return in_models_classes(found) if "model" in changed else found  # it has names now
 
 
 def reader(model: Model, clients: Clients) -> Callable[..., Any]:

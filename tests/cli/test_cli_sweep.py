@@ -15,6 +15,7 @@ from shallow import simple_encoder  # noqa: F401
 from tiny_project import fails, rows
 
 from fedjax_peft.cli.sweep_display import SweepDisplay
+from fedjax_peft.simulation import points
 from fedjax_peft.simulation.points import Job, PointDone
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
@@ -165,15 +166,16 @@ def test_runs_that_have_ended_leave_the_memory(config, tmp_path, monkeypatch):
 
     ended = []
 
-    def run(config, out, **_):
+    def simulating(given):
         gc.collect()
         assert not any(reference() for reference in ended)
         made = Ended(metrics=[{"round": 1, "validation_accuracy": 0.5}])
-        write_run(out, config, made.metrics)
+        write_run(given.out, given.records.config, made.metrics)
         ended.append(weakref.ref(made))
+        yield from ()
         return made
 
-    monkeypatch.setattr(sweeping.configs, "run", run)
+    monkeypatch.setattr(points, "simulating", simulating)
     assert cli.main(["sweep", config, "--out", str(tmp_path / "sweep")]) == 0
     assert len(ended) == len(POINTS)
 

@@ -3,7 +3,6 @@
 import functools
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -21,6 +20,7 @@ from small_config import small
 import fedjax_peft as fp
 from fedjax_peft import InputError, testing
 from fedjax_peft.simulation.classes import in_models_classes
+from fedjax_peft.simulation.simulate import arguments
 
 pytestmark = pytest.mark.slow
 
@@ -219,7 +219,9 @@ def test_examples_that_clients_hold_out_stay_in_the_data_of_the_clients():
     data, _ = written(TEST, NAMES[::-1])
     train, held = own(data).holdout(0.25)
     how = fp.Evaluation(client_test=held)
-    found = in_models_classes(SimpleNamespace(model=MODEL, clients=train, evaluation=how))
+    found = in_models_classes(
+        arguments(MODEL, fp.algorithms.local(optax.sgd(0.1)), train, rounds=1, evaluation=how)
+    )
     assert found.clients.data.labels.tolist() == (2 - data.labels).tolist()
     assert found.evaluation.client_test.data is found.clients.data
 

@@ -35,7 +35,7 @@ from fedjax_peft import (
     transforms,
 )
 from fedjax_peft.simulation.description import describe
-from fedjax_peft.simulation.simulate import check_recorded
+from fedjax_peft.simulation.simulate import arguments, check_recorded
 from fedjax_peft.simulation.storage.fingerprint import (
     MAY_CHANGE,
     changed_base,
@@ -183,9 +183,14 @@ ALLOWED = {
 }
 
 
-def recorded(directory, arguments):
+def check(out, **options):
+    """Compares a directory with a run of these options."""
+    check_recorded(arguments(out=out, **run_options(**options)))
+
+
+def recorded(directory, given):
     """Writes the records of a run that are compared, and returns the directory."""
-    given = inspect.signature(fp.simulate).bind(**run_options(**arguments))
+    given = inspect.signature(fp.simulate).bind(**run_options(**given))
     given.apply_defaults()
     directory.mkdir()
     (directory / "config.toml").touch()
@@ -196,11 +201,11 @@ def recorded(directory, arguments):
 @pytest.mark.parametrize(("run", "changes", "text"), REFUSED)
 def test_another_run_is_refused_with_the_first_difference(run, changes, text, tmp_path):
     out = recorded(tmp_path / "run", run)
-    check_recorded(out=out, **run_options(**run))
+    check(out, **run)
     with pytest.raises(
         fp.InputError, match=rf"was run with another config: .*{text}.*out= or --out"
     ):
-        check_recorded(out=out, **run_options(**{**run, **changes}))
+        check(out, **{**run, **changes})
 
 
 def test_a_value_that_is_no_number_equals_itself_alone():
@@ -212,20 +217,20 @@ def test_a_value_that_is_no_number_equals_itself_alone():
 def test_what_changes_no_result_may_change(tmp_path):
     out = recorded(tmp_path / "run", RUN)
     for name, value in ALLOWED.items():
-        check_recorded(out=out, **run_options(**{**RUN, name: value}))
+        check(out, **{**RUN, name: value})
 
 
 def test_lists_of_a_config_are_compared_and_other_versions_are_named(tmp_path):
     config = {"peft": {"targets": ["query", "key", "value", "dense"]}, "rate": 1, "scale": 1.0}
     out = recorded(tmp_path / "run", RUN)
     (out / "config.toml").write_text(tomli_w.dumps(config))
-    check_recorded(out=out, **run_options(**RUN, config={**config, "rate": 1.0, "scale": 1}))
+    check(out, **RUN, config={**config, "rate": 1.0, "scale": 1})
     stored = json.loads((out / "fingerprint.json").read_text())
     stored["versions"]["jax"] = "0.1"
     (out / "fingerprint.json").write_text(json.dumps(stored))
     config = {**config, "peft": {"targets": ["query", "key", "value"]}}
     with pytest.raises(fp.InputError, match=r"peft\.targets: .*'dense'.* Of jax, the run has 0\.1"):
-        check_recorded(out=out, **run_options(**RUN, config=config))
+        check(out, **RUN, config=config)
 
 
 def test_code_is_compared_within_one_version_of_python(tmp_path):
@@ -233,11 +238,11 @@ def test_code_is_compared_within_one_version_of_python(tmp_path):
     other = {**RUN, "algorithm": prox()._replace(round_metrics=lambda index: {"b": index})}
     out = recorded(tmp_path / "run", run)
     with pytest.raises(fp.InputError, match=r"round_metrics\.__code__: "):
-        check_recorded(out=out, **run_options(**other))
+        check(out, **other)
     stored = json.loads((out / "fingerprint.json").read_text())
     stored["versions"]["python"] = "3.10"
     (out / "fingerprint.json").write_text(json.dumps(stored))
-    check_recorded(out=out, **run_options(**other))
+    check(out, **other)
 
 
 def options_of_simulate():

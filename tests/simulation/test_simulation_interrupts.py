@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 
+import optax
 import orbax.checkpoint as ocp
 import pytest
 import running
@@ -12,8 +13,11 @@ import toy
 from internals import Terminated, read_metrics
 from running import PRIVATE
 
+import fedjax_peft as fp
+from fedjax_peft.engine.calls import Call
+from fedjax_peft.simulation import points
 from fedjax_peft.simulation.interrupts import noted
-from fedjax_peft.simulation.points import Job, run_points
+from fedjax_peft.simulation.simulate import arguments
 
 pytestmark = pytest.mark.usefixtures("interrupts")
 
@@ -173,19 +177,37 @@ def test_signals_of_other_threads_and_own_handlers_are_unchanged():
     assert done == [0, signal.SIGTERM]
 
 
-@pytest.mark.parametrize("number", ENDS)
-def test_a_signal_ends_points_that_run_side_by_side(number, capfd):
-    begun, over = [], threading.Event()
+class Nothing:
+    """A program without results."""
 
-    def work(*_):
+    def arguments_of(self, call):
+        return ()
+
+    def group(self, arguments):
+        return 0
+
+    def stacked(self, calls):
+        return [None] * len(calls)
+
+
+@pytest.mark.parametrize("number", ENDS)
+def test_a_signal_ends_points_that_run_side_by_side(number, capfd, monkeypatch):
+    begun, closed = [], []
+
+    def endless(given):
         begun.append(1)
         if len(begun) == 2:
             send(number)
-        over.wait(0.5)
-        raise KeyboardInterrupt
+        try:
+            while True:
+                yield Call(Nothing(), None, None, 0)
+        finally:
+            closed.append(1)
 
-    jobs = [Job(str(i), 1, work) for i in range(4)]
+    monkeypatch.setattr(points, "simulating", endless)
+    given = arguments(toy.model(), fp.algorithms.local(optax.sgd(0.1)), toy.clients((2,)), rounds=1)
+    jobs = [points.Job(str(i), 1, lambda *_: given) for i in range(4)]
     with pytest.raises(ENDS[number]):
-        run_points(jobs, replicas=2)
-    assert len(begun) == 2
+        points.run_points(jobs, replicas=2)
+    assert len(begun) == len(closed) == 2
     assert "end at once. They continue from their last checkpoints." in capfd.readouterr().err

@@ -1,0 +1,106 @@
+"""Measures add fields to the row of each moment of a run, and listeners can end it."""
+
+import threading
+
+import optax
+import pytest
+import toy
+from internals import read_metrics
+from options import run_options
+
+import fedjax_peft as fp
+from fedjax_peft.simulation import rounds
+
+MODEL, CLIENTS, TEST = toy.model(), toy.clients((4, 3, 5)), toy.dataset(20, seed=3)
+
+
+def run(listeners=(), measures=(), **options):
+    given = {"rounds": 4, "test": TEST, "eval_every": 2, "batch_size": 4, "progress": False}
+    given |= {"listeners": listeners, "measures": measures}
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.1))
+    return fp.simulate(MODEL, algorithm, CLIENTS, **run_options(**{**given, **options}))
+
+
+def timeless(rows):
+    return [{name: x for name, x in row.items() if name != "time"} for row in rows]
+
+
+class Watch:
+    """A listener that is a context manager, and ends the run after a round."""
+
+    def __init__(self, last=None):
+        self.last, self.heard, self.open = last, [], None
+
+    def __enter__(self):
+        self.open = True
+
+    def __exit__(self, *error):
+        self.open = False
+
+    def __call__(self, moment):
+        assert self.open
+        known = [row["round"] for row in moment.rows]
+        self.heard.append((moment.round_index, moment.last, known, "train_loss" in moment.row))
+        return "enough" if moment.round_index == self.last else None
+
+
+def test_a_listener_hears_of_every_moment_and_ends_the_run(tmp_path):
+    watch, plain = Watch(), run()
+    assert timeless(run([watch]).metrics) == timeless(plain.metrics)
+    rows = [list(range(index)) for index in range(5)]
+    assert watch.heard == [(i, i == 4, rows[i], i > 0) for i in range(5)]
+    assert watch.open is False
+    ended = run([Watch(last=1)], out=tmp_path)
+    assert [row["round"] for row in ended.metrics] == [0, 1]
+    assert ended.metrics[-1]["stopped"] == "enough"
+    assert "test_accuracy" in ended.metrics[-1], "the last round is evaluated"
+    assert timeless(read_metrics(tmp_path / "metrics.jsonl")) == timeless(ended.metrics)
+    again = run(out=tmp_path, resume=True)
+    assert timeless(again.metrics) == timeless(plain.metrics)
+
+
+def test_a_listener_that_raises_ends_the_run_after_a_checkpoint(tmp_path):
+    def breaks(moment):
+        if moment.round_index == 3:
+            raise ValueError("no room")
+
+    with pytest.raises(ValueError, match="no room") as caught:
+        run([breaks], out=tmp_path)
+    assert caught.value.__notes__ == ["The listener breaks raised this after round 3."]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+    assert timeless(run(out=tmp_path, resume=True).metrics) == timeless(run().metrics)
+
+
+def test_a_listener_that_hangs_is_named(monkeypatch, capsys):
+    told = threading.Event()
+    monkeypatch.setattr(rounds, "PATIENCE", 0.01)
+    monkeypatch.setattr(rounds, "print", lambda *x, **_: (print(*x), told.set()), raising=False)
+
+    def slow(moment):
+        assert told.wait(30)
+
+    run([slow], rounds=1)
+    assert "the listener slow has not returned for 0.01 s" in capsys.readouterr().out
+
+
+def test_what_is_no_function_is_no_listener():
+    with pytest.raises(fp.InputError, match="A listener is a function of a moment, not 'print'"):
+        run(["print"])
+
+
+def test_a_measure_adds_fields_to_every_row(tmp_path):
+    def twice(moment):
+        return {"twice": 2 * moment.round_index, "train": moment.row.get("train_loss")}
+
+    found = run(measures=[twice], out=tmp_path).metrics
+    assert [row["twice"] for row in found] == [0, 2, 4, 6, 8]
+    assert [row["train"] for row in found] == [row.get("train_loss") for row in run().metrics]
+    assert timeless(read_metrics(tmp_path / "metrics.jsonl")) == timeless(found)
+
+
+def test_two_measures_of_one_name_are_refused():
+    def loss(moment):
+        return {"bytes_up": 1.0}
+
+    with pytest.raises(fp.InputError, match="The measure loss has the field 'bytes_up', which"):
+        run(measures=[loss])
