@@ -161,7 +161,7 @@ def test_a_directory_that_the_processes_do_not_share_is_refused(tmp_path, monkey
     with pytest.raises(
         fp.InputError, match=r"does not see the files that process 0 writes to .*--out"
     ):
-        record.Record(None, None)._join(tmp_path)
+        record.Record(None)._join(tmp_path)
 
 
 @pytest.mark.parametrize(

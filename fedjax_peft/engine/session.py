@@ -33,7 +33,7 @@ from fedjax_peft.engine.setup import Setup, place_constants
 from fedjax_peft.engine.state import RoundInfo, State
 from fedjax_peft.engine.stores.client_records import ClientRow
 from fedjax_peft.engine.stores.client_store import ClientPlace, ClientStore, StoredClients, room_for
-from fedjax_peft.engine.stores.store_files import memory_store, temporary_store
+from fedjax_peft.engine.stores.store_files import store_in
 from fedjax_peft.engine.streaming import ExamplesPlace, streaming
 from fedjax_peft.engine.work import Work, check_local_models
 from fedjax_peft.numerics import tree
@@ -102,18 +102,12 @@ class Session:
         self._evaluators: dict[tuple, tuple[Examples, Examples, Evaluator]] = {}
         self._train_with: Callable[..., Any] = self._make if on_device else streaming(self._make)
         check_shapes(self.setup, leaves[0])
-        self._store = self._store_in(computation.client_state)
+        self._store: ClientStore | None = None
+        if self.client_place != "device":
+            row = jax.eval_shape(lambda: self._start({})[1])
+            self._store = store_in(self.client_place, row, self.setup.clients)
         if self._store is not None:
             self._make, self._train_with = gathering(self._make), gathering(self._train_with)
-
-    def _store_in(self, place: ClientPlace) -> ClientStore | None:
-        """Returns the store of what the clients keep; None on the device, or if it is nothing."""
-        if place == "device":
-            return None
-        row = jax.eval_shape(lambda: self._start({})[1])
-        if not jax.tree.leaves(row):
-            return None
-        return (memory_store if place == "host" else temporary_store)(row, self.setup.clients)
 
     @property
     def personal(self) -> bool:
@@ -269,7 +263,7 @@ class Session:
         """Returns an :class:`Evaluator`; its docstring explains the arguments.
 
         With a ``cohort``, the client ids of a plan's slots, members are slots, and the evaluator
-        takes the state of :meth:`train_locally`.
+        takes the state of :meth:`training_locally`.
         """
         known, tokens = columns is self._given_columns, self._schedule.tokens
         setup = self.setup
@@ -303,16 +297,12 @@ class Session:
         rows = np.arange(examples, dtype=np.int32)
         return [(0, part) for part in np.array_split(rows, self.setup.layout.lane_devices)]
 
-    def tune(self, state: State) -> State:
+    def tuning(self, state: State) -> Calling[State]:
         """Returns the state after every client has trained as ``Algorithm.tuning`` says.
 
         Nothing is sent, and the server stays as it is. The given state is not consumed. The random
         numbers are those of the next round.
         """
-        return alone(self.tuning(state))
-
-    def tuning(self, state: State) -> Calling[State]:
-        """Does what :meth:`tune` does, in step with other work."""
         tuning, seed = self.setup.algorithm.tuning, int(state.seed)
         if tuning is None:
             raise InputError(f"The algorithm {self.setup.algorithm.name!r} tunes no models.")

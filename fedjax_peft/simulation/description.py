@@ -121,6 +121,8 @@ def _held(value: Any) -> tuple[str, Mapping[Any, Any]]:
         return call.name, own | dict(call.arguments)
     if isinstance(value, Mapping):
         return "", dict(sorted(value.items(), key=lambda item: str(item[0])))
+    if isinstance(value, type):
+        return _name(value), {} if _is_installed(value) else _of_class(value)
     if hasattr(value, "_asdict"):
         return _name(type(value)), value._asdict()
     if isinstance(value, tuple | list):
@@ -132,8 +134,6 @@ def _held(value: Any) -> tuple[str, Mapping[Any, Any]]:
     if isinstance(value, types.FunctionType):
         return _name(value), _of_function(value)
     kind, named = type(value), isinstance(getattr(value, "__name__", None), str)
-    if isinstance(value, type):
-        return _name(value), {} if _is_installed(value) else _of_class(value)
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.compare]
         return _name(kind), {name: getattr(value, name) for name in names}

@@ -6,12 +6,24 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from fedjax_peft.engine.stores.client_records import ClientRow, FileMedium, MemoryMedium, Packing
 from fedjax_peft.engine.stores.client_store import ClientStore
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
+
+
+def store_in(place: str, row: ClientRow, clients: int) -> ClientStore | None:
+    """Returns the store of what clients keep, on the ``host`` or the ``disk``; None of nothing.
+
+    Args:
+      row: the shapes of what one client keeps.
+    """
+    if not jax.tree.leaves(row):
+        return None
+    return (memory_store if place == "host" else temporary_store)(row, clients)
 
 
 def memory_store(row: ClientRow, clients: int) -> ClientStore:
