@@ -6,6 +6,7 @@ with its data and with a caption that says what is shown.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_peft.report import drawing
@@ -86,16 +87,19 @@ class ClientScores(NamedTuple):
 
 def client_scores(runs: drawing.Runs) -> ClientScores | None:
     """Returns the scores of the clients in the last evaluation; None without any."""
-    from pandas import DataFrame, isna
-
     metric, data = _last_tests(runs)
     if not data:
         return None
+    found: dict[int, dict[str, list[float]]] = {}
+    for row in data:
+        found.setdefault(row["client"], {}).setdefault(row["name"], []).append(row[metric])
     text, names = score_text(is_share(metric), ""), _common_names(runs)
-    means = DataFrame(data).pivot_table(metric, "client", "name").reindex(columns=[*runs])
     rows = [
-        (_name(client, names, client), [MISSING if isna(x) else text(x) for x in row])
-        for client, row in zip(means.index.tolist(), means.to_numpy(), strict=True)
+        (
+            _name(client, names, client),
+            [text(fmean(one[name])) if name in one else MISSING for name in runs],
+        )
+        for client, one in sorted(found.items())
     ]
     title = f"{capital(word(metric))}{' (%)' if is_share(metric) else ''}"
     return ClientScores(title, rows[:MOST_ROWS], max(0, len(rows) - MOST_ROWS))
@@ -224,12 +228,15 @@ def _draw_local(
     """Returns curves of local models; clients of one name in ``lines`` are drawn together."""
     from pandas import DataFrame
 
+    field = f"local_{metric}"
     labels = [*dict.fromkeys(lines.values())] if len(lines) > MOST_CLIENTS else [*lines.values()]
     scale, unit = (100, " (%)") if is_share(metric) else (1, "")
-    frames = DataFrame(data).groupby("name", sort=False)
-    fig, axes = drawing.panels(len(frames), height=2.7, legend=len(labels) + 1, sharey=True)
-    for ax, (name, frame) in zip(axes, frames, strict=True):
-        scores = scale * frame.pivot(index="round", columns="client", values=f"local_{metric}")
+    names = [*dict.fromkeys(row["name"] for row in data)]
+    fig, axes = drawing.panels(len(names), height=2.7, legend=len(labels) + 1, sharey=True)
+    for ax, name in zip(axes, names, strict=True):
+        own = [[row[k] for k in ("round", "client", field)] for row in data if row["name"] == name]
+        frame = DataFrame(own, columns=["round", "client", field])
+        scores = scale * frame.pivot_table(field, "round", "client")
         if len(lines) > MOST_CLIENTS:
             mean, deviation = (
                 rolling([*x], smooth) for x in (scores.mean(axis=1), scores.std(axis=1, ddof=0))

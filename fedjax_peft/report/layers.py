@@ -13,6 +13,7 @@ from fedjax_peft.report import drawing, plots
 from fedjax_peft.report.figure_files import bands, styles
 from fedjax_peft.report.wording import shorten
 from fedjax_peft.simulation.rows import number
+from fedjax_peft.support.display import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,22 +98,22 @@ def heat_map(runs: drawing.Runs, kind: str) -> drawing.Detail | None:
     """
     from pandas import DataFrame
 
-    values = [
-        {"name": name, "layer": layer, "round": row["round"], kind: float(x)}
-        for name, by_seed in runs.items()
-        for rows in by_seed.values()
-        for row in rows
-        if isinstance(row.get("layers"), Mapping)
-        for layer, x in (row["layers"].get(kind) or {}).items()
-        if isinstance(x, int | float)
-    ]
-    if not values:
+    maps = {}
+    for name, by_seed in runs.items():
+        values = [
+            (one_line(layer), row["round"], float(x))
+            for rows in by_seed.values()
+            for row in rows
+            if isinstance(row.get("layers"), Mapping)
+            for layer, x in (row["layers"].get(kind) or {}).items()
+            if isinstance(x, int | float) and math.isfinite(x)
+        ]
+        if values:
+            frame = DataFrame(values, columns=["layer", "round", "x"])
+            found = frame.pivot_table("x", "layer", "round")
+            maps[name] = found.loc[sorted(found.index, key=_natural)]
+    if not maps:
         return None
-    maps = {
-        str(name): frame.pivot_table(kind, "layer", "round").loc[layers]
-        for name, frame in DataFrame(values).groupby("name", sort=False)
-        if (layers := sorted(set(frame["layer"]), key=_natural))
-    }
     name, meaning = HEAT_MAPS[kind]
     data = [
         {"name": method, "layer": layer, "round": r, kind: x}

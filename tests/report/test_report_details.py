@@ -1,6 +1,7 @@
 """Figures of clients, layers, spectra and local models show the recorded values."""
 
 import csv
+import math
 import re
 from pathlib import Path
 
@@ -113,6 +114,15 @@ def test_heat_maps_of_very_different_values_are_logarithmic(error):
     constant = heat_map({"a": {0: rows(error=error)}}, "aggregation_error")
     assert "logarithmic" not in constant.caption
     for one in (found, constant):
+        assert render(one.figure, "svg").startswith(b"<?xml")
+
+
+def test_names_and_values_that_no_program_writes_are_drawn():
+    """A file that somebody has damaged can have them."""
+    found = rows(clients=2)
+    found[1]["clients"] = [1, 1]
+    found[2]["layers"]["aggregation_error"] = {"\ud800": 1.0, "b": math.nan, "c": math.inf}
+    for one in details({"<b>": {0: found}}):
         assert render(one.figure, "svg").startswith(b"<?xml")
 
 
