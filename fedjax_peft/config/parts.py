@@ -1,7 +1,6 @@
 """Parts that the runs of a sweep share: data sets, models, functions of the run-time values."""
 
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,7 +21,6 @@ class Parts:
     def __init__(self, most: int = 4) -> None:
         self._most = most
         self._made: dict[str, OrderedDict[str, Any]] = {}
-        self._lock = threading.RLock()
 
     def get(self, kind: str, description: Any, make: Callable[[], Part]) -> Part:
         """Returns the part of this description, which is made if it is not known.
@@ -32,15 +30,14 @@ class Parts:
           description: everything that the part depends on, as values of a config.
         """
         key = fingerprint(description)
-        with self._lock:  # runs side by side are threads
-            known = self._made.setdefault(kind, OrderedDict())
-            if key in known:
-                known.move_to_end(key)
-            else:
-                while len(known) >= self._most:  # two large models may not fit
-                    known.popitem(last=False)
-                known[key] = make()
-            part = known[key]
+        known = self._made.setdefault(kind, OrderedDict())
+        if key in known:
+            known.move_to_end(key)
+        else:
+            while len(known) >= self._most:  # two large models may not fit
+                known.popitem(last=False)
+            known[key] = make()
+        part: Part = known[key]
         return part
 
 

@@ -184,9 +184,17 @@ def lora(
       InputError: an impossible option here; a target, pattern, part or layer that matches nothing,
         or a rank above a matrix's side, when it is attached.
     """
-    given = {**locals()}
-    del given["loftq_iterations"], given["layers"]
-    options = low_rank_options(**given)
+    options = low_rank_options(
+        rank,
+        alpha=alpha,
+        targets=targets,
+        init=init,
+        dropout=dropout,
+        rslora=rslora,
+        rank_pattern=rank_pattern,
+        alpha_pattern=alpha_pattern,
+        parts=parts,
+    )
     if init == "loftq":
         options["loftq_iterations"] = loftq_iterations
     if layers is not None:

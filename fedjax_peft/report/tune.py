@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -182,7 +181,6 @@ class _Search:
         self._held: list[tuple[Any, str]] = []
         """The trials that have failed, and the names of their points."""
         self._pruned: set[str] = set()
-        self._lock = threading.RLock()  # points side by side are threads
         self.asked = 0
         """The trials so far, without those that an earlier call has left."""
         for trial in study.get_trials(deepcopy=False):
@@ -282,14 +280,13 @@ class _Search:
 
         def stop(rows: Sequence[Row]) -> str | None:
             found = {row["round"]: number(row, self._choose_by) for row in rows if row["round"]}
-            with self._lock:
-                for index, value in found.items():
-                    if value is not None and index not in reported:
-                        trial.report(value, index)
-                        reported.add(index)
-                if found.get(rows[-1]["round"]) is None or not trial.should_prune():
-                    return None
-                self._pruned.add(name)
+            for index, value in found.items():
+                if value is not None and index not in reported:
+                    trial.report(value, index)
+                    reported.add(index)
+            if found.get(rows[-1]["round"]) is None or not trial.should_prune():
+                return None
+            self._pruned.add(name)
             return pruned(trial.number)
 
         return stop
@@ -303,10 +300,9 @@ class _Search:
         elif name in self._pruned:
             state = self._states.PRUNED
         values = done.value if state == self._states.COMPLETE else None
-        with self._lock:
-            self._told[name] = {"state": state, "values": values}
-            for trial in self._open.pop(name):
-                self._tell(trial, name)
+        self._told[name] = {"state": state, "values": values}
+        for trial in self._open.pop(name):
+            self._tell(trial, name)
 
     @property
     def finished(self) -> dict[str, dict[str, Any]]:

@@ -177,11 +177,17 @@ class TimeModel(NamedTuple):
         Raises:
           InputError: the preset or device does not exist, or a rate cannot be read.
         """
-        arguments = locals()
-        given = {name: x for name in cls._fields if (x := arguments.get(name)) is not None}
-        for name in ("bandwidth_up", "bandwidth_down", "server_bandwidth"):
-            if isinstance(given.get(name), str):
-                given[name] = _rate(name, given[name])
+        rates = {"bandwidth_up": bandwidth_up, "bandwidth_down": bandwidth_down}
+        rates |= {"server_bandwidth": server_bandwidth}
+        own: dict[str, Any] = {
+            "seconds_per_step": seconds_per_step,
+            "latency": latency,
+            "spread": spread,
+        }
+        own |= {"topology": topology, "preload": preload, "svd_seconds": svd_seconds}
+        own |= {"transfers": transfers}
+        own |= {name: _rate(name, x) if isinstance(x, str) else x for name, x in rates.items()}
+        given: dict[str, Any] = {name: x for name, x in own.items() if x is not None}
         check_known("time model", preset, _PRESETS)
         if device is not None:
             check_known("device", device, DEVICES)
