@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from internals import assets
+from refusals import refused
 
 import fedjax_peft as fp
 
@@ -74,8 +75,7 @@ def test_cache_dir_follows_the_environment(monkeypatch):
     assert assets.cache_dir() == Path.home() / ".cache" / "fedjax_peft"
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("os.getuid", lambda: 2**30)  # as in a container of another user
-    with pytest.raises(fp.InputError, match="set FEDJAX_PEFT_CACHE to a folder"):
-        assets.cache_dir()
+    refused("set FEDJAX_PEFT_CACHE to a folder", assets.cache_dir)
 
 
 def test_fetch_takes_the_wanted_files_once(asset, pip):
@@ -127,8 +127,7 @@ def test_a_pip_of_the_working_directory_is_not_run(asset, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     (tmp_path / "pip.py").write_text("open('was-run', 'w')")
-    with pytest.raises(fp.InputError, match="pip could not download"):
-        assets.fetch("toy")
+    refused("pip could not download", assets.fetch, "toy")
     assert not (tmp_path / "was-run").exists()
 
 
@@ -140,8 +139,7 @@ def test_members_cannot_leave_the_folder(asset, pip):
 
 def test_wrong_checksum_removes_the_download(asset, pip, monkeypatch):
     monkeypatch.setitem(assets.ASSETS, "toy", asset._replace(sha256="0" * 64))
-    with pytest.raises(fp.InputError, match=r"SHA-256 .*was removed"):
-        assets.fetch("toy")
+    refused(r"SHA-256 .*was removed", assets.fetch, "toy")
     assert not assets.is_cached("toy")
     assert left_over() == []
 
@@ -181,14 +179,12 @@ def test_a_rename_that_fails_otherwise_is_an_error(asset, pip, monkeypatch):
 
 def test_no_files_wanted_is_an_error(asset, pip, monkeypatch):
     monkeypatch.setitem(assets.ASSETS, "toy", asset._replace(members="pack/nothing/*"))
-    with pytest.raises(fp.InputError, match="has no files pack/nothing"):
-        assets.fetch("toy")
+    refused("has no files pack/nothing", assets.fetch, "toy")
 
 
 def test_unknown_name_offers_the_nearest():
     for function in (assets.fetch, assets.is_cached):
-        with pytest.raises(fp.InputError, match=r"'minilm'.*'minilm-l6'"):
-            function("minilm")
+        refused(r"'minilm'.*'minilm-l6'", function, "minilm")
 
 
 @pytest.mark.parametrize(

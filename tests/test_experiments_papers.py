@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from closeness import approx
 from internals import read_printed
+from refusals import refused
 
 import fedjax_peft as fp
 
@@ -140,8 +141,7 @@ def test_fedadapters_ratios_and_traffic_follow_from_its_numbers():
 def test_damaged_files_are_refused(tmp_path, text, message):
     path = tmp_path / "paper.csv"
     path.write_text(text.replace("HEAD", "table,row,column,mean,deviation,note"))
-    with pytest.raises(fp.InputError, match=message):
-        read_printed(path)
+    refused(message, read_printed, path)
 
 
 def test_cells_that_the_paper_does_not_have(tmp_path):

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from closeness import approx
 from made_runs import read_table
+from refusals import refused
 from scipy import stats
 
 import fedjax_peft as fp
@@ -250,10 +251,8 @@ def test_a_loss_waits_for_both_ends(tmp_path):
 
 
 def test_several_rates_of_a_setting_are_refused(tmp_path):
-    with pytest.raises(fp.InputError, match="several rates"):
-        made(tmp_path, 1, CLEAR, rate="test_accuracy")
+    refused("several rates", made, tmp_path, 1, CLEAR, rate="test_accuracy")
 
 
 def test_runs_that_are_not_complete_are_refused(tmp_path):
-    with pytest.raises(fp.InputError, match="does not have the seeds of 'one'"):
-        made(tmp_path, 1, CLEAR, seeds=[0, 1, 7])
+    refused("does not have the seeds of 'one'", made, tmp_path, 1, CLEAR, seeds=[0, 1, 7])

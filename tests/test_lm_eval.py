@@ -12,6 +12,7 @@ import pytest
 import torch
 from closeness import approx
 from internals import lm_eval
+from refusals import refused
 from torch_reference import log_likelihood
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -129,8 +130,6 @@ def test_chat_templates_are_the_tokenizer_s(lm):
 
 
 def test_what_is_missing_is_named(monkeypatch):
-    with pytest.raises(fp.InputError, match="has no tokenizer"):
-        lm_eval.of_model(fp.testing.tiny_model())
+    refused("has no tokenizer", lm_eval.of_model, fp.testing.tiny_model())
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
-    with pytest.raises(fp.InputError, match="pip install 'lm-eval"):
-        lm_eval.of_model(fp.testing.tiny_model())
+    refused("pip install 'lm-eval", lm_eval.of_model, fp.testing.tiny_model())

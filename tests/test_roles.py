@@ -2,6 +2,7 @@
 
 import pytest
 from internals import assign_roles, dual_roles, head_roles
+from refusals import refused
 
 import fedjax_peft as fp
 
@@ -31,14 +32,12 @@ def test_roles_must_cover_every_leaf():
 
 def test_errors_name_a_role_rule_without_a_match():
     roles = fp.contracts.Roles(shared=("^adapter:", "^head:"), private=("head:head.bios",))
-    with pytest.raises(fp.InputError, match=r"private rule 'head:head\.bios' .*'head:head\.bias'"):
-        assign_roles(KINDS, roles)
+    refused(r"private rule 'head:head\.bios' .*'head:head\.bias'", assign_roles, KINDS, roles)
 
 
 def test_roles_that_contradict_each_other_are_named():
     roles = fp.contracts.Roles(shared=("^adapter:", "^head:"), private=("^head:",))
-    with pytest.raises(fp.InputError, match=r"shared rule '\^head:' contradicts the private rule"):
-        assign_roles(KINDS, roles)
+    refused(r"shared rule '\^head:' contradicts the private rule", assign_roles, KINDS, roles)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from closeness import ROUNDOFF, assert_close
+from refusals import refused
 
 import fedjax_peft as fp
 
@@ -134,5 +135,4 @@ def test_a_scheduled_optimizer_says_that_it_needs_the_round():
     ],
 )
 def test_bad_input_is_named(make, message):
-    with pytest.raises(fp.InputError, match=message):
-        make()
+    refused(message, make)

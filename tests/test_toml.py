@@ -6,8 +6,7 @@ import tomllib
 
 import pytest
 from internals import read_config, toml
-
-import fedjax_peft as fp
+from refusals import refused
 
 
 def test_files_are_read_as_utf8(tmp_path):
@@ -34,8 +33,7 @@ def test_errors_of_files_give_the_reason(tmp_path, content, reason):
     file.write_bytes(content)
     with pytest.raises(ValueError, match=reason):
         toml.read_toml(file)
-    with pytest.raises(fp.InputError, match=rf"config.toml is not valid TOML: .*{reason}"):
-        read_config(tmp_path)
+    refused(rf"config.toml is not valid TOML: .*{reason}", read_config, tmp_path)
 
 
 def test_values_of_a_command_line():

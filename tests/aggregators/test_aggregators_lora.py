@@ -8,6 +8,7 @@ from combining import aggregate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import dense, empty
+from refusals import refused
 from test_aggregators import HEAD, SCALE, A, B, context, exact_average, share
 
 import fedjax_peft as fp
@@ -176,8 +177,7 @@ def test_hetlora_averages_zero_products_by_size():
 def test_both_factors_must_be_shared(name):
     template = context(SHAPES[0], 0)[2]
     for names in [(HEAD,), (HEAD, A), (HEAD, B)]:
-        with pytest.raises(fp.InputError, match=f"{name}.*Use 'mean'"):
-            empty(BY_NAME[name], {n: template[n] for n in names}, {}, 3)
+        refused(f"{name}.*Use 'mean'", empty, BY_NAME[name], {n: template[n] for n in names}, {}, 3)
 
 
 @pytest.mark.parametrize("make", [fp.aggregators.fra, fp.aggregators.flexlora])

@@ -4,6 +4,7 @@ import optax
 import pytest
 import toy
 import toy_cores
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms as a
@@ -32,8 +33,7 @@ TOGETHER = [
     ("make", "options", "message"), TOGETHER, ids=lambda x: getattr(x, "__name__", "")
 )
 def test_options_that_do_not_fit_together_are_refused(make, options, message):
-    with pytest.raises(fp.InputError, match=message):
-        make(SGD, **options)
+    refused(message, make, SGD, **options)
 
 
 LORA, DUAL, SUM = toy.KINDS, toy.dual_model().kinds, toy.sum_model().kinds

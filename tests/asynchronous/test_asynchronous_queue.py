@@ -4,9 +4,9 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.asynchronous import queue as events
@@ -145,12 +145,10 @@ def test_a_run_that_cannot_go_on_says_so():
 
     gone = queue([2.0, 2.0], buffer_size=2, availability=fp.contracts.Availability("gone", never))
     assert told(gone(2))[0] == 4.0
-    with pytest.raises(fp.InputError, match=r"comes to an end after 2 aggregations"):
-        gone(3)
+    refused(r"comes to an end after 2 aggregations", gone, 3)
 
     def flickers(seed, clients, time):
         return np.ones(len(clients), bool), np.full(len(clients), time + 1.0)
 
     lost = queue([2.0], availability=fp.contracts.Availability("flickers", flickers))
-    with pytest.raises(fp.InputError, match="were all lost or too stale"):
-        lost(1)
+    refused("were all lost or too stale", lost, 1)

@@ -7,6 +7,7 @@ import toy
 from closeness import approx, roughly
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.availability import draws
@@ -163,8 +164,7 @@ def test_trace_by_hand(lines):
 def test_hostile_traces_are_refused(tmp_path, text, match):
     path = tmp_path / "trace.csv"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(fp.InputError, match=match):
-        fp.availability.trace(str(path))
+    refused(match, fp.availability.trace, str(path))
 
 
 def test_wrong_arguments_are_refused(tmp_path, lines):
@@ -172,8 +172,7 @@ def test_wrong_arguments_are_refused(tmp_path, lines):
         (lambda: fp.availability.trace(str(tmp_path / "absent.csv")), "cannot be read"),
         (lambda: fp.availability.trace(lines, period=100.0), "before the end"),
     ]:
-        with pytest.raises(fp.InputError, match=match):
-            make()
+        refused(match, make)
 
 
 def test_uniforms_are_uniform_and_depend_on_every_index():
@@ -249,15 +248,13 @@ def test_every_sampling_draws_from_the_available_clients(sampling):
 def test_what_does_not_fit_is_refused(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("client,start,end\n0,0,5\n")
-    with pytest.raises(fp.InputError, match="no round can begin"):
-        simulated(fp.availability.trace(str(path)), rounds=9)
+    refused("no round can begin", simulated, fp.availability.trace(str(path)), rounds=9)
     privacy = fp.privacy.central(clip=1.0, noise_multiplier=1.0)
     with pytest.raises(fp.InputError, match="availability decides who can be drawn"):
         simulated(fp.availability.markov(), privacy=privacy, sampling="poisson")
     with pytest.raises(fp.InputError, match="not 'measured'"):
         simulated(fp.availability.markov(), time_model=fp.TimeModel("measured"))
-    with pytest.raises(fp.InputError, match=r"is not an fp\.contracts\.Availability"):
-        simulated("diurnal")
+    refused(r"is not an fp\.contracts\.Availability", simulated, "diurnal")
 
 
 def test_bits_are_mixed_as_in_splitmix64():

@@ -14,6 +14,7 @@ import torch
 from closeness import EXACT, approx, assert_close
 from internals import cli, export, load_clients, load_trained, predict, run_of, seen_clients
 from peft import PeftModel
+from refusals import refused
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 from tiny_project import fails, rows
@@ -301,8 +302,7 @@ def test_predictions_of_a_table_of_any_format(finished, texts, tmp_path, capsys)
     np.testing.assert_array_equal(run.predict(frame[["text"]].to_dict("records")), expected)
     one, other = (fp.embed(run.trained, x, max_length=12) for x in (frame, rows))
     np.testing.assert_array_equal(one, other)
-    with pytest.raises(fp.InputError, match="one text, 'a text': give a list"):
-        run.predict("a text")
+    refused("one text, 'a text': give a list", run.predict, "a text")
 
 
 def test_a_merged_model_in_bfloat16(finished, tmp_path, capsys):
@@ -397,19 +397,15 @@ def test_in_python(tmp_path):
         out = run.export(tmp_path / str(client), client=client)
         stored = load_file(out / "adapter_model.safetensors")["base_model.model.classifier.weight"]
         np.testing.assert_array_equal(stored, model.trainable["classifier.kernel"].T + client)
-    with pytest.raises(fp.InputError, match="no client 3"):
-        run.export(tmp_path / "x", client=3)
-    with pytest.raises(fp.InputError, match=r"are private to the clients.*client=0 to client=2"):
-        run.export(tmp_path / "x")
+    refused("no client 3", run.export, tmp_path / "x", client=3)
+    refused(r"are private to the clients.*client=0 to client=2", run.export, tmp_path / "x")
     with pytest.warns(UserWarning, match="Client 1 never trained"):
         run.export(tmp_path / "1", client=1)
     run = fp.Run(
         model, algorithms.fedavg(optax.adamw(1e-2)), model.trainable, {}, model.trainable, []
     )
-    with pytest.raises(fp.InputError, match="nothing private"):
-        run.export(tmp_path / "x", client=0)
-    with pytest.raises(fp.InputError, match="'pfet' is unknown"):
-        run.export(tmp_path / "x", format="pfet")
+    refused("nothing private", run.export, tmp_path / "x", client=0)
+    refused("'pfet' is unknown", run.export, tmp_path / "x", format="pfet")
     assert run.export(tmp_path / "x", format="merged").joinpath("model.safetensors").exists()
 
 
@@ -422,8 +418,7 @@ def test_predictions_in_python_are_of_the_run_s_own_length_and_client(alone):
     expected = predict(run.trained, run.client_params(min(seen)), long, max_length=12)
     assert_close(got, expected, **EXACT)
     assert run.max_length == 12
-    with pytest.raises(fp.InputError, match="are private to the clients"):
-        run.predict(long)
+    refused("are private to the clients", run.predict, long)
     never = min({*range(6)} - seen)
     with pytest.warns(UserWarning, match=f"Client {never} never trained"):
         other = run.predict(long, client=never)

@@ -15,11 +15,11 @@ from internals import cli, describe, load_run
 from internals import config as configs
 from markdown_it import MarkdownIt
 from peft import PeftModel
+from refusals import refused
 from tiny_project import fails
 from transformers import AutoModelForSequenceClassification
 
 import fedjax_peft as fp
-from fedjax_peft import InputError
 from fedjax_peft.report import hub
 
 pytestmark = pytest.mark.slow
@@ -193,8 +193,7 @@ def test_runs_without_a_directory_have_a_card_too(loaded, tmp_path):
 
 
 def test_bad_requests_are_refused(run, loaded, tmp_path, capsys):
-    with pytest.raises(InputError, match="Name a repository as USER/NAME"):
-        loaded.push_to_hub("me/my adapter")
+    refused("Name a repository as USER/NAME", loaded.push_to_hub, "me/my adapter")
     error = fails(
         capsys, "export", str(run), "--format", "hub", "--clients", "all", "--out", str(tmp_path)
     )

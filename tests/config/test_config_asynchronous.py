@@ -2,9 +2,9 @@
 
 import pytest
 from internals import config as configs
+from refusals import refused
 from small_config import small
 
-import fedjax_peft as fp
 from fedjax_peft import testing
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
@@ -38,15 +38,11 @@ def test_tables_name_the_server_and_the_availability(resolved, tmp_path):
     assert [len(row["clients"]) for row in rows[1:]] == [2, 2, 2]
     assert all("staleness_mean" in row for row in rows[1:])
     other = resolved(asynchronous={"name": "fedbuff", "buffer_size": 3})
-    with pytest.raises(fp.InputError, match="another config"):
-        configs.run(other, out=tmp_path / "run", resume=True)
+    refused("another config", configs.run, other, out=tmp_path / "run", resume=True)
 
 
 def test_unknown_names_and_keys_are_refused(resolved):
     message = r"no asynchronous server 'fedbuf'\. Did you mean 'fedbuff'"
-    with pytest.raises(fp.InputError, match=message):
-        resolved(asynchronous="fedbuf")
-    with pytest.raises(fp.InputError, match="buffer_size"):
-        resolved(asynchronous={"name": "fedbuff", "buffer": 3})
-    with pytest.raises(fp.InputError, match="path"):
-        resolved(availability="trace")
+    refused(message, resolved, asynchronous="fedbuf")
+    refused("buffer_size", resolved, asynchronous={"name": "fedbuff", "buffer": 3})
+    refused("path", resolved, availability="trace")

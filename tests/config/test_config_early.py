@@ -6,6 +6,7 @@ import json
 import pytest
 from internals import config as configs
 from internals import encoder_of, hub, sources
+from refusals import refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -96,8 +97,7 @@ def test_a_first_row_may_lack_a_column_that_is_renamed(tmp_path):
 )
 def test_model_and_algorithm(folder, override, complaint):
     """A target, a rank and an algorithm are known from the config and the model's shapes."""
-    with pytest.raises(fp.InputError, match=complaint):
-        early.check([resolved(folder, override)])
+    refused(complaint, early.check, [resolved(folder, override)])
 
 
 @pytest.mark.parametrize("name", tasks.__all__)
@@ -109,5 +109,4 @@ def test_every_encoder_reads_a_header(tmp_path, name):
     if name in ("question_answering", "instruction_tuning"):  # they read several forms
         return
     (tmp_path / "x.csv").write_text("one,two")
-    with pytest.raises(fp.InputError, match="no column"):
-        sources.check_header(str(tmp_path / "x.csv"), task=task)
+    refused("no column", sources.check_header, str(tmp_path / "x.csv"), task=task)

@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 from internals import config as configs
+from refusals import refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -66,8 +67,7 @@ def test_rows_whose_roles_do_not_alternate_by_a_key(files):
     text = "".join(f"{json.dumps({'messages': row, 'category': 'x'})}\n" for row in rows)
     (files / "uneven.jsonl").write_text(text)
     data = {"name": str(files / "uneven.jsonl"), "max_length": 60}
-    with pytest.raises(fp.InputError, match="Row 21 of"):
-        configs.load_data(configs.resolve(config(files, data)))
+    refused("Row 21 of", configs.load_data, configs.resolve(config(files, data)))
     for turns, left in (("skip", 20), ("join", 21)):
         resolved = configs.resolve(config(files, data | {"turns": turns}))
         with pytest.warns(UserWarning, match="1 of 21 conversations"):
@@ -93,8 +93,5 @@ def test_labelled_data_become_requests(files):
 def test_other_tasks_cannot_have_instructions(files):
     data = {"name": "sst2", "source": "tiny", "instructions": True}
     wrong = configs.resolve(config(files, data, task="next_token"))
-    with pytest.raises(
-        fp.InputError, match="is for instruction_tuning, and the task is 'next_token'"
-    ):
-        configs.load_data(wrong)
+    refused("is for instruction_tuning, and the task is 'next_token'", configs.load_data, wrong)
     assert tasks.for_head("causal_lm").name == "next_token"

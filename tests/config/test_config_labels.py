@@ -3,6 +3,7 @@
 import pytest
 from internals import config as configs
 from internals import sweeps
+from refusals import refused
 from small_config import small
 
 from fedjax_peft import InputError
@@ -40,26 +41,20 @@ def names(*overrides, only=(), raw=RAW):
 )
 def test_overrides_that_make_methods_alike_are_refused(overrides, alike):
     who, first = ", ".join(map(repr, alike)), overrides[0][:4]
-    with pytest.raises(InputError, match=f"^{who} would be the same run .* after {first}"):
-        names(*overrides, only=alike)
-    with pytest.raises(InputError, match="would be the same run under"):
-        sweeps.plan(RAW, [*overrides, "seed=0,1"])
+    refused(f"^{who} would be the same run .* after {first}", names, *overrides, only=alike)
+    refused("would be the same run under", sweeps.plan, RAW, [*overrides, "seed=0,1"])
 
 
 def test_methods_and_points_that_are_alike_without_an_override_are_refused():
     twins = small(methods={"one": {"rounds": 1}, "other": {}})
-    with pytest.raises(InputError, match=r"^'one', 'other' would be the same run .* apart\."):
-        names(raw=twins)
-    with pytest.raises(InputError, match="'name=a', 'name=b' would be the same run"):
-        sweeps.plan(small(), ["name=a,b"])
+    refused(r"^'one', 'other' would be the same run .* apart\.", names, raw=twins)
+    refused("'name=a', 'name=b' would be the same run", sweeps.plan, small(), ["name=a,b"])
     grids = {n: {"sweep": {"grid": {"rounds": [1, r]}}} for n, r in (("a", 2), ("b", 3))}
-    with pytest.raises(InputError, match="'a/rounds=1', 'b/rounds=1' would be the same run"):
-        sweeps.plan(small(methods=grids))
+    refused("'a/rounds=1', 'b/rounds=1' would be the same run", sweeps.plan, small(methods=grids))
 
 
 def test_methods_of_one_name_are_refused():
-    with pytest.raises(InputError, match=r"'prox', 'strong', .* would all be called 'x'"):
-        names("name=x")
+    refused(r"'prox', 'strong', .* would all be called 'x'", names, "name=x")
     with pytest.raises(InputError, match=r"'prox', 'strong', .* would all be called 'x'"):
         sweeps.plan(RAW, ["name=x", "seed=0,1"])
     assert names("name=x", only=["prox"]) == ["x"]

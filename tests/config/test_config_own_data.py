@@ -6,6 +6,7 @@ import csv
 import numpy as np
 import pytest
 from internals import config, save_checkpoint, sweeps
+from refusals import refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -60,12 +61,10 @@ def test_one_file(load, tmp_path):
 def test_a_training_split_alone(load, tmp_path):
     """A training split without a test split needs ``test_share``, which the error says."""
     write_csv(tmp_path / "train.csv")
-    with pytest.raises(fp.InputError, match=r"split 'test'.*test_share = 0\.2"):
-        load(tmp_path)
+    refused(r"split 'test'.*test_share = 0\.2", load, tmp_path)
     assert len(load(tmp_path, test_share=0.1)["test"]) == 4
     write_csv(tmp_path / "test.csv")
-    with pytest.raises(fp.InputError, match=r"has one: .*test\.csv.*Leave test_share out"):
-        load(tmp_path, test_share=0.1)
+    refused(r"has one: .*test\.csv.*Leave test_share out", load, tmp_path, test_share=0.1)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +82,7 @@ def test_tables_that_cannot_be_read(load, tmp_path, name, options, complaint):
     """The error names the nearest column, or says how to map another one."""
     write_csv(tmp_path / "x.csv")
     (tmp_path / "x.xlsx").touch()
-    with pytest.raises(fp.InputError, match=complaint):
-        load(tmp_path / name, **options)
+    refused(complaint, load, tmp_path / name, **options)
 
 
 CONFIG = """

@@ -8,6 +8,7 @@ import toy
 from closeness import assert_close
 from internals import config as configs
 from internals import explicit, running, sweeps
+from refusals import refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -130,5 +131,4 @@ def test_own_functions_follow_a_schedule_without_a_word(tmp_path):
     ],
 )
 def test_bad_tables_are_named(changes, message):
-    with pytest.raises(fp.InputError, match=message):
-        made(**changes)
+    refused(message, made, **changes)

@@ -5,6 +5,7 @@ import pytest
 from closeness import assert_close
 from internals import config as configs
 from internals import gradient_start, running
+from refusals import refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -68,8 +69,7 @@ def test_a_run_without_it_warns(base):
 
 def test_a_start_that_cannot_be_taken_is_refused(base):
     private = {"name": "central", "clip": 1.0, "noise_multiplier": 1.0}
-    with pytest.raises(fp.InputError, match="without noise"):
-        configs.run(with_start(base, privacy=private))
+    refused("without noise", configs.run, with_start(base, privacy=private))
     with pytest.raises(fp.InputError, match=r"Unknown config key \[peft\] 'gradient_start'"):
         configs.resolve({**base, "peft": {"name": "lora", "gradient_start": 0.1}})
 

@@ -5,6 +5,7 @@ import weakref
 import pytest
 from internals import Parts, running, sweeps
 from internals import config as configs
+from refusals import refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -51,8 +52,7 @@ def test_an_override_can_have_several_values(text, expected):
 
 @pytest.mark.parametrize("text", ["seed=4..0", "seed=0..999999"])
 def test_a_range_goes_up_and_is_not_too_long(text):
-    with pytest.raises(fp.InputError, match="must go up"):
-        sweeps.axis(text)
+    refused("must go up", sweeps.axis, text)
 
 
 def test_every_combination_is_a_point_and_seeds_change_least_often():
@@ -166,13 +166,11 @@ def test_attacks_with_a_seed_of_their_own_are_equal_functions_for_every_seed(own
     ],
 )
 def test_bad_sweeps_are_refused_before_anything_runs(sweep, overrides, message):
-    with pytest.raises(fp.InputError, match=message):
-        sweeps.plan(raw(sweep), overrides)
+    refused(message, sweeps.plan, raw(sweep), overrides)
 
 
 def test_an_unknown_method_is_named():
-    with pytest.raises(fp.InputError, match=r"no \[methods.fedl\]"):
-        sweeps.plan(raw(methods=METHODS), ["seed=0..1"], only=["fedl"])
+    refused(r"no \[methods.fedl\]", sweeps.plan, raw(methods=METHODS), ["seed=0..1"], only=["fedl"])
     for text in ("methods.fedpox.seed=0..1", "methods.fedpox.rounds=3"):
         with pytest.raises(fp.InputError, match=r"not have\. Did you mean 'fedprox'\?"):
             sweeps.plan(raw(methods=METHODS), ["seed=0..1", text])

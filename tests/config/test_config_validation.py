@@ -3,6 +3,7 @@
 import pytest
 from internals import DATASETS, explicit, read_config
 from internals import config as configs
+from refusals import refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -144,8 +145,7 @@ def test_a_run_of_six_tasks(resolved):
 )
 def test_settings_that_cannot_be_are_refused(resolved, keys, partition, message):
     more = {"partition": partition} if partition else {}
-    with pytest.raises(fp.InputError, match=message):
-        configs.federation(resolved({"name": "sst2"}, keys, **more))
+    refused(message, configs.federation, resolved({"name": "sst2"}, keys, **more))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import datasets
 import numpy as np
 import pytest
 import tiny_tokenizers
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.partition import from_flwr
@@ -56,8 +57,7 @@ def test_tables_in_memory_are_clients():
     assert found.data.label_names == same.data.label_names == ("0", "1", "x")
     for name, column in same.data.columns.items():
         np.testing.assert_array_equal(found.data.columns[name], column)
-    with pytest.raises(fp.InputError, match=r"client '0' needs .* not a dict"):
-        load(pairs["a"].to_list())
+    refused(r"client '0' needs .* not a dict", load, pairs["a"].to_list())
 
 
 def upper(rows):
@@ -108,8 +108,7 @@ def test_conversations_of_clients_whose_roles_do_not_alternate():
     tokenizer = tiny_tokenizers.gpt2()
     rows = {"a": [[ask, say], [ask, ask, say]], "b": [[ask, say]]}
     data = {k: datasets.Dataset.from_dict({"messages": x}) for k, x in rows.items()}
-    with pytest.raises(fp.InputError, match="Row 2 of the data set of client 'a'"):
-        fp.load_clients(data, tokenizer=tokenizer)
+    refused("Row 2 of the data set of client 'a'", fp.load_clients, data, tokenizer=tokenizer)
     for turns, sizes in (("skip", [1, 1]), ("join", [2, 1])):
         with pytest.warns(UserWarning, match="1 of 2 conversations of the data set of client 'a'"):
             clients = fp.load_clients(data, tokenizer=tokenizer, turns=turns)
@@ -143,8 +142,7 @@ def test_conversations_of_clients_whose_roles_do_not_alternate():
     ],
 )
 def test_bad_data_sets_are_named(data, message):
-    with pytest.raises(fp.InputError, match=message):
-        load(data)
+    refused(message, load, data)
 
 
 class Partitioner:
@@ -199,5 +197,4 @@ def test_other_divisions_are_refused():
         (used, "Partitioner has data already"),
         (columns, "divides columns"),
     ):
-        with pytest.raises(fp.InputError, match=message):
-            from_flwr(data, partitioner)
+        refused(message, from_flwr, data, partitioner)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.cluster import kmeans
@@ -55,8 +56,7 @@ def test_an_embedding_of_ones_own_and_equal_texts(topics):
     ],
 )
 def test_texts_that_have_no_such_clusters(texts, clusters, message):
-    with pytest.raises(fp.InputError, match=message):
-        kmeans(texts, clusters)
+    refused(message, kmeans, texts, clusters)
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,4 @@ def test_texts_that_have_no_such_clusters(texts, clusters, message):
     ],
 )
 def test_embeddings_that_cannot_be_used(vectors, message):
-    with pytest.raises(fp.InputError, match=message):
-        kmeans(["a", "b", "c"], 2, embed=lambda texts: vectors)
+    refused(message, kmeans, ["a", "b", "c"], 2, embed=lambda texts: vectors)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from refusals import refused
 
 import fedjax_peft as fp
 
@@ -60,8 +61,7 @@ def test_every_data_set_is_a_client():
     ],
 )
 def test_refusals(datasets, match):
-    with pytest.raises(fp.InputError, match=match):
-        fp.combine(datasets)
+    refused(match, fp.combine, datasets)
 
 
 def test_common_names_columns_and_tasks_stay():
@@ -105,7 +105,4 @@ def test_data_sets_of_several_tasks_share_numbers():
     assert data.label_names == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert data.columns["classes"].tolist() == [3, 3, 3, 2, 2, 2, 2]
     parts["task 1"] = replace(parts["task 1"], label_names=("other", "entailment"))
-    with pytest.raises(
-        fp.InputError, match="'entailment' is number 0 in 'task 0' and 1 in 'task 1'"
-    ):
-        fp.combine(parts)
+    refused("'entailment' is number 0 in 'task 0' and 1 in 'task 1'", fp.combine, parts)

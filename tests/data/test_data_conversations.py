@@ -4,6 +4,7 @@ import json
 
 import pytest
 from internals import Reading, Table, load_tables
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.conversations import with_messages
@@ -133,8 +134,7 @@ def test_rows_whose_roles_do_not_alternate_are_left_out_or_joined_and_counted(ca
     row, expected = UNEVEN[case]
     table = Table("the file", {"messages": [TALK, row, TALK], "who": ["a", "b", "c"]})
     remedy = r'turns = "skip"; to join messages of one role in a row, turns = "join"'
-    with pytest.raises(fp.InputError, match=rf"Row 2 of the file.*{remedy}"):
-        with_messages(table)
+    refused(rf"Row 2 of the file.*{remedy}", with_messages, table)
     left_out = r"1 of 3 conversations of the file are left out.* The first is row 2\."
     with pytest.warns(UserWarning, match=left_out) as caught:
         skipped = with_messages(table, turns="skip")
@@ -187,8 +187,7 @@ def test_the_option_is_refused_elsewhere_and_by_other_names(tmp_path):
     write(tmp_path / "texts.jsonl", [{"text": "a", "label": "b"}] * 5)
     with pytest.raises(fp.InputError, match=r"turns = 'skip' means nothing to .*texts\.jsonl"):
         load_tables(tmp_path / "texts.jsonl", Reading(turns="skip"))
-    with pytest.raises(fp.InputError, match="Did you mean 'skip'"):
-        load_tables(tmp_path / "texts.jsonl", Reading(turns="skips"))
+    refused("Did you mean 'skip'", load_tables, tmp_path / "texts.jsonl", Reading(turns="skips"))
 
 
 MESSAGES = [  # id, parent, role, text, rank, deleted, author
@@ -225,8 +224,7 @@ def tree(rows):
     ],
 )
 def test_hostile_rows_are_named(columns, message):
-    with pytest.raises(fp.InputError, match=message):
-        read(columns)
+    refused(message, read, columns)
 
 
 def write(path, rows):
@@ -268,9 +266,6 @@ def test_lists_of_clients(tmp_path):
     assert tables["train"].columns["messages"][0] == TALK
     assert set(tables["test"].columns["client"]) == {"ann", "cid"}
     (tmp_path / "aya.json").write_text(json.dumps({"ann": ["x"]}))
-    with pytest.raises(
-        fp.InputError, match=r"Row 1 of .* \(of the client 'ann'\) is not a JSON obj"
-    ):
-        read_client_lists(tmp_path)
+    refused(r"Row 1 of .* \(of the client 'ann'\) is not a JSON obj", read_client_lists, tmp_path)
     (tmp_path / "aya.json").write_text("[]")
     assert read_client_lists(tmp_path) is None

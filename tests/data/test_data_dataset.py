@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refused
 
 import fedjax_peft as fp
 
@@ -63,8 +64,7 @@ def test_length_labels_and_take(data):
     ],
 )
 def test_data_that_do_not_fit_together_are_named(make, message):
-    with pytest.raises(fp.InputError, match=message):
-        make()
+    refused(message, make)
 
 
 def test_clients_count_and_sizes(data):

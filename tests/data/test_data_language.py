@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tiny_tokenizers
 from internals import Table
+from refusals import refused
 
-import fedjax_peft as fp
 from fedjax_peft.data.encoders.language import encode_language
 
 
@@ -65,5 +65,4 @@ def test_a_very_long_text_a_lone_surrogate_and_none():
     ],
 )
 def test_data_that_cannot_be_used_are_named(texts, options, message):
-    with pytest.raises(fp.InputError, match=message):
-        encode(texts, **options)
+    refused(message, encode, texts, **options)

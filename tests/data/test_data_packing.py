@@ -11,6 +11,7 @@ import pytest
 from closeness import assert_close
 from internals import Schedule
 from options import run_options
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
@@ -186,8 +187,7 @@ def test_weights_decide_about_sampling_by_size():
     ],
 )
 def test_packing_is_refused_where_it_does_not_fit(call, message):
-    with pytest.raises(fp.InputError, match=message):
-        call()
+    refused(message, call)
 
 
 def test_packed_rows_need_a_model_that_keeps_their_examples_apart():

@@ -8,6 +8,7 @@ import pytest
 from closeness import approx, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.keys import classes
@@ -171,10 +172,7 @@ def test_min_size():
     assert_partition(make(0), 400)
     assert make(7).sizes.min() == 7
     assert make(20).sizes.tolist() == [20] * 20
-    with pytest.raises(
-        fp.InputError, match="400 examples are too few for 20 clients with at least"
-    ):
-        make(21)
+    refused("400 examples are too few for 20 clients with at least", make, 21)
 
 
 def test_label_share_reproduces_the_sst2_sizes():
@@ -245,8 +243,7 @@ def test_pooled_is_one_client_with_everything_in_order(data):
     ],
 )
 def test_bad_input_is_named(call, message):
-    with pytest.raises(fp.InputError, match=message):
-        call(np.arange(10) % 2)
+    refused(message, call, np.arange(10) % 2)
 
 
 def test_signatures_serve_a_config_layer():
@@ -302,8 +299,7 @@ def test_a_wrong_key_names_the_right_ones(keyed):
         (lambda: fp.partition.natural(keyed, "offsets"), r"shape \(90, 8, 2\)"),
         (lambda: fp.partition.natural(bare), "'bare' has no 'client' .* There are none"),
     ):
-        with pytest.raises(fp.InputError, match=message):
-            call()
+        refused(message, call)
 
 
 @quick

@@ -6,8 +6,8 @@ import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import Table
+from refusals import refused
 
-import fedjax_peft as fp
 from fedjax_peft.data.encoders.spans import encode_spans, span_text
 from fedjax_peft.data.formats.squad import canonical
 
@@ -207,8 +207,7 @@ def test_offsets_are_small_and_large_enough():
 )
 def test_lengths_and_strides_that_do_not_fit_are_refused(options, message, monkeypatch):
     monkeypatch.setitem(TOKENIZERS, "none", object())
-    with pytest.raises(fp.InputError, match=message):
-        encode(table(), **options)
+    refused(message, encode, table(), **options)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +229,7 @@ def test_rows_that_are_refused(change, message):
     rows = table(["1871", "1871"])
     for name, value in change.items():
         rows.columns[name][1] = value
-    with pytest.raises(fp.InputError, match=message):
-        encode(rows)
+    refused(message, encode, rows)
 
 
 NONE = [
@@ -258,8 +256,7 @@ def test_questions_without_an_answer(form):
             **({"answer_start": start} if more else {}),
         },
     )
-    with pytest.raises(fp.InputError, match="Row 2 of the file has no answer"):
-        encode(canonical(rows))
+    refused("Row 2 of the file has no answer", encode, canonical(rows))
     data = encode(canonical(rows), unanswerable=True)
     assert [question.answers for question in data.references] == [("1871",), ("",)]
     assert recovered(data) == {"1": "1871", "2": ""}

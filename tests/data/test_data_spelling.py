@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import tiny_tokenizers
 from internals import Reading, Table, load_tables
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.catalog import OWN
@@ -135,8 +136,7 @@ def test_names_beside_numbers_are_refused_if_these_may_be_theirs(case):
         assert len(found.data.label_names) == classes
         return
     message = "names in some rows, such as row 1 of client 'north', and numbers in .* row 1 of .*so"
-    with pytest.raises(fp.InputError, match=message):
-        fp.load_clients(clients, tokenizer=TOKENIZER, max_length=4)
+    refused(message, fp.load_clients, clients, tokenizer=TOKENIZER, max_length=4)
 
 
 def test_given_names_are_those_of_the_numbers(tmp_path):
@@ -151,8 +151,7 @@ def test_given_names_are_those_of_the_numbers(tmp_path):
     stars = [str(i + 1) for i in range(5)]
     assert read(path, label_names=stars) == (tuple(stars), ["5", "4", "1", "5"])
     for names, message in ((["a"], "Row 1 of .* has the label '5'"), ("ab", "a list of names")):
-        with pytest.raises(fp.InputError, match=message):
-            read(path, label_names=names)
+        refused(message, read, path, label_names=names)
     (tmp_path / "z.jsonl").write_text('{"text": "a"}\n' * 5)
     with pytest.raises(fp.InputError, match=r"label_names = .* means nothing"):
         read(str(tmp_path / "z.jsonl"), label_names=["a", "b"])
@@ -162,8 +161,7 @@ def test_given_names_are_those_of_the_numbers(tmp_path):
 def test_what_is_no_label_is_an_error_with_its_row(tmp_path, label):
     lines = [{"text": "a", "label": x} for x in (label, label)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(fp.InputError, match=r"Row 1 of .*x.jsonl has the label"):
-        read(str(tmp_path / "x.jsonl"))
+    refused(r"Row 1 of .*x.jsonl has the label", read, str(tmp_path / "x.jsonl"))
 
 
 def test_tags_that_look_alike_are_named(tmp_path):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from internals import Reading, load_tables
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.formats import tabular
@@ -105,8 +106,7 @@ STRAY = ['"Great" is the word\tpos', '" a start\tpos', "three\tpos", "four\tneg"
 def test_rows_in_doubt_are_refused_by_line_and_option(tmp_path, lines, form, message):
     header = form.get("sep", ",").join(["text", "label"])
     path = put(tmp_path, "\n".join([header, *lines, ""]))
-    with pytest.raises(fp.InputError, match=message):
-        read(path, **form)
+    refused(message, read, path, **form)
 
 
 @pytest.mark.parametrize("quote", ["", "none"])
@@ -181,8 +181,7 @@ def test_columns_without_a_name_are_left_out_with_a_word(tmp_path, content, colu
     ],
 )
 def test_how_a_file_cannot_be_written(given, message):
-    with pytest.raises(fp.InputError, match=message):
-        tabular.csv_form(given)
+    refused(message, tabular.csv_form, given)
 
 
 TABLE = pd.DataFrame(
@@ -246,8 +245,7 @@ def test_json_is_read_as_it_is_written(tmp_path):
     ],
 )
 def test_json_that_is_no_table(tmp_path, content, message):
-    with pytest.raises(fp.InputError, match=message):
-        read(put(tmp_path, content, "x.jsonl"))
+    refused(message, read, put(tmp_path, content, "x.jsonl"))
 
 
 def test_a_column_that_nobody_reads_decides_nothing(tmp_path):
@@ -289,8 +287,7 @@ def test_a_column_that_is_no_key_says_why(tmp_path, tokenizer, values, message):
     lines = [json.dumps({"text": "w1", "label": i % 2, "user": x}) for i, x in enumerate(values)]
     path = put(tmp_path, "\n".join(lines), "x.jsonl")
     data = fp.load_dataset(str(path), tokenizer=tokenizer, max_length=8, test_share=0.3)["train"]
-    with pytest.raises(fp.InputError, match=message):
-        fp.partition.natural(data, by="user")
+    refused(message, fp.partition.natural, data, by="user")
 
 
 @pytest.mark.parametrize("values", [["1", 2, "2", 1], [2**70, 1, 2**70, 1], [2**63, -1, -1, 2**63]])
@@ -332,8 +329,7 @@ def test_numbers_of_tags_get_their_names(tmp_path, tokenizer):
     data = fp.load_dataset(str(path), label_names=names, **how)
     found = {tags for part in data.values() for tags in part.references}
     assert found == {("O", "O"), ("B-X", "I-X")}
-    with pytest.raises(fp.InputError, match=r"tag 0 at .* label_names = \["):
-        fp.load_dataset(str(path), **how)
+    refused(r"tag 0 at .* label_names = \[", fp.load_dataset, str(path), **how)
 
 
 @pytest.mark.parametrize("start", [b"PK\x03\x04", b"\xd0\xcf\x11\xe0"])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tiny_tokenizers
 from internals import IGNORE, Table
+from refusals import refused
 from seqeval import scheme as schemes
 from seqeval.scheme import Entities
 
-import fedjax_peft as fp
 from fedjax_peft.data.encoders.tags import encode_tags, tag_names, tag_set, type_set
 from fedjax_peft.data.iob import iob2, sentences
 
@@ -176,7 +176,5 @@ def test_the_cache_does_not_depend_on_the_tags():
     ],
 )
 def test_rows_that_are_refused(row, message):
-    with pytest.raises(fp.InputError, match=message):
-        encode([ROWS[0], row])
-    with pytest.raises(fp.InputError, match="Did you mean 'sorted'"):
-        encode(order="sort")
+    refused(message, encode, [ROWS[0], row])
+    refused("Did you mean 'sorted'", encode, order="sort")

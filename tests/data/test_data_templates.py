@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_tokenizers
 from internals import Table, encode_conversations
+from refusals import refused
 from tokenizers import processors
 
 import fedjax_peft as fp
@@ -174,8 +175,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused():
     )
     own = tokenizer(thinks)
     assert learned(own, encode(own, TALKS[:1])) == ["(thought)\nAnders and Ib 🙂<close>"]
-    with pytest.raises(fp.InputError, match=r"Row 2 of the file: .* up to message 2 differently"):
-        encode(own, TALKS)
+    refused(r"Row 2 of the file: .* up to message 2 differently", encode, own, TALKS)
 
 
 def test_empty_thoughts_belong_to_the_prompt():
@@ -366,8 +366,7 @@ def test_which_template():
         (base, "{prompt}{prompt}", "neither 'chat' nor 'plain' nor a text"),
         (bert, None, "no token for the end of a text"),
     ):
-        with pytest.raises(fp.InputError, match=message):
-            template_of(own, wrong)
+        refused(message, template_of, own, wrong)
 
 
 def test_other_answers_are_read_anew():

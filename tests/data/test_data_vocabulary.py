@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from internals import Table
 from internals import config as configs
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.subsets import keep_users
@@ -28,10 +29,8 @@ def test_words_and_ids_by_hand():
     tokens = count_words(["<unk> <unk> a", "a\ud800"], 20)  # a special token counts once
     assert len(set(tokens)) == len(tokens)
     word_tokenizer(tokens)
-    with pytest.raises(fp.InputError, match="vocabulary = 3 leaves no place for a word"):
-        count_words(TEXTS, 3)
-    with pytest.raises(fp.InputError, match="no words"):
-        count_words(["", " \n"], 9)
+    refused("vocabulary = 3 leaves no place for a word", count_words, TEXTS, 3)
+    refused("no words", count_words, ["", " \n"], 9)
 
 
 @pytest.fixture
@@ -54,8 +53,7 @@ def test_words_come_from_the_training_split_only(folder):
         ("cifar10", {"vocabulary": 9, "source": "tiny"}, "vocabulary = 9 means nothing"),
         ("cifar10", {"user_examples": 2, "source": "tiny"}, "user_examples = 2 means nothing"),
     ):
-        with pytest.raises(fp.InputError, match=message):
-            fp.load_dataset(name, **options)
+        refused(message, fp.load_dataset, name, **options)
 
 
 def recurrent(**changes):
@@ -87,15 +85,13 @@ def test_a_run_keeps_its_words(folder, tmp_path):
     again = fp.load_tokenizer(tmp_path / "merged")
     assert again("To be zzz")["input_ids"] == [8, 3, 1]
     (out / "vocabulary.json").write_text("[1]")
-    with pytest.raises(fp.InputError, match=r"vocabulary\.json is damaged: it must be a list"):
-        fp.load_run(out)
+    refused(r"vocabulary\.json is damaged: it must be a list", fp.load_run, out)
 
 
 def test_pretrained_models_have_their_own_words(folder, tmp_path):
     encoder = fp.testing.write_tiny_checkpoint(tmp_path / "bert")
     config = recurrent(data={"name": str(folder), "vocabulary": 12}, model=str(encoder))
-    with pytest.raises(fp.InputError, match="which a pretrained model does not know"):
-        configs.federation(configs.resolve(config))
+    refused("which a pretrained model does not know", configs.federation, configs.resolve(config))
 
 
 # ---------------------------------------------------------------------------------------- users
@@ -133,8 +129,7 @@ def test_the_same_users_in_all_splits():
     ],
 )
 def test_users_that_cannot_be_drawn(tables, users, message):
-    with pytest.raises(fp.InputError, match=message):
-        keep_users(tables, users, 1, 0)
+    refused(message, keep_users, tables, users, 1, 0)
 
 
 def test_natural_grouped_and_iid_clients_of_the_same_users():

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from closeness import approx, assert_small
 from internals import Layout, frozen_axis
+from refusals import refused
 
-import fedjax_peft as fp
 from fedjax_peft.engine.devices.layout import layout_over
 from fedjax_peft.engine.devices.sharding import lane_axis
 
@@ -168,8 +168,7 @@ def test_adapters_follow_their_kernels():
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(options, message):
-    with pytest.raises(fp.InputError, match=message):
-        layout_over(1, **options)
+    refused(message, layout_over, 1, **options)
 
 
 def test_one_device_has_no_mesh():

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 import toy
+from refusals import refused
 
 import fedjax_peft as fp
-from fedjax_peft import InputError
 
 PLAIN = fp.algorithms.fedavg(optax.sgd(0.1))
 FIRST = "head.bias"
@@ -139,11 +139,9 @@ def test_a_result_of_another_form_is_an_error_that_names_the_function(case):
     options = given if isinstance(given, dict) else {"algorithm": given}
     options = {"model": toy.model(), "clients": toy.clients([4, 3]), **options}
     place = fp.Placement(engine="reference")
-    with pytest.raises(InputError, match=message):
-        fp.simulate(**options, rounds=1, batch_size=4, placement=place)
+    refused(message, fp.simulate, **options, rounds=1, batch_size=4, placement=place)
 
 
 def test_the_compiled_round_checks_them_too():
     given, message = WRONG["final: shapes"]
-    with pytest.raises(InputError, match=message):
-        fp.simulate(toy.model(), given, toy.clients([4, 3]), rounds=1, batch_size=4)
+    refused(message, fp.simulate, toy.model(), given, toy.clients([4, 3]), rounds=1, batch_size=4)

@@ -14,6 +14,7 @@ import toy
 from closeness import approx, assert_trees_close
 from internals import programs, round_row
 from options import session_options
+from refusals import refused
 from running import CLIENTS as FEDERATION
 
 import fedjax_peft as fp
@@ -89,20 +90,16 @@ def test_a_wrong_client_or_no_data_is_one_clear_error():
     for client in (5, -1):
         with pytest.raises(InputError, match=f"no client {client}: the last is 4"):
             session.evaluate(state, TEST, clients=[client])
-    with pytest.raises(InputError, match="Leave it out"):
-        session.evaluate(state, TEST, clients=[])
-    with pytest.raises(InputError, match="data set is empty"):
-        session.evaluate(state, toy.dataset(0))
+    refused("Leave it out", session.evaluate, state, TEST, clients=[])
+    refused("data set is empty", session.evaluate, state, toy.dataset(0))
 
 
 def test_a_step_consumes_its_state_and_a_copy_survives():
     session, state, _ = loop(SHARED, 1)
     copy = state.copy()
     after, _ = session.step(state)
-    with pytest.raises(InputError, match=r"consumed by an earlier step.*state\.copy\(\)"):
-        session.step(state)
-    with pytest.raises(InputError, match="consumed"):
-        session.evaluate(state, TEST)
+    refused(r"consumed by an earlier step.*state\.copy\(\)", session.step, state)
+    refused("consumed", session.evaluate, state, TEST)
     assert (copy.round_index, copy.seed) == (1, 0)
     again, _ = session.step(copy)
     equal(after, again)

@@ -8,6 +8,7 @@ import running
 import toy
 from closeness import assert_trees_close
 from options import session_options
+from refusals import refused
 from running import FEDAVG, model, rows
 
 import fedjax_peft as fp
@@ -106,8 +107,7 @@ def test_device_has_the_examples_of_a_round_only():
 
 
 def test_wrong_place_and_runs_side_by_side():
-    with pytest.raises(fp.InputError, match=r"examples = 'hots' is unknown.*host"):
-        run(clients(), "hots")
+    refused(r"examples = 'hots' is unknown.*host", run, clients(), "hots")
     with pytest.raises(fp.InputError, match=r"Runs side by side share examples.*--replicas 1"):
         fp.sweep(
             lambda p: fp.algorithms.fedavg(optax.sgd(p["learning_rate"])),

@@ -11,6 +11,7 @@ from closeness import assert_close
 from internals import TINY_BERT, TINY_LLAMA, Dropout, Layout, platform_of
 from internals import attention as forms
 from jax.extend.core import jaxprs_in_params
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.models.attention import attention, choose
@@ -238,11 +239,9 @@ def test_a_model_in_a_scan_may_choose_the_form(monkeypatch):
 
 def test_unknown_forms_are_refused():
     head = fp.heads.classification(2)
-    with pytest.raises(fp.InputError, match="'blocks'"):
-        fp.random_model(TINY_BERT, head=head, attention="block")
+    refused("'blocks'", fp.random_model, TINY_BERT, head=head, attention="block")
     deberta = {**TINY_BERT, "model_type": "deberta-v2"}
-    with pytest.raises(fp.InputError, match="one form only"):
-        fp.random_model(deberta, head=head, attention="cudnn")
+    refused("one form only", fp.random_model, deberta, head=head, attention="cudnn")
     set_options(fp.random_model(deberta, head=head).module(), attention="whole")
 
 

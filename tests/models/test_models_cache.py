@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from parity import forward, one_at_a_time
+from refusals import refused
 from tiny import trained
 from torch_reference import GEMMA, left_padded
 
@@ -101,15 +102,13 @@ def test_packed_rows_refuse_a_prompt_and_a_cache(extra, named):
     batch = {"input_ids": ids, "attention_mask": mask, "segment_ids": mask.astype(np.int32)}
     if extra == "cache":
         batch["cache"] = empty(1, 8)
-    with pytest.raises(fp.InputError, match=named):
-        forward(tiny("prompt" if extra == "prompt" else "none"), batch)
+    refused(named, forward, tiny("prompt" if extra == "prompt" else "none"), batch)
 
 
 def test_a_cache_beyond_the_positions_of_the_model_is_refused():
     ids, mask = texts((4,))
     batch = {"input_ids": ids, "attention_mask": mask, "cache": empty(1, 25)}
-    with pytest.raises(fp.InputError, match="25 positions, and the model has 24"):
-        forward(tiny(), batch)
+    refused("25 positions, and the model has 24", forward, tiny(), batch)
 
 
 def test_window_counts_the_token_itself():

@@ -11,6 +11,7 @@ import torch
 from closeness import assert_close
 from formats import SHAPE, write_gguf, write_onnx
 from internals import assets, onnx
+from refusals import refused
 from torch_reference import padded_batch, saved, tensors, tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -60,8 +61,7 @@ def test_a_tokenizer_needs_neither_a_config_nor_weights(tmp_path):
 
 def test_a_file_of_another_format_is_no_model(tmp_path):
     path = testing.write_tiny_checkpoint(tmp_path) / "model.safetensors"
-    with pytest.raises(fp.InputError, match="no model directory"):
-        fp.load_model(path)
+    refused("no model directory", fp.load_model, path)
 
 
 @pytest.fixture
@@ -74,24 +74,17 @@ def test_a_gguf_file_that_cannot_be_read_is_one_paragraph(llama, monkeypatch):
     whole = write_gguf(path, model).read_bytes()
     for size in (10, 3_000, len(whole) - 100):
         path.write_bytes(whole[:size])
-        with pytest.raises(
-            fp.InputError, match=r"tiny.gguf is not a whole GGUF file.*fetch it again"
-        ):
-            fp.load_model(path)
+        refused(r"tiny.gguf is not a whole GGUF file.*fetch it again", fp.load_model, path)
     for damaged in (b"GGUF" + b"\xff" * 200, b"PK" + whole[2:]):
         path.write_bytes(damaged)
-        with pytest.raises(fp.InputError, match="not a whole GGUF file"):
-            fp.load_model(path)
+        refused("not a whole GGUF file", fp.load_model, path)
     path.unlink()
     write_gguf(path, model, llama_dot_rope_dot_scaling_dot_type="yarn")
-    with pytest.raises(fp.InputError, match="scales its rotary positions"):
-        fp.load_model(path)
+    refused("scales its rotary positions", fp.load_model, path)
     path.write_bytes(whole.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0bloom"))
-    with pytest.raises(fp.InputError, match=r"architecture 'bloom'.*llama, qwen2, qwen3 are read"):
-        fp.load_model(path)
+    refused(r"architecture 'bloom'.*llama, qwen2, qwen3 are read", fp.load_model, path)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(fp.InputError, match=r"pip install 'gguf"):
-        fp.load_model(path)
+    refused(r"pip install 'gguf", fp.load_model, path)
 
 
 def test_the_width_of_heads_is_the_files(tmp_path):
@@ -102,8 +95,7 @@ def test_the_width_of_heads_is_the_files(tmp_path):
 def test_a_type_of_weights_that_is_not_read_is_named(llama):
     model, path = llama
     write_gguf(path, model, "Q5_0")
-    with pytest.raises(fp.InputError, match=r"the type Q5_0. These are read: F32, F16"):
-        fp.load_model(path)
+    refused(r"the type Q5_0. These are read: F32, F16", fp.load_model, path)
 
 
 def test_onnx_has_the_weights_of_the_safetensors_checkpoint(tmp_path):
@@ -209,8 +201,7 @@ def test_an_onnx_file_that_cannot_be_read_is_one_paragraph(exported, tmp_path, c
     alter(message.graph)
     (tmp_path / "model.onnx").write_bytes(message.SerializeToString())
     words = rf"model.onnx is not a whole ONNX file of a BERT model \(.*{said}"
-    with pytest.raises(fp.InputError, match=words):
-        onnx.Onnx(tmp_path / "model.onnx")
+    refused(words, onnx.Onnx, tmp_path / "model.onnx")
 
 
 def test_a_file_that_is_no_onnx_or_is_missing_is_named(exported, tmp_path):
@@ -218,11 +209,9 @@ def test_a_file_that_is_no_onnx_or_is_missing_is_named(exported, tmp_path):
     name = exported().graph.initializer[0].name.encode()
     for data in (content[:-50], b"\xff" * 300, b"", content.replace(name, b"\xff" * len(name))):
         (tmp_path / "model.onnx").write_bytes(data)
-        with pytest.raises(fp.InputError, match=r"model.onnx is not a whole ONNX file"):
-            onnx.Onnx(tmp_path / "model.onnx")
+        refused(r"model.onnx is not a whole ONNX file", onnx.Onnx, tmp_path / "model.onnx")
     for path in (tmp_path, tmp_path / "missing.onnx"):
-        with pytest.raises(fp.InputError, match=f"{path} is not a whole ONNX file"):
-            onnx.Onnx(path)
+        refused(f"{path} is not a whole ONNX file", onnx.Onnx, path)
 
 
 def test_onnx_files_with_any_damage_are_refused_or_read(exported, tmp_path):

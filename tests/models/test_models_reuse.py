@@ -9,6 +9,7 @@ import pytest
 import tiny
 from closeness import approx, assert_close
 from internals import abstract_model, completing
+from refusals import refused
 from shallow import simplify
 from torch_reference import FAMILIES, layers
 
@@ -126,15 +127,13 @@ def test_the_head_alone_keeps_the_last_block():
     ],
 )
 def test_what_changes_below_is_refused(options, error):
-    with pytest.raises(fp.InputError, match=error):
-        split(model(**options), DATA.columns)
+    refused(error, split, model(**options), DATA.columns)
 
 
 def test_models_without_blocks_are_refused():
     shape = {"model_type": "lstm", "vocab_size": 64, "hidden_size": 4}
     plain = abstract_model(shape, head=fp.heads.causal_lm())
-    with pytest.raises(fp.InputError, match="this model has no blocks"):
-        split(plain, DATA.columns)
+    refused("this model has no blocks", split, plain, DATA.columns)
     with pytest.raises(fp.InputError, match="forward pass of this one is another function"):
         split(model().replace(apply=lambda *inputs: None), DATA.columns)
 

@@ -7,6 +7,7 @@ import pytest
 from closeness import approx, assert_close
 from flax import nnx
 from internals import REFERENCE, embedding, with_weight
+from refusals import refused
 from tiny import BATCH, logits, tiny
 
 import fedjax_peft as fp
@@ -115,12 +116,9 @@ class Own(nnx.Module):
 
 def test_a_model_of_ones_own_needs_a_width_and_hidden_states():
     model, batch = fp.bind(Own(True), head=("classifier",)), {"x": jnp.ones((3, 4))}
-    with pytest.raises(fp.InputError, match=r"dual_lora\(width=768\)"):
-        fp.attach(model, fp.peft.dual_lora(2, targets=["body"]))
+    refused(r"dual_lora\(width=768\)", fp.attach, model, fp.peft.dual_lora(2, targets=["body"]))
     attached = fp.attach(model, fp.peft.dual_lora(2, targets=["body"], width=6))
     assert attached.apply(attached.frozen, attached.trainable, batch, None, False).logits.shape
     silent = fp.attach(fp.bind(Own(False)), fp.peft.dual_lora(2, targets=["body"], width=6))
-    with pytest.raises(fp.InputError, match="returns none"):
-        silent.apply(silent.frozen, silent.trainable, batch, None, False)
-    with pytest.raises(fp.InputError, match="DualLoRALinear cannot be merged"):
-        fp.merge(attached)
+    refused("returns none", silent.apply, silent.frozen, silent.trainable, batch, None, False)
+    refused("DualLoRALinear cannot be merged", fp.merge, attached)

@@ -8,6 +8,7 @@ import protection
 import pytest
 from closeness import approx, roughly
 from internals import accounting, guarantees
+from refusals import refused
 from scipy import optimize, stats
 
 import fedjax_peft as fp
@@ -194,15 +195,13 @@ def test_words_name_the_neighbours_and_the_sampling():
     ],
 )
 def test_bad_input_is_refused(call, said):
-    with pytest.raises(fp.InputError, match=said):
-        call()
+    refused(said, call)
 
 
 @pytest.mark.slow
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     accounting._dp_accounting.cache_clear()
-    with pytest.raises(fp.InputError, match=r"pip install 'dp-accounting"):
-        accounting.gaussian_event(1.0, 1)
+    refused(r"pip install 'dp-accounting", accounting.gaussian_event, 1.0, 1)
     monkeypatch.undo()
     accounting._dp_accounting.cache_clear()

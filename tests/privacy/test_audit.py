@@ -6,6 +6,7 @@ import pytest
 import running
 import toy
 from closeness import assert_close
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft import Clients, InputError
@@ -95,14 +96,12 @@ def test_the_bound_holds_for_the_gaussian_mechanism_itself():
     ],
 )
 def test_scores_that_say_nothing_are_refused(included, excluded, words):
-    with pytest.raises(InputError, match=words):
-        audit.lower_bound(np.array(included), np.array(excluded), DELTA)
+    refused(words, audit.lower_bound, np.array(included), np.array(excluded), DELTA)
 
 
 def test_a_model_that_is_not_finite_has_no_bound(canaries):
     broken = {name: x * np.nan for name, x in canaries.leaves.items()}
-    with pytest.raises(InputError, match="The model that was looked up is not finite"):
-        canaries.epsilon(broken, DELTA)
+    refused("The model that was looked up is not finite", canaries.epsilon, broken, DELTA)
 
 
 def test_coins_are_fair_and_entries_differ(canaries):
@@ -114,5 +113,4 @@ def test_wrong_canaries_are_refused(model, federation, canaries):
     with pytest.raises(InputError, match="need an entry each, and the leaves have 3"):
         audit.canaries({"head.bias": model.trainable["head.bias"]}, 4)
     few = audit.canaries({"head.bias": model.trainable["head.bias"]}, 3)
-    with pytest.raises(InputError, match="There are 3 canaries, and 600 clients"):
-        run(model, federation, few)
+    refused("There are 3 canaries, and 600 clients", run, model, federation, few)

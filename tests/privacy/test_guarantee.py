@@ -21,6 +21,7 @@ from internals import (
     watched,
     write_report,
 )
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, early_stop
@@ -122,14 +123,12 @@ def test_a_run_without_a_mechanism_has_no_guarantee():
 def test_a_run_is_not_resumed_with_other_noise(run, tmp_path):
     shutil.copytree(run.out, tmp_path / "run")
     again = {"out": tmp_path / "run", "resume": True, "rounds": 3}
-    with pytest.raises(InputError, match="was run with another config: privacy"):
-        simulate(fake(3.0), **again)
+    refused("was run with another config: privacy", simulate, fake(3.0), **again)
     assert simulate(FAKE, **again).metrics[-1]["epsilon"] > run.metrics[-1]["epsilon"]
 
 
 def test_an_error_that_names_one_client_is_refused():
-    with pytest.raises(InputError, match="nonfinite='raise' would tell everyone"):
-        simulate(FAKE, nonfinite="raise")
+    refused("nonfinite='raise' would tell everyone", simulate, FAKE, nonfinite="raise")
 
 
 def test_a_transform_that_changes_the_sum_with_what_it_measured_is_refused():

@@ -11,9 +11,10 @@ import pytest
 import toy
 from closeness import assert_close, roughly
 from protection import federation
+from refusals import refused
 
 import fedjax_peft as fp
-from fedjax_peft import InputError, algorithms
+from fedjax_peft import algorithms
 from fedjax_peft.privacy.correlated import correlated_noise, strategy
 
 pytestmark = pytest.mark.slow
@@ -123,8 +124,7 @@ def test_the_noise_of_a_run_is_correlated():
 )
 def test_what_does_not_bound_the_turns_of_a_client_is_refused(facts, bands, reason):
     privacy = fp.privacy.correlated(1.0, 1.0, rounds=10, bands=bands)
-    with pytest.raises(InputError, match=reason):
-        privacy.protect(algorithms.fedavg(optax.sgd(0.1)), facts)
+    refused(reason, privacy.protect, algorithms.fedavg(optax.sgd(0.1)), facts)
 
 
 def test_clients_that_always_take_part_pay_for_it_in_the_sensitivity():
@@ -139,5 +139,4 @@ def test_clients_that_always_take_part_pay_for_it_in_the_sensitivity():
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization", None)
-    with pytest.raises(InputError, match="jax-privacy: pip install 'dp-acc"):
-        strategy(17, 2, 5)
+    refused("jax-privacy: pip install 'dp-acc", strategy, 17, 2, 5)

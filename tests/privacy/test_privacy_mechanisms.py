@@ -26,6 +26,7 @@ from protection import (
     run,
     showing,
 )
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators
@@ -219,5 +220,4 @@ def test_the_noise_of_the_paper_is_on_everything_where_nothing_is_a_product():
 
 
 def test_a_noisy_share_of_clipped_clients_that_uses_up_the_guarantee_is_refused():
-    with pytest.raises(fp.InputError, match="use up the whole guarantee"):
-        fp.privacy.adaptive(1.0, 1.0, count_noise=0.5)
+    refused("use up the whole guarantee", fp.privacy.adaptive, 1.0, 1.0, count_noise=0.5)

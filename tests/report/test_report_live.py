@@ -6,6 +6,7 @@ import threading
 import pytest
 from internals import main
 from made_runs import write_run
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.report import live
@@ -66,8 +67,7 @@ def test_other_paths_and_hosts_are_refused(served, path, host):
 
 
 def test_what_cannot_be_served_is_an_input_error(tmp_path, capsys):
-    with pytest.raises(fp.InputError, match="does not exist"):
-        live.server([tmp_path / "nowhere"], str)
+    refused("does not exist", live.server, [tmp_path / "nowhere"], str)
     with live.server([tmp_path], str) as server:
         port = server.server_port
         assert main(["report", str(tmp_path), "--watch", "--port", str(port)]) == 2

@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 from closeness import approx
+from refusals import refused
 
-import fedjax_peft as fp
 from fedjax_peft.report import chart
 from fedjax_peft.report.figure_files import PALETTE, render, styles
 from fedjax_peft.report.inline_svg import svg
@@ -78,8 +78,7 @@ def test_smooth_curves_are_rolling_means_and_their_data_have_both():
 
 
 def test_an_unknown_axis_is_an_input_error():
-    with pytest.raises(fp.InputError, match="bytes"):
-        curves({"a": rows()}, "byte")
+    refused("bytes", curves, {"a": rows()}, "byte")
 
 
 @pytest.mark.parametrize("x", ["round", "bytes", "simulated_seconds", "wall_seconds"])

@@ -14,8 +14,8 @@ import tomli_w
 from closeness import approx
 from internals import RunRecord, find_runs, flatten, make_study, pruned, read_study
 from made_runs import accuracy, write_rates, write_run
+from refusals import refused
 
-import fedjax_peft as fp
 from fedjax_peft.report import study as studies
 from fedjax_peft.report.figure_files import table_csv
 from fedjax_peft.report.intervals import (
@@ -82,8 +82,7 @@ def test_settings_are_chosen_on_validation(sweep):
     assert on_test.on_test
     assert on_test.cells["fedavg"].settings["optimizer.learning_rate"] == 0.2
     assert "optimistic" in on_test.notes[0]
-    with pytest.raises(fp.InputError, match="Did you mean 'validation_accuracy'"):
-        study.chosen("validation_acuracy")
+    refused("Did you mean 'validation_accuracy'", study.chosen, "validation_acuracy")
 
 
 def test_without_validation_the_choice_says_that_it_was_on_test(tmp_path):
@@ -247,8 +246,7 @@ def test_values_and_series(tmp_path):
     assert cell.values("nothing") == {}
     assert cell.series("test_accuracy") == {5: ([0.0, 1.0, 2.0], [0.1, 0.6, 0.5])}
     assert study.require("time.train_s") == "time.train_s"
-    with pytest.raises(fp.InputError, match="Did you mean 'test_accuracy'"):
-        study.require("test_acuracy")
+    refused("Did you mean 'test_accuracy'", study.require, "test_acuracy")
 
 
 def test_sweeps_made_in_python_are_told_apart_by_their_points(tmp_path):
@@ -277,8 +275,7 @@ def test_runs_made_in_python_without_a_swept_key_are_cells_by_themselves(tmp_pat
 @pytest.mark.parametrize("text", ["keys = 3", "keys = [1]", "baseline = 2", "choose_by = [", "\\"])
 def test_a_damaged_sweep_is_named(sweep, text):
     (sweep / "sweep.toml").write_text(text)
-    with pytest.raises(fp.InputError, match=r"sweep\.toml cannot be read"):
-        read_study(sweep)
+    refused(r"sweep\.toml cannot be read", read_study, sweep)
 
 
 # Statistics.

@@ -10,6 +10,7 @@ import running
 import toy
 from flax import nnx
 from internals import Question, check_method
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft import Clients, Dataset, InputError, TimeModel
@@ -125,8 +126,7 @@ DATA = [
 
 @pytest.mark.parametrize(("options", "complaint"), [*KINDS, *NUMBERS, *WHO_WORKS, *DATA])
 def test_wrong_arguments_are_refused_before_any_file_is_written(options, complaint, tmp_path):
-    with pytest.raises(InputError, match=complaint):
-        run(out=tmp_path / "run", **options)
+    refused(complaint, run, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 
 
@@ -182,5 +182,4 @@ def test_plain_logits_are_accepted():
     ],
 )
 def test_other_outputs_are_refused(returns, complaint):
-    with pytest.raises(InputError, match=f"The model returned .*{complaint}.*forward"):
-        run(own(returns))
+    refused(f"The model returned .*{complaint}.*forward", run, own(returns))

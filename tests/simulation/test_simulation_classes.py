@@ -13,6 +13,7 @@ import toy
 from closeness import approx
 from internals import class_numbers, cli, numbered, read_metrics
 from options import run_options
+from refusals import refused
 from running import FEDAVG, SIZES
 from shallow import simple_encoder  # noqa: F401
 from small_config import small
@@ -253,8 +254,7 @@ def test_more_names_than_the_head_has_classes():
     assert scores(run(model, own(more), test=more)) == scores(run(model, own(TEST), test=TEST))
     labels = np.full_like(TEST.labels, 3)
     odd = replace(more, columns={**TEST.columns, "labels": labels})
-    with pytest.raises(InputError, match="'toy' has the class 'class 3', and the model"):
-        run(model, own(odd))
+    refused("'toy' has the class 'class 3', and the model", run, model, own(odd))
 
 
 def test_a_model_by_number_gets_the_names_of_its_training_data(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import toy
 from closeness import assert_close
 from internals import client_distribution, client_scores, local_models
+from refusals import refused
 from running import PRIVATE, rows, run
 
 import fedjax_peft as fp
@@ -52,10 +53,8 @@ def test_a_client_is_chosen_by_its_name(named):
         assert str(named.scores_by_class(data, client=name)) == str(
             named.scores_by_class(data, client=number)
         )
-    with pytest.raises(fp.InputError, match=r"no client 'alicia'\. Did you mean 'alice'"):
-        named.predict(data, client="alicia")
-    with pytest.raises(fp.InputError, match="no client 9"):
-        named.client_params(9)
+    refused(r"no client 'alicia'\. Did you mean 'alice'", named.predict, data, client="alicia")
+    refused("no client 9", named.client_params, 9)
 
 
 @pytest.mark.parametrize(

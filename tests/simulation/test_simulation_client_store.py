@@ -13,6 +13,7 @@ import toy
 from closeness import approx, assert_close
 from internals import client_records
 from killing import children
+from refusals import refused
 from running import PRIVATE, model, rows
 
 import fedjax_peft as fp
@@ -100,8 +101,7 @@ def test_runs_equal_those_of_the_device_and_resume(place, tmp_path):
     # A record for the start, and at most three for a client: now, and in two checkpoints.
     slots = (out / "clients" / "records.bin").stat().st_size
     assert slots <= (1 + 3 * CLIENTS) * resumed.client_state.store.packing.nbytes
-    with pytest.raises(fp.InputError, match="client_state: "):
-        run(out, rounds=9, resume=True)
+    refused("client_state: ", run, out, rounds=9, resume=True)
 
 
 def test_the_record_of_the_start_stays_after_a_resume(tmp_path):
@@ -138,8 +138,7 @@ def test_a_damaged_record_does_not_pass(tmp_path):
         path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
 
     flip()
-    with pytest.raises(fp.InputError, match=r"client \d+ in .*records\.bin is damaged"):
-        run(out, "disk", resume=True)
+    refused(r"client \d+ in .*records\.bin is damaged", run, out, "disk", resume=True)
     flip()
     check(run(out, "disk", resume=True), straight("disk"))
 
@@ -166,6 +165,5 @@ def test_a_full_disk_in_the_middle_of_a_record_leaves_the_last_checkpoint(tmp_pa
 
     with monkeypatch.context() as patched:
         patched.setattr(client_records.os, "pwrite", full)
-        with pytest.raises(fp.InputError, match="No space left on device"):
-            run(out, "disk")
+        refused("No space left on device", run, out, "disk")
     check(run(out, "disk", resume=True), straight("disk"))

@@ -14,6 +14,7 @@ from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import Ledger, Method, assign_roles, config, forecast, pairs
+from refusals import refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -297,8 +298,7 @@ def test_presets():
         TimeModel.preset(preset).check()
     with pytest.raises(InputError, match=r"no time model 'fedadapter'. Did you mean 'fedadapters'"):
         TimeModel.preset("fedadapter")
-    with pytest.raises(InputError, match=r"no device 'orin'. Did you mean 'orin_"):
-        TimeModel.preset("federa", device="orin")
+    refused(r"no device 'orin'. Did you mean 'orin_", TimeModel.preset, "federa", device="orin")
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,7 @@ def test_rates_have_units(text, rate):
 
 @pytest.mark.parametrize("text", ["10", "10 MB", "10 Mb/s", "MB/s", "1.2.3 MB/s", "-3 MB/s"])
 def test_rates_that_cannot_be_read(text):
-    with pytest.raises(InputError, match=r"bandwidth_down = .* is no rate.*'10 MiB/s'"):
-        TimeModel.preset(bandwidth_down=text)
+    refused(r"bandwidth_down = .* is no rate.*'10 MiB/s'", TimeModel.preset, bandwidth_down=text)
 
 
 STEPS, UP, DOWN = {0: 3, 1: 1}, {0: 1000, 1: 3000}, {0: 2000, 1: 2000, 2: 4000}
@@ -393,8 +392,7 @@ def test_a_config_can_replace_settings_of_a_time_preset():
     expected = TimeModel(bandwidth_up=80e6, topology="shared", server_bandwidth=1e9)
     link = {"bandwidth_up": "10 MB/s", "server_bandwidth": "1 Gbit/s"}
     assert built(**link, topology="shared") == expected
-    with pytest.raises(InputError, match=r"\[time\] 'preset' cannot be 'fedadapter'"):
-        built(preset="fedadapter")
+    refused(r"\[time\] 'preset' cannot be 'fedadapter'", built, preset="fedadapter")
 
 
 def test_slowness_is_lognormal_and_a_clients_own():
@@ -513,5 +511,4 @@ def test_late_clients_send_all_steps_that_fit_and_none_more(
     ],
 )
 def test_a_time_model_that_cannot_be(fields, message):
-    with pytest.raises(InputError, match=message):
-        run(time_model=TimeModel(**fields))
+    refused(message, run, time_model=TimeModel(**fields))

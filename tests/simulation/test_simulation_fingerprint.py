@@ -21,6 +21,7 @@ import toy
 from flax import nnx
 from internals import RECORDS
 from options import run_options
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft import (
@@ -202,10 +203,9 @@ def recorded(directory, given):
 def test_another_run_is_refused_with_the_first_difference(run, changes, text, tmp_path):
     out = recorded(tmp_path / "run", run)
     check(out, **run)
-    with pytest.raises(
-        fp.InputError, match=rf"was run with another config: .*{text}.*out= or --out"
-    ):
-        check(out, **{**run, **changes})
+    refused(
+        rf"was run with another config: .*{text}.*out= or --out", check, out, **{**run, **changes}
+    )
 
 
 def test_a_value_that_is_no_number_equals_itself_alone():
@@ -237,8 +237,7 @@ def test_code_is_compared_within_one_version_of_python(tmp_path):
     run = {**RUN, "algorithm": prox()._replace(round_metrics=lambda index: {"a": index})}
     other = {**RUN, "algorithm": prox()._replace(round_metrics=lambda index: {"b": index})}
     out = recorded(tmp_path / "run", run)
-    with pytest.raises(fp.InputError, match=r"round_metrics\.__code__: "):
-        check(out, **other)
+    refused(r"round_metrics\.__code__: ", check, out, **other)
     stored = json.loads((out / "fingerprint.json").read_text())
     stored["versions"]["python"] = "3.10"
     (out / "fingerprint.json").write_text(json.dumps(stored))

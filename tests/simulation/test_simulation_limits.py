@@ -9,6 +9,7 @@ import running
 import toy
 from internals import Shape, bench, host_rng, memory, no_larger, stream, tokenize
 from options import run_options
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft import algorithms, peft, testing
@@ -76,8 +77,7 @@ def test_lengths_too_large_for_memory_are_errors(tmp_path):
 @pytest.mark.parametrize("seed", [-1, 2**63, 10**40])
 def test_seeds_have_63_bits(seed):
     for draw in (stream, host_rng):
-        with pytest.raises(fp.InputError, match="from 0 to"):
-            draw(seed, "x")
+        refused("from 0 to", draw, seed, "x")
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
@@ -93,8 +93,7 @@ def test_a_fused_projection_needs_a_part():
         "n_positions": 16,
     }
     model = fp.random_model(config, head=fp.heads.classification(2))
-    with pytest.raises(fp.InputError, match="names no part"):
-        fp.attach(model, peft.lora(1, targets=["c_attn"], parts=[]))
+    refused("names no part", fp.attach, model, peft.lora(1, targets=["c_attn"], parts=[]))
 
 
 @pytest.mark.parametrize("shape", [{"layers": 0}, {"layers": 10**8}, {"clients": 10**9}])

@@ -1,5 +1,6 @@
 """Loading run directories: ``fp.load_run``, and the command line for runs made in Python."""
 
+from refusals import refused
 import json
 import shutil
 from pathlib import Path
@@ -76,8 +77,7 @@ def test_a_run_made_in_python_loads_without_its_algorithm(name, runs, tmp_path):
     assert (repr(loaded), loaded.max_length) == (repr(run), 12)
     np.testing.assert_array_equal(loaded.predict(TEXTS), run.predict(TEXTS))
     if name == "folded":
-        with pytest.raises(fp.InputError, match="format 'merged'"):
-            loaded.export(tmp_path / "adapter")
+        refused("format 'merged'", loaded.export, tmp_path / "adapter")
         loaded.export(tmp_path / "merged", format="merged")
         run.export(tmp_path / "other", format="merged")
         files = [load_file(tmp_path / d / "model.safetensors") for d in ("merged", "other")]
@@ -211,24 +211,20 @@ def test_other_base_weights_are_noticed(runs, checkpoint, tmp_path):
 def test_a_model_of_ones_own_is_given(tmp_path):
     model, out = toy.model(), tmp_path / "run"
     run = fp.simulate(model, ALGORITHMS["shared"], toy.clients([4, 4]), rounds=1, out=out)
-    with pytest.raises(fp.InputError, match=r"cannot be made again.*of your own.*model=\.\.\."):
-        fp.load_run(out)
+    refused(r"cannot be made again.*of your own.*model=\.\.\.", fp.load_run, out)
     assert_same(fp.load_run(out, model=model), run)
     with pytest.raises(fp.InputError, match=r"do not fit the model: 'head\.kernel' is \(6, 3\)"):
         fp.load_run(out, model=toy.model(width=7))
-    with pytest.raises(fp.InputError, match="is not a run directory"):
-        fp.load_run(tmp_path)
+    refused("is not a run directory", fp.load_run, tmp_path)
 
 
 def test_a_damaged_description_of_a_model_is_named(tmp_path):
     shutil.copytree(EARLIER, tmp_path / "run")
     for text in ("{", "[]", '{"reason": ""}'):
         (tmp_path / "run" / "model.json").write_text(text)
-        with pytest.raises(fp.InputError, match=r"model\.json is damaged"):
-            fp.load_run(tmp_path / "run")
+        refused(r"model\.json is damaged", fp.load_run, tmp_path / "run")
     (tmp_path / "run" / "model.json").unlink()
-    with pytest.raises(fp.InputError, match=r"cannot be made again.*model=\.\.\."):
-        fp.load_run(tmp_path / "run")
+    refused(r"cannot be made again.*model=\.\.\.", fp.load_run, tmp_path / "run")
 
 
 def test_a_run_of_a_config_loads_from_its_directory_alone(checkpoint, tmp_path, capsys):

@@ -7,9 +7,10 @@ import running
 import toy
 from closeness import approx
 from options import session_options
+from refusals import refused
 from running import rows
 
-from fedjax_peft import InputError, aggregators, algorithms, session, transforms
+from fedjax_peft import aggregators, algorithms, session, transforms
 
 pytestmark = pytest.mark.slow
 
@@ -90,8 +91,7 @@ def test_a_client_whose_upload_is_not_finite_has_no_value():
 def test_uploads_of_another_form_need_a_local_model():
     """The upload of this algorithm is a change; without a word it would be taken for a model."""
     plain = algorithms.fednova(SGD)
-    with pytest.raises(InputError, match="local_model"):
-        run(plain._replace(local_model=None), rounds=1)
+    refused("local_model", run, plain._replace(local_model=None), rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -99,5 +99,4 @@ def test_uploads_of_another_form_need_a_local_model():
 )
 def test_a_compressed_broadcast_is_refused(given):
     """Clients train from what they receive, and not from the server's own leaves."""
-    with pytest.raises(InputError, match=f"{given.name}.*diagnostics"):
-        run(transforms=given, rounds=1)
+    refused(f"{given.name}.*diagnostics", run, transforms=given, rounds=1)

@@ -12,6 +12,7 @@ import tomli_w
 import toy
 from closeness import assert_close
 from internals import cli, read_metrics
+from refusals import refused
 from shallow import simple_encoder  # noqa: F401
 from small_config import small
 
@@ -148,8 +149,7 @@ def test_what_a_server_has_added_to_frozen_leaves_is_part_of_the_start(make, tmp
 
 def test_clients_that_keep_something_else_are_refused(first):
     for other in ({"sizes": (*SIZES, 5)}, {"algorithm": fp.algorithms.ditto(optax.sgd(0.1))}):
-        with pytest.raises(InputError, match="or start from its global model only"):
-            run(1, first, **other)
+        refused("or start from its global model only", run, 1, first, **other)
     with pytest.raises(
         InputError, match=r"fp.simulate\(run.trained, ..., records=fp.Records\(origin=run\)\)"
     ):
@@ -160,8 +160,7 @@ def test_clients_that_keep_something_else_are_refused(first):
 
 def test_the_refusal_of_a_resume_names_the_way(first, tmp_path):
     out = shutil.copytree(first.out, tmp_path / "run")
-    with pytest.raises(InputError, match="with --from"):
-        run(2, out=out, resume=True, local_steps=3)
+    refused("with --from", run, 2, out=out, resume=True, local_steps=3)
 
 
 def test_a_guarantee_says_that_it_counts_its_own_rounds_only(first):

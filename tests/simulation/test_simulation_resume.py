@@ -16,6 +16,7 @@ import toy
 from internals import Checkpoints, programs, read_metrics, record
 from internals import load_run as load_record
 from killing import children
+from refusals import refused
 from running import PRIVATE
 
 import fedjax_peft as fp
@@ -105,8 +106,7 @@ def test_more_rounds_may_be_asked_for(straight, tmp_path):
     out = tmp_path / "run"
     run(out, rounds=5)
     assert checkpoints(out) == ["4", "5"]
-    with pytest.raises(InputError, match="rounds: 5 -> 4"):
-        run(out, rounds=4, resume=True)
+    refused("rounds: 5 -> 4", run, out, rounds=4, resume=True)
     assert_same(run(out, resume=True), straight)
 
 
@@ -180,8 +180,7 @@ def test_without_a_readable_checkpoint_no_file_is_deleted(copy):
     before = (copy / "metrics.jsonl").read_bytes()
     for number in ("6", "8"):
         cut(copy / "checkpoints" / number / "default" / "_METADATA")
-    with pytest.raises(InputError, match=r"No checkpoint in .* round 8: .*; round 6: "):
-        run(copy, resume=True)
+    refused(r"No checkpoint in .* round 8: .*; round 6: ", run, copy, resume=True)
     assert checkpoints(copy) == ["6", "8"]
     assert (copy / "metrics.jsonl").read_bytes() == before
 
@@ -196,8 +195,7 @@ def test_another_run_is_not_resumed_and_no_file_is_changed(copy):
         ),
         ({"epochs": 2, "local_steps": 3}, "epochs: 1 -> None; local_steps: None -> 3"),
     ):
-        with pytest.raises(InputError, match=f"was run with another config: .*{wrong}"):
-            run(copy, resume=True, **changes)
+        refused(f"was run with another config: .*{wrong}", run, copy, resume=True, **changes)
     assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
 
 
@@ -217,41 +215,34 @@ def test_epochs_that_do_not_count_are_not_recorded(tmp_path):
 
 def test_a_run_whose_fingerprint_is_damaged_or_lost_is_not_resumed(copy):
     (copy / "fingerprint.json").write_text("{")
-    with pytest.raises(InputError, match=r"fingerprint\.json is damaged"):
-        run(copy, resume=True)
+    refused(r"fingerprint\.json is damaged", run, copy, resume=True)
     (copy / "fingerprint.json").unlink()
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    with pytest.raises(InputError, match=r"has no fingerprint\.json, .* cannot be continued"):
-        run(copy, resume=True)
+    refused(r"has no fingerprint\.json, .* cannot be continued", run, copy, resume=True)
     assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
 
 
 def test_a_run_that_died_before_its_first_row_starts_anew(straight, copy):
     (copy / "metrics.jsonl").unlink()
-    with pytest.raises(InputError, match="round 8: the metrics end at round -1"):
-        run(copy, resume=True)
+    refused("round 8: the metrics end at round -1", run, copy, resume=True)
     shutil.rmtree(copy / "checkpoints")
     assert_same(run(copy, resume=True), straight)
 
 
 def test_a_directory_that_is_not_empty_is_not_changed(copy, tmp_path):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    with pytest.raises(InputError, match="already holds a run: continue it with --resume"):
-        run(copy)
+    refused("already holds a run: continue it with --resume", run, copy)
     assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match="exists and is no run"):
-        run(tmp_path / "other")
+    refused("exists and is no run", run, tmp_path / "other")
     (tmp_path / "other" / "config.toml").write_text(
         "rounds = 1\n"
     )  # a project, as `init` writes it
     for attempt in (run, functools.partial(run, resume=True), record.remove_run):
-        with pytest.raises(InputError, match=r"is no run|is not a run"):
-            attempt(tmp_path / "other")
+        refused(r"is no run|is not a run", attempt, tmp_path / "other")
     assert len(list((tmp_path / "other").iterdir())) == 2
-    with pytest.raises(InputError, match="resume=True needs the run directory"):
-        run(None, resume=True)
+    refused("resume=True needs the run directory", run, None, resume=True)
 
 
 def test_a_run_that_died_before_its_config_begins_anew(copy, tmp_path):
@@ -323,5 +314,4 @@ def test_overwrite_follows_a_link_and_leaves_it(copy, tmp_path):
     record.remove_run(copy)
     assert not copy.exists()
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="is a file"):
-        record.remove_run(tmp_path / "file")
+    refused("is a file", record.remove_run, tmp_path / "file")

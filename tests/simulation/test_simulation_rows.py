@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from internals import RunRecord, append_metrics, read_metrics, summary
+from refusals import refused
 
-import fedjax_peft as fp
 from fedjax_peft.simulation.rows import has_ended, without_scores, write_metrics
 from fedjax_peft.simulation.summaries import rounds_to, series
 
@@ -72,8 +72,7 @@ def test_a_torn_last_line_is_ignored_and_gone_after_the_next_append(tmp_path, cu
 def test_a_damaged_earlier_line_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"round": 0}\n' + line.encode("latin-1") + b'\n{"round": 2}\n')
-    with pytest.raises(fp.InputError, match=r"metrics\.jsonl, line 2 "):
-        read_metrics(path)
+    refused(r"metrics\.jsonl, line 2 ", read_metrics, path)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +98,11 @@ def test_a_damaged_earlier_line_is_named(tmp_path, line):
 def test_a_row_that_was_edited_is_refused_with_its_line_and_field(tmp_path, field, words):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"round": 0}}\n{{"round": 1, {field}}}\n')
-    with pytest.raises(fp.InputError, match=rf"metrics.jsonl, line 2 is not a row.*{words}"):
-        read_metrics(path)
+    refused(rf"metrics.jsonl, line 2 is not a row.*{words}", read_metrics, path)
 
 
 def test_a_missing_file_is_an_input_error(tmp_path):
-    with pytest.raises(fp.InputError, match="cannot be read"):
-        read_metrics(tmp_path / "metrics.jsonl")
+    refused("cannot be read", read_metrics, tmp_path / "metrics.jsonl")
 
 
 def test_literal_nan_reads_as_none_and_rows_are_sorted_by_round(tmp_path):
@@ -162,8 +159,7 @@ def test_a_series_without_its_fields_has_no_points():
 
 
 def test_an_unknown_axis_gets_advice():
-    with pytest.raises(fp.InputError, match="'bytes'"):
-        series(ROWS, "byte", "test_accuracy")
+    refused("'bytes'", series, ROWS, "byte", "test_accuracy")
 
 
 def test_summary():

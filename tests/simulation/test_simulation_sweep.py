@@ -12,6 +12,7 @@ from closeness import approx, assert_close
 from compiled import compilations
 from internals import Points, Replicas, _Shared, named_points, program, read_toml
 from options import run_options
+from refusals import refused
 from running import CLIENTS as FEDERATION
 
 import fedjax_peft as fp
@@ -51,8 +52,7 @@ def test_grid_varies_seeds_least_often_and_keeps_the_order_of_names():
         {"rate": 1.0, "seed": 1},
         {"rate": 2.0, "seed": 1},
     ]
-    with pytest.raises(InputError, match="no values for 'rate'"):
-        fp.grid(rate=[])
+    refused("no values for 'rate'", fp.grid, rate=[])
 
 
 def test_a_point_has_the_results_of_a_single_run(swept, model):
@@ -149,8 +149,7 @@ def test_best_is_chosen_by_its_mean_over_seeds(swept):
     text = swept.table("validation_loss").markdown()
     assert f"{mean(expected, 'validation_loss'):.1f}" in text
     assert len(text.splitlines()) == 2 + len(settings)
-    with pytest.raises(InputError, match="validation_los"):
-        swept.best("validation_los")
+    refused("validation_los", swept.best, "validation_los")
 
 
 def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, model, swept):
@@ -190,8 +189,7 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
     others = {"batch_size": 2, "clients": toy.clients((7, 4, 12, 9, 1)), "rounds": 1}
     for name, value in others.items():
         seen.clear()
-        with pytest.raises(InputError, match=rf"3 of 3 runs.*another config: {name}"):
-            run(**{name: value})
+        refused(rf"3 of 3 runs.*another config: {name}", run, **{name: value})
         assert seen == [(one, True) for one in names]
         assert len(list((tmp_path / "s").glob("*/metrics.jsonl"))) == 3
     with pytest.raises(InputError, match=r"another config: .*step_size"):
@@ -223,14 +221,10 @@ def test_wrong_points_are_refused(model):
     def run(points, **options):
         fp.sweep(make, model, FEDERATION, points=points, **run_options(**GIVEN, **options))
 
-    with pytest.raises(InputError, match="no points"):
-        run([])
-    with pytest.raises(InputError, match="'mu' is not in all of them"):
-        run([{"rate": 0.1, "mu": 1.0}, {"rate": 0.2}])
-    with pytest.raises(InputError, match="occurs twice"):
-        run([{"rate": 0.1, "mu": 1.0}] * 2)
-    with pytest.raises(InputError, match="give choose_by"):
-        run(POINTS, early_stop=True)
+    refused("no points", run, [])
+    refused("'mu' is not in all of them", run, [{"rate": 0.1, "mu": 1.0}, {"rate": 0.2}])
+    refused("occurs twice", run, [{"rate": 0.1, "mu": 1.0}] * 2)
+    refused("give choose_by", run, POINTS, early_stop=True)
 
 
 def row(index, **values):
@@ -366,8 +360,7 @@ def test_a_list_of_a_point_can_be_changed_without_harm():
 
 def test_what_reads_a_point_too_late_is_refused():
     later = _Shared(lambda p: lambda: p["width"])({"seed": 0, "width": 6})
-    with pytest.raises(InputError, match="reads 'width' after it has returned"):
-        later()
+    refused("reads 'width' after it has returned", later)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -419,5 +412,4 @@ def test_values_may_be_lists_dicts_and_arrays(model, tmp_path):
     assert folders == sorted(swept.points)
     recorded = read_toml(tmp_path / next(iter(swept.points)) / "config.toml")["point"]
     assert recorded == {"seed": 0, "table": {"rates": [0.1, 0.2]}, "x": [0.0, 1.0]}
-    with pytest.raises(InputError, match="occurs twice"):
-        named_points([points[0], {**points[0], "x": np.array([0.0, 1.0])}])
+    refused("occurs twice", named_points, [points[0], {**points[0], "x": np.array([0.0, 1.0])}])

@@ -13,6 +13,7 @@ import types
 import pytest
 from internals import cli, read_metrics
 from internals import config as configs
+from refusals import refused
 from running import run
 from small_config import small
 
@@ -218,8 +219,7 @@ def test_wandb_writes_offline_under_the_id_and_the_group_of_the_run(tmp_path):
 
 def test_a_missing_package_is_named_with_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"needs the package wandb: pip install 'wandb"):
-        fp.trackers.wandb()
+    refused(r"needs the package wandb: pip install 'wandb", fp.trackers.wandb)
 
 
 # ---------------------------------------------------------------- they neither stop nor slow a run
@@ -363,8 +363,7 @@ def test_a_tracker_has_rows_and_settings_of_its_own(tmp_path):
     assert seen == [(row, 1) for row in ROWS]
     assert rows == read_metrics(out / "metrics.jsonl") == ROWS
     assert config == {"nested": {"x": 1}}
-    with pytest.raises(InputError, match="tracker spoils"):
-        tracking.sync(out, {"rounds": 2, **config}, [looks, spoils])
+    refused("tracker spoils", tracking.sync, out, {"rounds": 2, **config}, [looks, spoils])
     assert config == {"nested": {"x": 1}}
 
 
@@ -548,8 +547,7 @@ def test_a_slow_tracker_is_waited_for_while_it_takes_rows(tmp_path, monkeypatch)
     ],
 )
 def test_what_is_no_tracker_is_refused(given, message):
-    with pytest.raises(InputError, match=message):
-        fp.Records(trackers=[given])
+    refused(message, fp.Records, trackers=[given])
 
 
 # ----------------------------------------------------------------------- runs, configs and commands
@@ -619,8 +617,7 @@ def test_config_of_an_own_tracker(tmp_path):
     ],
 )
 def test_bad_tables_are_refused(written, message):
-    with pytest.raises(InputError, match=message):
-        configs.resolve(small(trackers=written))
+    refused(message, configs.resolve, small(trackers=written))
 
 
 def test_an_unreachable_server_of_mlflow_does_not_hold_up_a_run(tmp_path, monkeypatch):

@@ -8,9 +8,9 @@ import pytest
 import toy
 from internals import digests
 from options import run_options
+from refusals import refused
 
 import fedjax_peft as fp
-from fedjax_peft import InputError
 from fedjax_peft.simulation.trained_rows import NAME, read_rows, trained_rows
 
 ROWS = toy.dataset(40, seed=4)
@@ -84,8 +84,7 @@ def first(tmp_path_factory):
 def test_an_evaluation_on_what_the_origin_was_trained_on_is_refused(first, data, count):
     loaded = fp.load_run(first.out, model=model(), algorithm=ALGORITHM)
     for origin in (first, loaded):
-        with pytest.raises(InputError, match=f"{count}.* are training examples of"):
-            run(OTHER, origin, **data)
+        refused(f"{count}.* are training examples of", run, OTHER, origin, **data)
 
 
 @pytest.mark.slow
@@ -94,15 +93,13 @@ def test_a_run_keeps_what_it_and_its_origins_were_trained_on(first, tmp_path):
     np.testing.assert_array_equal(second.trained_on(), np.sort(digests(ROWS)[:30]))
     resumed = run(OTHER[:10], first, out=tmp_path / "run", resume=True)
     np.testing.assert_array_equal(resumed.trained_on(), second.trained_on())
-    with pytest.raises(InputError, match="30 of the 40 examples of test"):
-        run(OTHER, second, test=ROWS)
+    refused("30 of the 40 examples of test", run, OTHER, second, test=ROWS)
 
 
 def test_a_run_that_kept_nothing_says_so_and_damage_is_named(first, tmp_path):
     for content in (b"", b"PK\x03\x04", (first.out / "params.safetensors").read_bytes()):
         (tmp_path / NAME).write_bytes(content)
-        with pytest.raises(InputError, match=f"{NAME} is damaged"):
-            read_rows(tmp_path)
+        refused(f"{NAME} is damaged", read_rows, tmp_path)
     old = fp.load_run(first.out, model=model(), algorithm=ALGORITHM)
     object.__setattr__(old, "trained_on", lambda: None)
     with pytest.warns(UserWarning, match="does not say which examples it was trained on"):

@@ -11,12 +11,13 @@ import toy
 from closeness import assert_close
 from internals import Ledger, assign_roles, explain, forecast, made_from_values, sweeps
 from internals import config as configs
+from refusals import refused
 from running import CLIENTS, FEDAVG, PRIVATE
 from small_config import small
 from toy_transforms import feedback, ones, record
 
 import fedjax_peft as fp
-from fedjax_peft import InputError, aggregators, algorithms, transforms
+from fedjax_peft import aggregators, algorithms, transforms
 
 pytestmark = pytest.mark.slow
 
@@ -135,8 +136,7 @@ def test_a_run_and_its_forecast_count_the_same_bytes():
     ],
 )
 def test_invalid_combinations_are_errors_with_a_reason(algorithm, transform, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        run(tmp_path / "run", given=transform, algorithm=algorithm)
+    refused(message, run, tmp_path / "run", given=transform, algorithm=algorithm)
     assert not (tmp_path / "run").exists()
 
 
@@ -216,8 +216,7 @@ def test_options_of_a_user_s_transform_are_overridden_and_swept(tmp_path, monkey
     ],
 )
 def test_wrong_transforms_of_a_config_are_named(given, message):
-    with pytest.raises(InputError, match=message):
-        configs.resolve(small(transforms=given))
+    refused(message, configs.resolve, small(transforms=given))
 
 
 def test_transforms_are_listed_and_explained():

@@ -12,6 +12,7 @@ from closeness import approx, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 from internals import Question, exact_match
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
@@ -272,11 +273,8 @@ def test_rows_name_the_rule_for_other_scripts_and_gold_answers_need_a_word():
 def test_settings():
     assert tasks.question_answering().headline == "f1"
     assert tasks.question_answering(metric="fednlp_raw").headline == "raw_f1"
-    with pytest.raises(fp.InputError, match="Did you mean 'squad'"):
-        tasks.question_answering(metric="squat")
-    with pytest.raises(fp.InputError, match="n_best=0"):
-        tasks.question_answering(n_best=0)
+    refused("Did you mean 'squad'", tasks.question_answering, metric="squat")
+    refused("n_best=0", tasks.question_answering, n_best=0)
     data = windows(0)
     plain = fp.Dataset(data.columns, (), "x", "question_answering")
-    with pytest.raises(fp.InputError, match=r"data set 'x' .* 'offsets'"):
-        scored(plain, logits(data, (4, 6, 1.0)))
+    refused(r"data set 'x' .* 'offsets'", scored, plain, logits(data, (4, 6, 1.0)))

@@ -11,6 +11,7 @@ import optax
 import pytest
 from closeness import approx, assert_close, assert_small
 from internals import Ledger, chain, scheduled
+from refusals import refused
 from toy_transforms import ALGORITHM, FEDERATION, MODEL, feedback, run
 
 import fedjax_peft as fp
@@ -178,8 +179,7 @@ def test_a_run_with_flasc_is_sparse_in_its_rows():
     ],
 )
 def test_what_cannot_compress_a_broadcast_is_refused(make, message):
-    with pytest.raises(fp.InputError, match=message):
-        make()
+    refused(message, make)
 
 
 def test_a_transform_without_downlink_receives_the_leaves_themselves():

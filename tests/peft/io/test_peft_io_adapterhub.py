@@ -15,6 +15,7 @@ import pytest
 import torch
 from closeness import assert_close
 from internals import export_adapterhub
+from refusals import refused
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 from tiny import trained
@@ -204,26 +205,20 @@ def test_config_fields_that_change_the_maths(config, tmp_path):
     ids=["activation", "factor", "no places", "model type", "config"],
 )
 def test_invalid_configs_are_errors(config, head_config, message, tmp_path):
-    with pytest.raises(fp.InputError, match=message):
-        load_adapterhub(changed(tmp_path, config, **head_config))
+    refused(message, load_adapterhub, changed(tmp_path, config, **head_config))
 
 
 def test_missing_or_broken_files_are_errors(tmp_path):
-    with pytest.raises(fp.InputError, match=r"holds no adapter_config.json"):
-        load_adapterhub(tmp_path)
+    refused(r"holds no adapter_config.json", load_adapterhub, tmp_path)
     weights = changed(tmp_path) / "adapter.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    with pytest.raises(fp.InputError, match=r"not a whole safetensors file"):
-        load_adapterhub(tmp_path)
+    refused(r"not a whole safetensors file", load_adapterhub, tmp_path)
     weights.unlink()
-    with pytest.raises(fp.InputError, match=r"holds no adapter.safetensors"):
-        load_adapterhub(tmp_path)
+    refused(r"holds no adapter.safetensors", load_adapterhub, tmp_path)
     (tmp_path / "pytorch_adapter.bin").write_bytes(b"")
-    with pytest.raises(fp.InputError, match=r"pickle \(pytorch_adapter.bin\).*refused"):
-        load_adapterhub(tmp_path)
+    refused(r"pickle \(pytorch_adapter.bin\).*refused", load_adapterhub, tmp_path)
     (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(fp.InputError, match="not valid JSON"):
-        load_adapterhub(tmp_path)
+    refused("not valid JSON", load_adapterhub, tmp_path)
 
 
 def test_all_that_does_not_fit_is_one_message(tmp_path):
@@ -248,8 +243,7 @@ def test_all_that_does_not_fit_is_one_message(tmp_path):
 def test_adapter_of_another_family_or_depth(tmp_path):
     # 16 tensors without a place, four sites that are none of RoBERTa's, and a head of other form.
     method = load_adapterhub(GOLDEN / "roberta" / "houlsby")
-    with pytest.raises(fp.InputError, match=r"roberta adapter .* \(24 mismatches\).*and 20 more"):
-        fp.attach(base(), method)
+    refused(r"roberta adapter .* \(24 mismatches\).*and 20 more", fp.attach, base(), method)
     config = read(GOLDEN / "bert" / "config.json") | {"num_hidden_layers": 1}
     shutil.copytree(GOLDEN / "bert", tmp_path, dirs_exist_ok=True)
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -277,6 +271,5 @@ def test_adapter_of_another_family_or_depth(tmp_path):
 def test_places_that_the_format_does_not_have(method, message, tmp_path):
     """For methods see ``test_peft_io_export.py``, for families ``test_models_decoders.py``."""
     model = fp.attach(base(), method)
-    with pytest.raises(fp.InputError, match=message):
-        export_adapterhub(model, model.trainable, tmp_path)
+    refused(message, export_adapterhub, model, model.trainable, tmp_path)
     assert not any(tmp_path.iterdir())

@@ -9,6 +9,7 @@ from closeness import EXACT, assert_close
 from flax import nnx
 from internals import export
 from peft import PeftModel
+from refusals import refused
 from safetensors.numpy import load_file
 from tiny import forward, trained
 from torch_reference import (
@@ -240,8 +241,7 @@ def test_a_directory_that_is_not_an_export_is_not_changed(model, tmp_path):
     ):
         export(adapted, trained(adapted), tmp_path / "a", format="merged", overwrite=True)
     assert contents(tmp_path) == before
-    with pytest.raises(fp.InputError, match="is a file"):
-        export(adapted, trained(adapted), tmp_path / "a" / "adapter_config.json")
+    refused("is a file", export, adapted, trained(adapted), tmp_path / "a" / "adapter_config.json")
     with pytest.raises(fp.InputError, match="cannot be written"):
         export(adapted, trained(adapted), tmp_path / "a" / "adapter_config.json" / "b")
     assert contents(tmp_path) == before
@@ -291,26 +291,22 @@ def test_one_export_for_each_client(model, tmp_path):
 )
 def test_formats_that_lack_a_method_are_errors(model, method, format, complaint, tmp_path):
     adapted = model if method is None else fp.attach(model, method)
-    with pytest.raises(fp.InputError, match=complaint):
-        export(adapted, adapted.trainable, tmp_path / "a", format=format)
+    refused(complaint, export, adapted, adapted.trainable, tmp_path / "a", format=format)
     assert not any(tmp_path.iterdir())
 
 
 def test_model_that_is_not_from_hugging_face(tmp_path):
     module = nnx.Dict(dense=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
     own = fp.attach(fp.bind(module), peft.lora(2, targets=["dense"]))
-    with pytest.raises(fp.InputError, match="Hugging Face model"):
-        export(own, own.trainable, tmp_path)
+    refused("Hugging Face model", export, own, own.trainable, tmp_path)
 
 
 def test_parameters_of_another_model(model, base, tmp_path):
     adapted = fp.attach(model, peft.lora(4))
     half = {name: x for name, x in adapted.trainable.items() if "query" in name}
-    with pytest.raises(fp.InputError, match=r"'bert.encoder.layer.0.attention.self.value.lora_a'"):
-        export(adapted, half, tmp_path)
+    refused(r"'bert.encoder.layer.0.attention.self.value.lora_a'", export, adapted, half, tmp_path)
     other = fp.attach(
         fp.load_model(base, head=fp.heads.token_classification(2, fresh=True)), peft.lora(4)
     )
-    with pytest.raises(fp.InputError, match="are not this model's"):
-        export(adapted, other.trainable, tmp_path)
+    refused("are not this model's", export, adapted, other.trainable, tmp_path)
     assert not any(tmp_path.iterdir())
