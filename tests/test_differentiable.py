@@ -12,7 +12,7 @@ from closeness import approx, assert_close
 from compiled import compilations
 from internals import measured_apart
 from options import session_options
-from refusals import refused
+from refusals import refusals, refused
 
 import fedjax_peft as fp
 from fedjax_peft import aggregators, algorithms, privacy
@@ -318,18 +318,14 @@ def test_the_gradient_of_per_fedavg_has_its_second_order_term():
     assert_close(own, adapted, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda run: run({"layer.lora_c": jnp.zeros(1)}), "no leaf 'layer.lora_c'"),
-        (lambda run: run({"head.bias": jnp.zeros(1)}), "has the shape"),
-        (lambda run: run(values={"learning_rate": 1.0}), "no run-time value 'learning_rate'"),
-        (lambda run: run(weights=jnp.ones(3)), "one weight for each round"),
-        (lambda run: run(run.leaves, state=run.start()), "part of the state"),
-    ],
+test_wrong_arguments_are_refused = refusals(
+    lambda call: call(fp.differentiable.rounds(session(), N)),
+    (lambda run: run({"layer.lora_c": jnp.zeros(1)}), "no leaf 'layer.lora_c'"),
+    (lambda run: run({"head.bias": jnp.zeros(1)}), "has the shape"),
+    (lambda run: run(values={"learning_rate": 1.0}), "no run-time value 'learning_rate'"),
+    (lambda run: run(weights=jnp.ones(3)), "one weight for each round"),
+    (lambda run: run(run.leaves, state=run.start()), "part of the state"),
 )
-def test_wrong_arguments_are_refused(call, words):
-    refused(words, call, fp.differentiable.rounds(session(), N))
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True])

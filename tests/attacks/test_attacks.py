@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import toy
 from closeness import approx, assert_close, assert_trees_close
 from internals import Cohort, at_work, attack_key, mean
 from options import run_options, session_options
-from refusals import refused
+from refusals import refusals
 from scipy.stats import norm
 from shallow import simple_encoder  # noqa: F401
 
@@ -318,44 +319,36 @@ def test_a_share_of_the_real_examples_of_a_batch_is_poisoned():
     assert (seen["input_ids"] == 9).sum(axis=1).tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: attacks.backdoor(0.1, 0), "give either token or patch"),
-        (lambda: attacks.backdoor(0.1, 0, token=1, patch=2), "give either token or patch"),
-        (lambda: attacks.label_flip(0.1, source=1), "both source and target"),
-        (lambda: attacks.label_flip(0.1, source=1, target=9).apply(FEDAVG, FACTS), "from 0"),
-        (
-            lambda: attacks.sign_flip(0.1).apply(fp.algorithms.local(optax.sgd(0.1)), FACTS),
-            "send nothing",
-        ),
-        (
-            lambda: attacks.alie(0.1).apply(fp.algorithms.flora(optax.sgd(0.1)), FACTS),
-            "random A of its own",
-        ),
-        (
-            lambda: attacks.backdoor(0.1, 0, token=1).apply(FEDAVG, FACTS),
-            "'input_ids', and .* x, lab",
-        ),
-        (lambda: attacks.label_flip(0.1).apply(FEDAVG, UNLABELLED), "no column 'labels'"),
-    ],
+test_what_makes_no_sense_is_refused_with_the_reason = refusals(
+    operator.call,
+    (lambda: attacks.backdoor(0.1, 0), "give either token or patch"),
+    (lambda: attacks.backdoor(0.1, 0, token=1, patch=2), "give either token or patch"),
+    (lambda: attacks.label_flip(0.1, source=1), "both source and target"),
+    (lambda: attacks.label_flip(0.1, source=1, target=9).apply(FEDAVG, FACTS), "from 0"),
+    (
+        lambda: attacks.sign_flip(0.1).apply(fp.algorithms.local(optax.sgd(0.1)), FACTS),
+        "send nothing",
+    ),
+    (
+        lambda: attacks.alie(0.1).apply(fp.algorithms.flora(optax.sgd(0.1)), FACTS),
+        "random A of its own",
+    ),
+    (
+        lambda: attacks.backdoor(0.1, 0, token=1).apply(FEDAVG, FACTS),
+        "'input_ids', and .* x, lab",
+    ),
+    (lambda: attacks.label_flip(0.1).apply(FEDAVG, UNLABELLED), "no column 'labels'"),
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(make, match):
-    refused(match, make)
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        (
-            {"privacy": fp.privacy.central(1.0, 1.0), "sampling": "poisson"},
-            "'mean under alie' looks at the uploads one by one",
-        ),
-        ({"client_ranks": [1, 2], "bound": lora_model}, "clients of different LoRA ranks"),
-    ],
+test_colluding_clients_are_refused_where_they_cannot_be = refusals(
+    lambda options: session(attacks.alie(0.25), EQUAL, clients_per_round=4, **options),
+    (
+        {"privacy": fp.privacy.central(1.0, 1.0), "sampling": "poisson"},
+        "'mean under alie' looks at the uploads one by one",
+    ),
+    ({"client_ranks": [1, 2], "bound": lora_model}, "clients of different LoRA ranks"),
 )
-def test_colluding_clients_are_refused_where_they_cannot_be(options, match):
-    refused(match, session, attacks.alie(0.25), EQUAL, clients_per_round=4, **options)
 
 
 def test_a_private_run_does_not_say_who_took_part():

@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 from internals import DATASETS, cli, flatten, presets
 from internals import config as configs
-from refusals import refused
+from refusals import refusals, refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -297,17 +297,13 @@ def test_another_function_does_not_get_the_options_of_the_presets_function():
     assert config["preset_changes"]["peft.name"] == "lora -> opendelta"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("fedrea", r"no preset 'fedrea'. Did you mean 'federa'"),
-        ("federa/fedrl", r"no preset 'federa/fedrl'. Did you mean 'federa/fedlr'"),
-        ("houlsby", r"Did you mean 'fedadapters/text/houlsby' or 'fedadapters/images/houlsby'"),
-        *((wrong, "There is no preset") for wrong in (["federa"], 3, {"name": "federa"})),
-    ],
+test_unknown_presets_get_the_nearest_names = refusals(
+    lambda name: configs.resolve(small(preset=name)),
+    ("fedrea", r"no preset 'fedrea'. Did you mean 'federa'"),
+    ("federa/fedrl", r"no preset 'federa/fedrl'. Did you mean 'federa/fedlr'"),
+    ("houlsby", r"Did you mean 'fedadapters/text/houlsby' or 'fedadapters/images/houlsby'"),
+    *((wrong, "There is no preset") for wrong in (["federa"], 3, {"name": "federa"})),
 )
-def test_unknown_presets_get_the_nearest_names(name, message):
-    refused(message, configs.resolve, small(preset=name))
 
 
 def test_missing_keys_get_the_presets_advice():

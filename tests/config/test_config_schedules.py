@@ -8,7 +8,7 @@ import toy
 from closeness import assert_close
 from internals import config as configs
 from internals import explicit, running, sweeps
-from refusals import refused
+from refusals import refusals
 from small_config import small
 
 import fedjax_peft as fp
@@ -119,16 +119,12 @@ def test_own_functions_follow_a_schedule_without_a_word(tmp_path):
         assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"schedule": "cosin"}, "There is no schedule 'cosin'. .*'cosine'"),
-        ({"schedule": {"warmup": 2}}, r"\[schedule\] needs a name"),
-        ({"schedule": {"name": "cosine", "warmup": 8}}, "warmup = 8 rounds leave none"),
-        ({"schedule": "exponential"}, r"\[schedule\] 'decay' is missing"),
-        ({"schedule": {"name": "linear", "last": 1}}, r"Unknown config key \[schedule\] 'last'"),
-        ({"server_schedule": "cosine"}, "that of 'fedavg' has none.* fedadam, .*, scaffold"),
-    ],
+test_bad_tables_are_named = refusals(
+    lambda changes: made(**changes),
+    ({"schedule": "cosin"}, "There is no schedule 'cosin'. .*'cosine'"),
+    ({"schedule": {"warmup": 2}}, r"\[schedule\] needs a name"),
+    ({"schedule": {"name": "cosine", "warmup": 8}}, "warmup = 8 rounds leave none"),
+    ({"schedule": "exponential"}, r"\[schedule\] 'decay' is missing"),
+    ({"schedule": {"name": "linear", "last": 1}}, r"Unknown config key \[schedule\] 'last'"),
+    ({"server_schedule": "cosine"}, "that of 'fedavg' has none.* fedadam, .*, scaffold"),
 )
-def test_bad_tables_are_named(changes, message):
-    refused(message, made, **changes)

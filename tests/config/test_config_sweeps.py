@@ -5,7 +5,7 @@ import weakref
 import pytest
 from internals import Parts, running, sweeps
 from internals import config as configs
-from refusals import refused
+from refusals import refusals, refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -151,22 +151,18 @@ def test_attacks_with_a_seed_of_their_own_are_equal_functions_for_every_seed(own
     assert len(hostile) == (1 if own else 2)
 
 
-@pytest.mark.parametrize(
-    ("sweep", "overrides", "message"),
-    [
-        (None, [], "Nothing is swept"),
-        ({"grid": {"seed": 3}}, [], r"\[sweep.grid\] seed = 3 must be a list"),
-        ({"grid": {"seed": []}}, [], "must be a list of values"),
-        ({"gird": {}}, ["seed=0..1"], "Unknown config key .* 'gird'.*'grid'"),
-        ({"choose_by": 3}, ["seed=0..1"], "must be the name of a metric"),
-        ({"baseline": "fedav"}, ["seed=0..1"], "'fedav' is not a method"),
-        (None, ["optimizer.learning_rat=1e-3,3e-3"], "Unknown config key .*learning_rat"),
-        (None, ["optimizer.learning_rate=1e-3,x"], "cannot be 'x'"),
-        ("yes", ["seed=0..1"], r"\[sweep\] must be a table"),
-    ],
+test_bad_sweeps_are_refused_before_anything_runs = refusals(
+    lambda sweep, overrides: sweeps.plan(raw(sweep), overrides),
+    (None, [], "Nothing is swept"),
+    ({"grid": {"seed": 3}}, [], r"\[sweep.grid\] seed = 3 must be a list"),
+    ({"grid": {"seed": []}}, [], "must be a list of values"),
+    ({"gird": {}}, ["seed=0..1"], "Unknown config key .* 'gird'.*'grid'"),
+    ({"choose_by": 3}, ["seed=0..1"], "must be the name of a metric"),
+    ({"baseline": "fedav"}, ["seed=0..1"], "'fedav' is not a method"),
+    (None, ["optimizer.learning_rat=1e-3,3e-3"], "Unknown config key .*learning_rat"),
+    (None, ["optimizer.learning_rate=1e-3,x"], "cannot be 'x'"),
+    ("yes", ["seed=0..1"], r"\[sweep\] must be a table"),
 )
-def test_bad_sweeps_are_refused_before_anything_runs(sweep, overrides, message):
-    refused(message, sweeps.plan, raw(sweep), overrides)
 
 
 def test_an_unknown_method_is_named():

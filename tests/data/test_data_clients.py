@@ -4,7 +4,7 @@ import datasets
 import numpy as np
 import pytest
 import tiny_tokenizers
-from refusals import refused
+from refusals import refusals, refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.partition import from_flwr
@@ -116,33 +116,29 @@ def test_conversations_of_clients_whose_roles_do_not_alternate():
         assert len(clients.data.notes) == 1
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (reviews(2), "must be a dict, client name -> data set, or a list .*, not a Dataset"),
-        ([reviews(2), 3], "'1' needs a DataFrame.*not a int"),
-        (
-            {"a": reviews(2).with_transform(lambda rows: 1 / 0)},
-            "client 'a' .*ZeroDivisionError.*map",
-        ),
-        ({"a": reviews(2).with_transform(lambda rows: None)}, "client 'a' could not be made"),
-        ({"a": reviews(2).with_transform(short)}, "client 'a' .* differ in length"),
-        ({"a": reviews(2).to_iterable_dataset().take(0)}, "client 'a' has no rows"),
-        ({}, "no data sets"),
-        ({"train": reviews(2), "test": reviews(2)}, "splits, not clients"),
-        (
-            {"a": {"review": ["x"]}},
-            "'a' needs a DataFrame, .*Dataset, not a dict",
-        ),
-        ({"a": fp.testing.tiny_dataset(4)}, "'a' needs a DataFrame.*fp.combine"),
-        ({"a": reviews(2), "b": reviews(0)}, "client 'b' has no rows"),
-        ({"a": reviews(2), "b": reviews(2, age=[1, 2])}, "client 'a' and .*'b' differ: age"),
-        ({"a": reviews(2), "b": reviews(2).remove_columns("stars")}, "client 'b' has no column"),
-        ({"a": reviews(2), "b": reviews(2, [None])}, "Row 1 of the data set of client 'b'"),
-    ],
+test_bad_data_sets_are_named = refusals(
+    load,
+    (reviews(2), "must be a dict, client name -> data set, or a list .*, not a Dataset"),
+    ([reviews(2), 3], "'1' needs a DataFrame.*not a int"),
+    (
+        {"a": reviews(2).with_transform(lambda rows: 1 / 0)},
+        "client 'a' .*ZeroDivisionError.*map",
+    ),
+    ({"a": reviews(2).with_transform(lambda rows: None)}, "client 'a' could not be made"),
+    ({"a": reviews(2).with_transform(short)}, "client 'a' .* differ in length"),
+    ({"a": reviews(2).to_iterable_dataset().take(0)}, "client 'a' has no rows"),
+    ({}, "no data sets"),
+    ({"train": reviews(2), "test": reviews(2)}, "splits, not clients"),
+    (
+        {"a": {"review": ["x"]}},
+        "'a' needs a DataFrame, .*Dataset, not a dict",
+    ),
+    ({"a": fp.testing.tiny_dataset(4)}, "'a' needs a DataFrame.*fp.combine"),
+    ({"a": reviews(2), "b": reviews(0)}, "client 'b' has no rows"),
+    ({"a": reviews(2), "b": reviews(2, age=[1, 2])}, "client 'a' and .*'b' differ: age"),
+    ({"a": reviews(2), "b": reviews(2).remove_columns("stars")}, "client 'b' has no column"),
+    ({"a": reviews(2), "b": reviews(2, [None])}, "Row 1 of the data set of client 'b'"),
 )
-def test_bad_data_sets_are_named(data, message):
-    refused(message, load, data)
 
 
 class Partitioner:

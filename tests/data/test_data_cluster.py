@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import refusals
 
 import fedjax_peft as fp
 from fedjax_peft.data.cluster import kmeans
@@ -45,28 +45,20 @@ def test_an_embedding_of_ones_own_and_equal_texts(topics):
     assert len({(c, len(t) > 20) for c, t in zip(lengths, texts, strict=True)}) == 2
 
 
-@pytest.mark.parametrize(
-    ("texts", "clusters", "message"),
-    [
-        (["one two"], 2, "1 texts cannot be divided into 2 clusters"),
-        ([], 1, "0 texts cannot"),
-        (["one two"], 0, "into 0 clusters"),
-        (["one two", "two one", "one two", "six"], 3, "of which 2 differ"),
-        (["", "!?"], 2, "no word in any"),
-    ],
+test_texts_that_have_no_such_clusters = refusals(
+    kmeans,
+    (["one two"], 2, "1 texts cannot be divided into 2 clusters"),
+    ([], 1, "0 texts cannot"),
+    (["one two"], 0, "into 0 clusters"),
+    (["one two", "two one", "one two", "six"], 3, "of which 2 differ"),
+    (["", "!?"], 2, "no word in any"),
 )
-def test_texts_that_have_no_such_clusters(texts, clusters, message):
-    refused(message, kmeans, texts, clusters)
 
 
-@pytest.mark.parametrize(
-    ("vectors", "message"),
-    [
-        (np.zeros(3), r"floats of shape \(3, dimensions\), not float64 of shape \(3,\)"),
-        (np.zeros((2, 4)), r"not float64 of shape \(2, 4\)"),
-        (np.zeros((3, 4), int), "not int64"),
-        (np.array([[1.0], [2.0], [np.nan]]), "text 2 is not finite"),
-    ],
+test_embeddings_that_cannot_be_used = refusals(
+    lambda vectors: kmeans(["a", "b", "c"], 2, embed=lambda texts: vectors),
+    (np.zeros(3), r"floats of shape \(3, dimensions\), not float64 of shape \(3,\)"),
+    (np.zeros((2, 4)), r"not float64 of shape \(2, 4\)"),
+    (np.zeros((3, 4), int), "not int64"),
+    (np.array([[1.0], [2.0], [np.nan]]), "text 2 is not finite"),
 )
-def test_embeddings_that_cannot_be_used(vectors, message):
-    refused(message, kmeans, ["a", "b", "c"], 2, embed=lambda texts: vectors)

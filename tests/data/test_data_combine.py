@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from refusals import refused
+from refusals import refusals, refused
 
 import fedjax_peft as fp
 
@@ -43,25 +42,21 @@ def test_every_data_set_is_a_client():
             np.testing.assert_array_equal(column[2:], part)
 
 
-@pytest.mark.parametrize(
-    ("datasets", "match"),
-    [
-        ({}, "no data sets"),
-        ({"a": texts([2], 3), "b": texts([2], 3, extra=np.ones(1))}, "'b' has a column 'extra'"),
-        ({"a": texts([2], 3, extra=np.ones(1)), "b": texts([2], 3)}, "'a' has a column 'extra'"),
-        (
-            {"a": texts([2], 3, z=np.ones((1, 2))), "b": texts([2], 3, z=np.ones((1, 3)))},
-            r"'z'.*\(3,\).*'b'.*\(2,\).*'a'",
-        ),
-        ({"a": texts([2], 3, z=np.ones(1)), "b": texts([2], 3, z=np.ones(1, int))}, "int64"),
-        ({"a": texts([2], 3), "b": texts([2], 5, pad=0)}, "token 0 in 'b' and 1 in 'a'"),
-        ({"a": texts([3], 3), "b": texts([5], 5)}, "none is.*max_length"),
-        ({"a": fp.Dataset({"classes": np.ones(2)})}, "'classes' already"),
-        ({"a": fp.Dataset({"x": np.ones(2)})}, "no column 'labels'"),
-    ],
+test_refusals = refusals(
+    fp.combine,
+    ({}, "no data sets"),
+    ({"a": texts([2], 3), "b": texts([2], 3, extra=np.ones(1))}, "'b' has a column 'extra'"),
+    ({"a": texts([2], 3, extra=np.ones(1)), "b": texts([2], 3)}, "'a' has a column 'extra'"),
+    (
+        {"a": texts([2], 3, z=np.ones((1, 2))), "b": texts([2], 3, z=np.ones((1, 3)))},
+        r"'z'.*\(3,\).*'b'.*\(2,\).*'a'",
+    ),
+    ({"a": texts([2], 3, z=np.ones(1)), "b": texts([2], 3, z=np.ones(1, int))}, "int64"),
+    ({"a": texts([2], 3), "b": texts([2], 5, pad=0)}, "token 0 in 'b' and 1 in 'a'"),
+    ({"a": texts([3], 3), "b": texts([5], 5)}, "none is.*max_length"),
+    ({"a": fp.Dataset({"classes": np.ones(2)})}, "'classes' already"),
+    ({"a": fp.Dataset({"x": np.ones(2)})}, "no column 'labels'"),
 )
-def test_refusals(datasets, match):
-    refused(match, fp.combine, datasets)
 
 
 def test_common_names_columns_and_tasks_stay():

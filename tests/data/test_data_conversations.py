@@ -4,7 +4,7 @@ import json
 
 import pytest
 from internals import Reading, Table, load_tables
-from refusals import refused
+from refusals import refusals, refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.conversations import with_messages
@@ -209,22 +209,18 @@ def tree(rows):
     return dict(zip(NAMES, map(list, zip(*rows, strict=True)), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"prompt": ["a", "b"], "completion": ["c", None]}, "Row 2 of the file has None in place"),
-        (
-            {"prompt": [TALK[:1], "a"], "completion": [TALK[1:], "b"]},
-            "Row 2 of the file has 'a' in",
-        ),
-        ({"instruction": ["a"], "input": [3], "output": ["c"]}, "Row 1 of the file has 3 in place"),
-        ({"question": ["a"], "answer": ["b"]}, "no conversations, only the columns question"),
-        (tree(MESSAGES[1:]), "Row 1 of the file answers the message '1', which is missing"),
-        (tree([*MESSAGES, MESSAGES[0]]), "Row 11 of the file has a message_id that is not unique"),
-    ],
+test_hostile_rows_are_named = refusals(
+    read,
+    ({"prompt": ["a", "b"], "completion": ["c", None]}, "Row 2 of the file has None in place"),
+    (
+        {"prompt": [TALK[:1], "a"], "completion": [TALK[1:], "b"]},
+        "Row 2 of the file has 'a' in",
+    ),
+    ({"instruction": ["a"], "input": [3], "output": ["c"]}, "Row 1 of the file has 3 in place"),
+    ({"question": ["a"], "answer": ["b"]}, "no conversations, only the columns question"),
+    (tree(MESSAGES[1:]), "Row 1 of the file answers the message '1', which is missing"),
+    (tree([*MESSAGES, MESSAGES[0]]), "Row 11 of the file has a message_id that is not unique"),
 )
-def test_hostile_rows_are_named(columns, message):
-    refused(message, read, columns)
 
 
 def write(path, rows):

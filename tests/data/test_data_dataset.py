@@ -1,8 +1,10 @@
 """Data sets and clients."""
 
+import operator
+
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import refusals
 
 import fedjax_peft as fp
 
@@ -29,42 +31,38 @@ def test_length_labels_and_take(data):
     assert (part.label_names, part.name) == (data.label_names, data.name)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: fp.Dataset({"a": np.zeros(3), "b": np.zeros(2)}), "'a' has 3 rows, 'b' has 2"),
-        (lambda: fp.Dataset({"labels": np.array([0, -1])}, ("x",)), "value -1 in row 1, .* 0 to 0"),
-        (
-            lambda: fp.Dataset({"labels": np.array([2, 3])}, ("x",) * 3),
-            "value 3 in row 1, .* 0 to 2",
-        ),
-        (lambda: fp.Dataset({}), "no columns"),
-        (lambda: fp.Dataset({"a": np.zeros(2)}).labels, "no column 'labels', only a"),
-        (lambda: fp.Clients(np.zeros(6), rows([0], [], [1, 6])), "Client 2 owns row 6"),
-        (lambda: fp.Clients(np.zeros(6), rows([-1], [1])), "Client 0 owns row -1"),
-        (lambda: fp.Dataset({"a": [[1.0], [2.0]]}), "'a' of .* must be an array of numbers"),
-        (lambda: fp.Dataset({"a": np.array(["b", "c"])}), "'a' of .* must be an array of numbers"),
-        (
-            lambda: fp.Clients(np.zeros(2), (np.array([True, False]),)),
-            r"row numbers, .* bool \[2\]",
-        ),
-        (lambda: fp.Clients(np.zeros(2), (np.array([[0]]),)), r"row numbers, .* int64 \[1, 1\]"),
-        (lambda: fp.Clients(np.zeros(6), ()), "at least one client"),
-        (
-            lambda: fp.Clients(np.zeros(6), rows([0], [1]), ("a",)),
-            "2 clients need 2 different names",
-        ),
-        (lambda: fp.Clients(np.zeros(6), rows([0], [1]), ("a", "a")), "2 different names"),
-        (
-            lambda: fp.Clients(np.zeros(6), rows([0]), (), np.array([np.nan])),
-            "weights that are num",
-        ),
-        (lambda: fp.Clients(np.zeros(6), rows([0])).holdout(1), "between 0 and 1"),
-        (lambda: fp.Clients(np.zeros(6), rows([0])).holdout(np.nan), "between 0 and 1"),
-    ],
+test_data_that_do_not_fit_together_are_named = refusals(
+    operator.call,
+    (lambda: fp.Dataset({"a": np.zeros(3), "b": np.zeros(2)}), "'a' has 3 rows, 'b' has 2"),
+    (lambda: fp.Dataset({"labels": np.array([0, -1])}, ("x",)), "value -1 in row 1, .* 0 to 0"),
+    (
+        lambda: fp.Dataset({"labels": np.array([2, 3])}, ("x",) * 3),
+        "value 3 in row 1, .* 0 to 2",
+    ),
+    (lambda: fp.Dataset({}), "no columns"),
+    (lambda: fp.Dataset({"a": np.zeros(2)}).labels, "no column 'labels', only a"),
+    (lambda: fp.Clients(np.zeros(6), rows([0], [], [1, 6])), "Client 2 owns row 6"),
+    (lambda: fp.Clients(np.zeros(6), rows([-1], [1])), "Client 0 owns row -1"),
+    (lambda: fp.Dataset({"a": [[1.0], [2.0]]}), "'a' of .* must be an array of numbers"),
+    (lambda: fp.Dataset({"a": np.array(["b", "c"])}), "'a' of .* must be an array of numbers"),
+    (
+        lambda: fp.Clients(np.zeros(2), (np.array([True, False]),)),
+        r"row numbers, .* bool \[2\]",
+    ),
+    (lambda: fp.Clients(np.zeros(2), (np.array([[0]]),)), r"row numbers, .* int64 \[1, 1\]"),
+    (lambda: fp.Clients(np.zeros(6), ()), "at least one client"),
+    (
+        lambda: fp.Clients(np.zeros(6), rows([0], [1]), ("a",)),
+        "2 clients need 2 different names",
+    ),
+    (lambda: fp.Clients(np.zeros(6), rows([0], [1]), ("a", "a")), "2 different names"),
+    (
+        lambda: fp.Clients(np.zeros(6), rows([0]), (), np.array([np.nan])),
+        "weights that are num",
+    ),
+    (lambda: fp.Clients(np.zeros(6), rows([0])).holdout(1), "between 0 and 1"),
+    (lambda: fp.Clients(np.zeros(6), rows([0])).holdout(np.nan), "between 0 and 1"),
 )
-def test_data_that_do_not_fit_together_are_named(make, message):
-    refused(message, make)
 
 
 def test_clients_count_and_sizes(data):

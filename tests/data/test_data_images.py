@@ -11,7 +11,7 @@ import transformers
 from closeness import approx, assert_close
 from internals import Table
 from PIL import Image
-from refusals import refused
+from refusals import refusals, refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.encoders.pixels import encode_images
@@ -365,17 +365,13 @@ def test_images_of_several_sizes_are_resized_with_a_note():
     assert encode_images(plain, ("0", "1"), name="a").notes == ()
 
 
-@pytest.mark.parametrize(
-    ("columns", "named"),
-    [
-        ({"image": [X[0], b"?"], "label": [0, 1]}, "row 2 of a file could not be decoded"),
-        ({"image": [X[0], X[1]], "label": [0, 2]}, "Row 2 of a file has the label '2'"),
-        ({"img": [X[0]], "label": [0]}, "no column 'image'.* img"),
-        ({"image": [], "label": []}, "a file has no images"),
-    ],
+test_tables_that_cannot_be_encoded = refusals(
+    lambda columns: encode_images(Table("a file", columns), ("0", "1"), name="some"),
+    ({"image": [X[0], b"?"], "label": [0, 1]}, "row 2 of a file could not be decoded"),
+    ({"image": [X[0], X[1]], "label": [0, 2]}, "Row 2 of a file has the label '2'"),
+    ({"img": [X[0]], "label": [0]}, "no column 'image'.* img"),
+    ({"image": [], "label": []}, "a file has no images"),
 )
-def test_tables_that_cannot_be_encoded(columns, named):
-    refused(named, encode_images, Table("a file", columns), ("0", "1"), name="some")
 
 
 def federation(pixels, clients):
@@ -453,33 +449,29 @@ SHIFTABLE = federation(images(9, 3, 8, 8), 4)
 FLOATS = {**SHIFTABLE.data.columns, "pixel_values": np.zeros((9, 3, 8, 8), np.float32)}
 
 
-@pytest.mark.parametrize(
-    ("clients", "kind", "strength", "named"),
-    [
-        (SHIFTABLE, "rotate", 90, "Did you mean 'rotation'"),
-        (SHIFTABLE, "noise", -1.0, "not negative"),
-        (SHIFTABLE, "noise", np.nan, "not negative"),
-        (SHIFTABLE, "noise", np.inf, "not negative"),
-        (SHIFTABLE, "contrast", 1.5, "from 0 to 1"),
-        (
-            fp.Clients(SHIFTABLE.data, (np.array([0, 3]), np.array([3]))),
-            "noise",
-            0.1,
-            "belongs to 2",
-        ),
-        (
-            fp.Clients(fp.Dataset(FLOATS, ("a",)), SHIFTABLE.indices),
-            "noise",
-            0.1,
-            "has no uint8 images",
-        ),
-        (
-            fp.Clients(fp.Dataset({"x": np.zeros(9)}), SHIFTABLE.indices),
-            "noise",
-            0.1,
-            "no uint8 images",
-        ),
-    ],
+test_shifts_that_are_impossible = refusals(
+    shift_features,
+    (SHIFTABLE, "rotate", 90, "Did you mean 'rotation'"),
+    (SHIFTABLE, "noise", -1.0, "not negative"),
+    (SHIFTABLE, "noise", np.nan, "not negative"),
+    (SHIFTABLE, "noise", np.inf, "not negative"),
+    (SHIFTABLE, "contrast", 1.5, "from 0 to 1"),
+    (
+        fp.Clients(SHIFTABLE.data, (np.array([0, 3]), np.array([3]))),
+        "noise",
+        0.1,
+        "belongs to 2",
+    ),
+    (
+        fp.Clients(fp.Dataset(FLOATS, ("a",)), SHIFTABLE.indices),
+        "noise",
+        0.1,
+        "has no uint8 images",
+    ),
+    (
+        fp.Clients(fp.Dataset({"x": np.zeros(9)}), SHIFTABLE.indices),
+        "noise",
+        0.1,
+        "no uint8 images",
+    ),
 )
-def test_shifts_that_are_impossible(clients, kind, strength, named):
-    refused(named, shift_features, clients, kind, strength)

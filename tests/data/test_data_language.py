@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny_tokenizers
 from internals import Table
-from refusals import refused
+from refusals import refusals
 
 from fedjax_peft.data.encoders.language import encode_language
 
@@ -55,14 +55,10 @@ def test_a_very_long_text_a_lone_surrogate_and_none():
     assert encode([]).columns["input_ids"].shape == (0, 8)
 
 
-@pytest.mark.parametrize(
-    ("texts", "options", "message"),
-    [
-        (["x"], {"tokenizer": tiny_tokenizers.bert()}, "no token for the end of a text"),
-        (["x", None], {}, "Row 2 of the file has None"),
-        (["x"], {"max_length": 1}, "max_length is 1"),
-        (["x"], {"tokenizer": object()}, "not a fast tokenizer"),
-    ],
+test_data_that_cannot_be_used_are_named = refusals(
+    lambda texts, options: encode(texts, **options),
+    (["x"], {"tokenizer": tiny_tokenizers.bert()}, "no token for the end of a text"),
+    (["x", None], {}, "Row 2 of the file has None"),
+    (["x"], {"max_length": 1}, "max_length is 1"),
+    (["x"], {"tokenizer": object()}, "not a fast tokenizer"),
 )
-def test_data_that_cannot_be_used_are_named(texts, options, message):
-    refused(message, encode, texts, **options)

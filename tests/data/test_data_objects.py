@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tiny_tokenizers
-from refusals import refused
+from refusals import refusals, refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.formats.objects import texts_of
@@ -83,29 +83,25 @@ def test_columns_labels_and_keys_of_a_frame():
     assert sorted({*data["train"].labels.tolist(), *data["test"].labels.tolist()}) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("table", "options", "message"),
-    [
-        (7, {}, "A int is no data set: give a name, a file, a folder, a DataFrame, a list of dic"),
-        ([], {}, "A list is no data set"),
-        ({"train": FRAME, "test": 7}, {}, "A dict is no data set"),
-        ({"train": FRAME}, {}, "the table has no file for the split 'test'"),
-        (FRAME, {"csv": {"sep": ";"}}, "csv = .* means nothing to the data set 'the table'"),
-        (FRAME, {"source": "tiny"}, "source = 'tiny' means nothing"),
-        (FRAME[["text"]].assign(label=[1.0, None] * 4), {}, "Row 2 of the table has the label nan"),
-        (
-            FRAME.assign(text=None),
-            {"test_share": 0.5},
-            "Row 1 of the table has None in place of a text",
-        ),
-        ([{"text": "a", "label": "b"}, 7], {}, "Row 2 of the table is 7, and no dict"),
-        (FRAME[["text", "label", "label"]], {}, "the table has two columns 'label'"),
-        (FRAME[:0], {}, "the table has no rows"),
-        (FRAME[["text"]], {"task": "classification"}, "the table has no column 'label'"),
-    ],
+test_what_is_wrong_with_a_table_is_said = refusals(
+    lambda table, options: fp.load_dataset(table, **{**HOW, **options}),
+    (7, {}, "A int is no data set: give a name, a file, a folder, a DataFrame, a list of dic"),
+    ([], {}, "A list is no data set"),
+    ({"train": FRAME, "test": 7}, {}, "A dict is no data set"),
+    ({"train": FRAME}, {}, "the table has no file for the split 'test'"),
+    (FRAME, {"csv": {"sep": ";"}}, "csv = .* means nothing to the data set 'the table'"),
+    (FRAME, {"source": "tiny"}, "source = 'tiny' means nothing"),
+    (FRAME[["text"]].assign(label=[1.0, None] * 4), {}, "Row 2 of the table has the label nan"),
+    (
+        FRAME.assign(text=None),
+        {"test_share": 0.5},
+        "Row 1 of the table has None in place of a text",
+    ),
+    ([{"text": "a", "label": "b"}, 7], {}, "Row 2 of the table is 7, and no dict"),
+    (FRAME[["text", "label", "label"]], {}, "the table has two columns 'label'"),
+    (FRAME[:0], {}, "the table has no rows"),
+    (FRAME[["text"]], {"task": "classification"}, "the table has no column 'label'"),
 )
-def test_what_is_wrong_with_a_table_is_said(table, options, message):
-    refused(message, fp.load_dataset, table, **{**HOW, **options})
 
 
 def test_texts_of_a_table():

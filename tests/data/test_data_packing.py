@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 from closeness import assert_close
 from internals import Schedule
 from options import run_options
-from refusals import refused
+from refusals import refusals
 
 import fedjax_peft as fp
 from fedjax_peft import tasks
@@ -172,22 +173,18 @@ def test_weights_decide_about_sampling_by_size():
     assert schedule._replace(indices=[[], [], np.arange(2)]).weights.tolist() == [0, 0, 5]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: clients().pack(10), "has 12 tokens, which do not fit into rows of 10"),
-        (lambda: clients().pack(16).pack(16), "packed already"),
-        (
-            lambda: fp.Clients(fp.Dataset({"x": np.ones(2)}), (np.arange(2),)).pack(16),
-            "has no 'loss_mask'",
-        ),
-        (lambda: fp.Clients(np.zeros(3, int), (np.arange(3),)).pack(16), "not labels alone"),
-        (lambda: clients().pack(1), "length = 1 must be"),
-        (lambda: clients().pack(16).holdout(0.5), "Hold out examples before"),
-    ],
+test_packing_is_refused_where_it_does_not_fit = refusals(
+    operator.call,
+    (lambda: clients().pack(10), "has 12 tokens, which do not fit into rows of 10"),
+    (lambda: clients().pack(16).pack(16), "packed already"),
+    (
+        lambda: fp.Clients(fp.Dataset({"x": np.ones(2)}), (np.arange(2),)).pack(16),
+        "has no 'loss_mask'",
+    ),
+    (lambda: fp.Clients(np.zeros(3, int), (np.arange(3),)).pack(16), "not labels alone"),
+    (lambda: clients().pack(1), "length = 1 must be"),
+    (lambda: clients().pack(16).holdout(0.5), "Hold out examples before"),
 )
-def test_packing_is_refused_where_it_does_not_fit(call, message):
-    refused(message, call)
 
 
 def test_packed_rows_need_a_model_that_keeps_their_examples_apart():

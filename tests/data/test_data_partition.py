@@ -8,7 +8,7 @@ import pytest
 from closeness import approx, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refusals, refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.keys import classes
@@ -198,52 +198,48 @@ def test_pooled_is_one_client_with_everything_in_order(data):
     assert clients.indices[0].dtype == np.int32
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda y: fp.partition.iid(y, 0), "at least 1 client, not 0"),
-        (lambda y: fp.partition.iid(y, 11), "10 examples are too few for 11 clients"),
-        (lambda y: fp.partition.dirichlet(y, 2, 0.0), "alpha .* positive, not 0.0"),
-        (lambda y: fp.partition.dirichlet(y, 2, 1.0, min_size=-1), "min_size"),
-        (lambda y: fp.partition.dirichlet(y, 2, 1.0, mode="class"), "no Dirichlet mode 'class'"),
-        (lambda y: fp.partition.dirichlet(y - 1, 2, 1.0), "labels from 0 up"),
-        (lambda y: fp.partition.dirichlet(y[:0], 1, 1.0), "needs examples"),
-        (lambda y: fp.partition.dirichlet(y * 1.0, 2, 1.0), "type float64"),
-        (lambda y: fp.partition.dirichlet(y[:, None], 2, 1.0), r"shape \(10, 1\)"),
-        (lambda y: fp.partition.label_share(y, [[1.0]]), "1 rows, but the data have 2 labels"),
-        (lambda y: fp.partition.label_share(y, []), "same length"),
-        (lambda y: fp.partition.label_share(y, [[0.5, 0.5], [0.5, 0.4]]), "Row 1 .* sums to 0.9"),
-        (lambda y: fp.partition.label_share(y, [[1.5, -0.5], [0.5, 0.5]]), "Row 0"),
-        (lambda y: fp.partition.label_share(y, [[1.0, 0], [1, 0.0]]), "client 1 without"),
-        (lambda y: fp.partition.pooled(y[:0]), "0 examples are too few for 1 client"),
-        (lambda y: fp.partition.natural(y * 1.0), "partition by 'client' .* type float64"),
-        (lambda y: fp.partition.natural(y[:0]), "none at all"),
-        (lambda y: fp.partition.natural(np.array([1, "a"] * 5, object)), "texts, not int, str"),
-        (lambda y: fp.partition.natural(np.array([None] * 10)), "not NoneType"),
-        (
-            lambda y: fp.partition.natural(y, clients=3),
-            "3 clients .* are asked for, and there are 2",
-        ),
-        (
-            lambda y: fp.partition.natural(y, min_size=6),
-            r"6 examples .* there are 0 \(of 2 in all\)",
-        ),
-        (lambda y: fp.partition.natural(y, names=["1", "0", "1"]), "'1' comes twice"),
-        (lambda y: fp.partition.natural(y, names=["0", "12"]), "The client '12' has 0 examples"),
-        (lambda y: fp.partition.natural(y, names=["0"], min_size=6), "'0' has 5 examples"),
-        (lambda y: fp.partition.natural(y, clients=1, names=["0"]), "names say which"),
-        (lambda y: fp.partition.grouped(y, 3), "2 clients cannot be merged into 3 groups"),
-        (lambda y: fp.partition.grouped(y, 1, of=5), "5 clients .* there are 2"),
-        (lambda y: fp.partition.quantity(y, 2, 1.0, min_size=6), "too few"),
-        (
-            lambda y: fp.partition.pathological(y, 2, 3),
-            "classes_per_client = 3 must be from 1 to 2",
-        ),
-        (lambda y: fp.partition.pathological(np.arange(10), 3, 3), "cannot hold all 10 classes"),
-    ],
+test_bad_input_is_named = refusals(
+    lambda call: call(np.arange(10) % 2),
+    (lambda y: fp.partition.iid(y, 0), "at least 1 client, not 0"),
+    (lambda y: fp.partition.iid(y, 11), "10 examples are too few for 11 clients"),
+    (lambda y: fp.partition.dirichlet(y, 2, 0.0), "alpha .* positive, not 0.0"),
+    (lambda y: fp.partition.dirichlet(y, 2, 1.0, min_size=-1), "min_size"),
+    (lambda y: fp.partition.dirichlet(y, 2, 1.0, mode="class"), "no Dirichlet mode 'class'"),
+    (lambda y: fp.partition.dirichlet(y - 1, 2, 1.0), "labels from 0 up"),
+    (lambda y: fp.partition.dirichlet(y[:0], 1, 1.0), "needs examples"),
+    (lambda y: fp.partition.dirichlet(y * 1.0, 2, 1.0), "type float64"),
+    (lambda y: fp.partition.dirichlet(y[:, None], 2, 1.0), r"shape \(10, 1\)"),
+    (lambda y: fp.partition.label_share(y, [[1.0]]), "1 rows, but the data have 2 labels"),
+    (lambda y: fp.partition.label_share(y, []), "same length"),
+    (lambda y: fp.partition.label_share(y, [[0.5, 0.5], [0.5, 0.4]]), "Row 1 .* sums to 0.9"),
+    (lambda y: fp.partition.label_share(y, [[1.5, -0.5], [0.5, 0.5]]), "Row 0"),
+    (lambda y: fp.partition.label_share(y, [[1.0, 0], [1, 0.0]]), "client 1 without"),
+    (lambda y: fp.partition.pooled(y[:0]), "0 examples are too few for 1 client"),
+    (lambda y: fp.partition.natural(y * 1.0), "partition by 'client' .* type float64"),
+    (lambda y: fp.partition.natural(y[:0]), "none at all"),
+    (lambda y: fp.partition.natural(np.array([1, "a"] * 5, object)), "texts, not int, str"),
+    (lambda y: fp.partition.natural(np.array([None] * 10)), "not NoneType"),
+    (
+        lambda y: fp.partition.natural(y, clients=3),
+        "3 clients .* are asked for, and there are 2",
+    ),
+    (
+        lambda y: fp.partition.natural(y, min_size=6),
+        r"6 examples .* there are 0 \(of 2 in all\)",
+    ),
+    (lambda y: fp.partition.natural(y, names=["1", "0", "1"]), "'1' comes twice"),
+    (lambda y: fp.partition.natural(y, names=["0", "12"]), "The client '12' has 0 examples"),
+    (lambda y: fp.partition.natural(y, names=["0"], min_size=6), "'0' has 5 examples"),
+    (lambda y: fp.partition.natural(y, clients=1, names=["0"]), "names say which"),
+    (lambda y: fp.partition.grouped(y, 3), "2 clients cannot be merged into 3 groups"),
+    (lambda y: fp.partition.grouped(y, 1, of=5), "5 clients .* there are 2"),
+    (lambda y: fp.partition.quantity(y, 2, 1.0, min_size=6), "too few"),
+    (
+        lambda y: fp.partition.pathological(y, 2, 3),
+        "classes_per_client = 3 must be from 1 to 2",
+    ),
+    (lambda y: fp.partition.pathological(np.arange(10), 3, 3), "cannot hold all 10 classes"),
 )
-def test_bad_input_is_named(call, message):
-    refused(message, call, np.arange(10) % 2)
 
 
 def test_signatures_serve_a_config_layer():

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from internals import Reading, load_tables
-from refusals import refused
+from refusals import refusals, refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.formats import tabular
@@ -169,19 +169,15 @@ def test_columns_without_a_name_are_left_out_with_a_word(tmp_path, content, colu
     assert check_header(str(path)).name == "classification"  # without another word
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"quote": "''"}, "quote = \"''\" must be one character"),
-        ({"escape": 1}, "escape = 1 must be one character"),
-        ({"sep": ""}, "sep = '' must be one character"),
-        ({"sep": '"'}, "must be different characters"),
-        ({"escape": ";", "sep": ";"}, "must be different characters"),
-        ({"quotes": '"'}, "csv has no key 'quotes'. Did you mean 'quote'"),
-    ],
+test_how_a_file_cannot_be_written = refusals(
+    tabular.csv_form,
+    ({"quote": "''"}, "quote = \"''\" must be one character"),
+    ({"escape": 1}, "escape = 1 must be one character"),
+    ({"sep": ""}, "sep = '' must be one character"),
+    ({"sep": '"'}, "must be different characters"),
+    ({"escape": ";", "sep": ";"}, "must be different characters"),
+    ({"quotes": '"'}, "csv has no key 'quotes'. Did you mean 'quote'"),
 )
-def test_how_a_file_cannot_be_written(given, message):
-    refused(message, tabular.csv_form, given)
 
 
 TABLE = pd.DataFrame(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from internals import Table
 from internals import config as configs
-from refusals import refused
+from refusals import refusals, refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.subsets import keep_users
@@ -116,20 +116,16 @@ def test_the_same_users_in_all_splits():
     assert keep_users(few, 3, 1, seed=5)["train"].columns == few["train"].columns
 
 
-@pytest.mark.parametrize(
-    ("tables", "users", "message"),
-    [
-        (
-            {"train": table({"a": 2, "b": 1}), "test": table({"c": 1, "a": 1})},
-            2,
-            "there are 1 ",
-        ),
-        ({"train": table({"a": 2})}, 0, "users = 0 must be at least 1"),
-        ({"train": Table("t", {"text": ["x"]})}, 1, "no column 'client', only: text"),
-    ],
+test_users_that_cannot_be_drawn = refusals(
+    lambda tables, users: keep_users(tables, users, 1, 0),
+    (
+        {"train": table({"a": 2, "b": 1}), "test": table({"c": 1, "a": 1})},
+        2,
+        "there are 1 ",
+    ),
+    ({"train": table({"a": 2})}, 0, "users = 0 must be at least 1"),
+    ({"train": Table("t", {"text": ["x"]})}, 1, "no column 'client', only: text"),
 )
-def test_users_that_cannot_be_drawn(tables, users, message):
-    refused(message, keep_users, tables, users, 1, 0)
 
 
 def test_natural_grouped_and_iid_clients_of_the_same_users():

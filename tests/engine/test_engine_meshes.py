@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from closeness import approx, assert_small
 from internals import Layout, frozen_axis
-from refusals import refused
+from refusals import refusals
 
 from fedjax_peft.engine.devices.layout import layout_over
 from fedjax_peft.engine.devices.sharding import lane_axis
@@ -159,16 +159,12 @@ def test_adapters_follow_their_kernels():
     assert lane_axis("bert.layer.0.query.lora_b", (), RULES, 4) is None  # a scalar of that name
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model_parallel": 2}, "model_parallel = 2 does not divide devices = 1"),
-        ({"model_parallel": 0}, "model_parallel = 0 does not divide"),
-        ({"model_sharding": "tensors"}, "Did you mean 'tensor'"),
-    ],
+test_a_mesh_that_does_not_fit_is_refused = refusals(
+    lambda options: layout_over(1, **options),
+    ({"model_parallel": 2}, "model_parallel = 2 does not divide devices = 1"),
+    ({"model_parallel": 0}, "model_parallel = 0 does not divide"),
+    ({"model_sharding": "tensors"}, "Did you mean 'tensor'"),
 )
-def test_a_mesh_that_does_not_fit_is_refused(options, message):
-    refused(message, layout_over, 1, **options)
 
 
 def test_one_device_has_no_mesh():

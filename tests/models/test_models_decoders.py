@@ -12,7 +12,7 @@ from internals import default_targets, export, pool
 from parity import assert_equal, flipped, forward
 from peft import LoraConfig, get_peft_model
 from peft.utils import constants
-from refusals import refused
+from refusals import refusals, refused
 from safetensors.torch import load_file
 from torch_reference import DECODER, GEMMA, padded_batch, saved, tensors, tiny_model
 from transformers import AutoModel
@@ -178,37 +178,33 @@ def test_every_sixth_layer_of_gemma_3_sees_all():
     assert list(config.layers) == transformers.Gemma3TextConfig(**fields).layer_types
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"num_attention_heads": 3}, "hidden_size = 32 is not a multiple of num_attention_heads"),
-        ({"num_key_value_heads": 3}, "num_attention_heads = 4 is not a multiple of num_key_value"),
-        ({"head_dim": 5}, "an even width from 4, not 5"),
-        ({"hidden_act": "slu"}, "Did you mean 'silu'"),
-        ({"rope_scaling": {"type": "lama3"}}, "Did you mean 'llama3'"),
-        ({"rope_scaling": {"type": "linear"}}, "factor = None; for linear it must be a positive"),
-        ({"rope_parameters": {"rope_theta": -1}}, "rope_theta = -1"),
-        ({"rope_scaling": {"type": "longrope", "short_factor": [1]}}, "short_factor = .* 4 pos"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ({"rope_theta": 1}, "rope_theta = 1 of the model config must be above 1"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "factor = 0.5 .* at least 1"),
-        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0"),
-        ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": 3}}, "no table"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"is_causal": False}, "is_causal = False"),
-        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "1 entries for 2 layers"),
-        (
-            {"model_type": "qwen2", "layer_types": ["local", "full_attention"]},
-            "no kind of layers 'local'",
-        ),
-        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "has no window"),
-        ({"model_type": "gemma2", "sliding_window": None}, "no sliding_window"),
-        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional"),
-        ({"model_type": "gemma3_text", "attn_logit_softcapping": 5.0}, "attn_logit_softcapping"),
-    ],
+test_config_that_is_not_implemented = refusals(
+    lambda changes: fp.random_model(TINY | changes, head=fp.heads.causal_lm()),
+    ({"num_attention_heads": 3}, "hidden_size = 32 is not a multiple of num_attention_heads"),
+    ({"num_key_value_heads": 3}, "num_attention_heads = 4 is not a multiple of num_key_value"),
+    ({"head_dim": 5}, "an even width from 4, not 5"),
+    ({"hidden_act": "slu"}, "Did you mean 'silu'"),
+    ({"rope_scaling": {"type": "lama3"}}, "Did you mean 'llama3'"),
+    ({"rope_scaling": {"type": "linear"}}, "factor = None; for linear it must be a positive"),
+    ({"rope_parameters": {"rope_theta": -1}}, "rope_theta = -1"),
+    ({"rope_scaling": {"type": "longrope", "short_factor": [1]}}, "short_factor = .* 4 pos"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ({"rope_theta": 1}, "rope_theta = 1 of the model config must be above 1"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "factor = 0.5 .* at least 1"),
+    ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar = 0"),
+    ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": 3}}, "no table"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ({"is_causal": False}, "is_causal = False"),
+    ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "1 entries for 2 layers"),
+    (
+        {"model_type": "qwen2", "layer_types": ["local", "full_attention"]},
+        "no kind of layers 'local'",
+    ),
+    ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "has no window"),
+    ({"model_type": "gemma2", "sliding_window": None}, "no sliding_window"),
+    ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional"),
+    ({"model_type": "gemma3_text", "attn_logit_softcapping": 5.0}, "attn_logit_softcapping"),
 )
-def test_config_that_is_not_implemented(changes, named):
-    refused(named, fp.random_model, TINY | changes, head=fp.heads.causal_lm())
 
 
 SIZES = {

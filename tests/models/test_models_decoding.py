@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from refusals import refused
+from refusals import refusals
 from torch_reference import left_padded, saved, tiny_model
 
 import fedjax_peft as fp
@@ -225,16 +225,12 @@ def test_which_tokens_can_be_drawn_is_what_transformers_says():
     assert seen[likely].all()
 
 
-@pytest.mark.parametrize(
-    ("how", "named"),
-    [
-        (fp.contracts.Sampling(0), "max_new_tokens = 0"),
-        (fp.contracts.Sampling(1, temperature=-1.0), "temperature = -1.0"),
-        (fp.contracts.Sampling(1, temperature=float("nan")), "temperature = nan"),
-        (fp.contracts.Sampling(1, top_p=0.0), "top_p = 0.0"),
-        (fp.contracts.Sampling(1, top_p=1.1), "top_p = 1.1"),
-        (fp.contracts.Sampling(1, top_k=-1), "top_k = -1"),
-    ],
+test_impossible_settings = refusals(
+    check_sampling,
+    (fp.contracts.Sampling(0), "max_new_tokens = 0"),
+    (fp.contracts.Sampling(1, temperature=-1.0), "temperature = -1.0"),
+    (fp.contracts.Sampling(1, temperature=float("nan")), "temperature = nan"),
+    (fp.contracts.Sampling(1, top_p=0.0), "top_p = 0.0"),
+    (fp.contracts.Sampling(1, top_p=1.1), "top_p = 1.1"),
+    (fp.contracts.Sampling(1, top_k=-1), "top_k = -1"),
 )
-def test_impossible_settings(how, named):
-    refused(named, check_sampling, how)

@@ -7,7 +7,7 @@ import pytest
 from closeness import assert_close
 from flax import nnx
 from internals import TINY_BERT, TokenEmbed, attach_module, default_targets
-from refusals import refused
+from refusals import refusals, refused
 from tiny import BATCH, logits, tiny, trained
 
 import fedjax_peft as fp
@@ -130,9 +130,7 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize(("make", "options", "message"), IMPOSSIBLE)
-def test_impossible_options(make, options, message):
-    refused(message, make, **options)
+test_impossible_options = refusals(lambda make, options: make(**options), *IMPOSSIBLE)
 
 
 UNFITTING = [
@@ -160,9 +158,9 @@ UNFITTING = [
 ]
 
 
-@pytest.mark.parametrize(("method", "message"), UNFITTING)
-def test_what_does_not_fit_the_model_is_refused(method, message):
-    refused(message, fp.attach, tiny(), method)
+test_what_does_not_fit_the_model_is_refused = refusals(
+    lambda method: fp.attach(tiny(), method), *UNFITTING
+)
 
 
 class Own(nnx.Module):
@@ -175,22 +173,18 @@ class Own(nnx.Module):
         self.out = nnx.Linear(8, 2, rngs=rngs)
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (peft.lora(2), r"targets=.*hidden"),
-        (peft.ia3(), "targets="),
-        (peft.opendelta(), r"targets=\[...\].*'?hidden"),
-        (peft.houlsby(2), r"attention or feed_forward.* has none.* targets=\[...\]"),
-        (peft.prefix_tuning(), r"layers\.PrefixSlot"),
-        (peft.prompt_tuning(), r"several \(tables.0, tables.1\)"),
-        (peft.layer_norm(), "no layer norm"),
-        (peft.bitfit(), "no bias"),
-        (peft.dual_lora(2, targets=["hidden"]), r"dual_lora\(width=768\)"),
-    ],
+test_places_that_a_module_of_ones_own_does_not_have = refusals(
+    lambda method: fp.attach(fp.bind(Own(2), head=("out",)), method),
+    (peft.lora(2), r"targets=.*hidden"),
+    (peft.ia3(), "targets="),
+    (peft.opendelta(), r"targets=\[...\].*'?hidden"),
+    (peft.houlsby(2), r"attention or feed_forward.* has none.* targets=\[...\]"),
+    (peft.prefix_tuning(), r"layers\.PrefixSlot"),
+    (peft.prompt_tuning(), r"several \(tables.0, tables.1\)"),
+    (peft.layer_norm(), "no layer norm"),
+    (peft.bitfit(), "no bias"),
+    (peft.dual_lora(2, targets=["hidden"]), r"dual_lora\(width=768\)"),
 )
-def test_places_that_a_module_of_ones_own_does_not_have(method, message):
-    refused(message, fp.attach, fp.bind(Own(2), head=("out",)), method)
 
 
 def test_modules_without_tables_heads_or_bodies():

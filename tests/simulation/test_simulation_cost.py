@@ -14,7 +14,7 @@ from closeness import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import Ledger, Method, assign_roles, config, forecast, pairs
-from refusals import refused
+from refusals import refusals, refused
 from small_config import small
 
 import fedjax_peft as fp
@@ -488,27 +488,23 @@ def test_late_clients_send_all_steps_that_fit_and_none_more(
         assert client not in late or one_more[client] > deadline, "it sends all that fits"
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"seconds_per_step": -1}, "seconds_per_step = -1 .* from 0 up or 'measured'"),
-        ({"seconds_per_step": "slow"}, "seconds_per_step = 'slow' .* must be"),
-        ({"bandwidth_up": 0}, "bandwidth_up = 0 .* must be a positive number"),
-        ({"bandwidth_down": math.inf}, "bandwidth_down = inf .* must be a positive number"),
-        ({"latency": math.nan}, "latency = nan .* must be a number from 0 up"),
-        ({"spread": -0.5}, "spread = -0.5 .* must be a number from 0 up"),
-        ({"svd_seconds": -1}, "svd_seconds = -1 .* must be a number from 0 up"),
-        ({"topology": "series"}, "no topology 'series'. Did you mean 'serial'"),
-        ({"topology": "shared"}, "server_bandwidth is what the topology 'shared' needs"),
-        ({"server_bandwidth": 1e6}, "server_bandwidth is what the topology 'shared' needs"),
-        ({"topology": "shared", "server_bandwidth": 0}, "server_bandwidth = 0 .* positive"),
-        (
-            {"topology": "shared", "server_bandwidth": 1e6, "transfers": ((1.0, 1.0),)},
-            "Measured transfers say nothing of a link that clients share",
-        ),
-        ({"transfers": ((2.0, 1.0), (1.0, 2.0))}, "pairs of bytes and seconds"),
-        ({"transfers": ((1.0, 0.0),)}, "both positive and increasing"),
-    ],
+test_a_time_model_that_cannot_be = refusals(
+    lambda fields: run(time_model=TimeModel(**fields)),
+    ({"seconds_per_step": -1}, "seconds_per_step = -1 .* from 0 up or 'measured'"),
+    ({"seconds_per_step": "slow"}, "seconds_per_step = 'slow' .* must be"),
+    ({"bandwidth_up": 0}, "bandwidth_up = 0 .* must be a positive number"),
+    ({"bandwidth_down": math.inf}, "bandwidth_down = inf .* must be a positive number"),
+    ({"latency": math.nan}, "latency = nan .* must be a number from 0 up"),
+    ({"spread": -0.5}, "spread = -0.5 .* must be a number from 0 up"),
+    ({"svd_seconds": -1}, "svd_seconds = -1 .* must be a number from 0 up"),
+    ({"topology": "series"}, "no topology 'series'. Did you mean 'serial'"),
+    ({"topology": "shared"}, "server_bandwidth is what the topology 'shared' needs"),
+    ({"server_bandwidth": 1e6}, "server_bandwidth is what the topology 'shared' needs"),
+    ({"topology": "shared", "server_bandwidth": 0}, "server_bandwidth = 0 .* positive"),
+    (
+        {"topology": "shared", "server_bandwidth": 1e6, "transfers": ((1.0, 1.0),)},
+        "Measured transfers say nothing of a link that clients share",
+    ),
+    ({"transfers": ((2.0, 1.0), (1.0, 2.0))}, "pairs of bytes and seconds"),
+    ({"transfers": ((1.0, 0.0),)}, "both positive and increasing"),
 )
-def test_a_time_model_that_cannot_be(fields, message):
-    refused(message, run, time_model=TimeModel(**fields))

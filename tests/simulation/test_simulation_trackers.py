@@ -13,7 +13,7 @@ import types
 import pytest
 from internals import cli, read_metrics
 from internals import config as configs
-from refusals import refused
+from refusals import refusals, refused
 from running import run
 from small_config import small
 
@@ -539,15 +539,11 @@ def test_a_slow_tracker_is_waited_for_while_it_takes_rows(tmp_path, monkeypatch)
     assert taken == [*range(5)]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (fp.trackers.csv, r"makes a tracker: write fp\.trackers\.csv\(\)"),
-        ("wandb", r"function with the arguments \(row, run\), not str"),
-    ],
+test_what_is_no_tracker_is_refused = refusals(
+    lambda given: fp.Records(trackers=[given]),
+    (fp.trackers.csv, r"makes a tracker: write fp\.trackers\.csv\(\)"),
+    ("wandb", r"function with the arguments \(row, run\), not str"),
 )
-def test_what_is_no_tracker_is_refused(given, message):
-    refused(message, fp.Records, trackers=[given])
 
 
 # ----------------------------------------------------------------------- runs, configs and commands
@@ -607,17 +603,13 @@ def test_config_of_an_own_tracker(tmp_path):
     assert fp.Records(trackers=configs.build(config, "trackers"))
 
 
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        (["wandbb"], "There is no tracker 'wandbb'.*wandb"),
-        ([{"name": "csv", "file": "x"}], r"\[trackers.csv\] 'file'"),
-        ([{"path": "x"}], r"\[trackers\] must be a table or a name"),
-        (["csv", "csv"], "trackers has a name twice: csv, csv"),
-    ],
+test_bad_tables_are_refused = refusals(
+    lambda written: configs.resolve(small(trackers=written)),
+    (["wandbb"], "There is no tracker 'wandbb'.*wandb"),
+    ([{"name": "csv", "file": "x"}], r"\[trackers.csv\] 'file'"),
+    ([{"path": "x"}], r"\[trackers\] must be a table or a name"),
+    (["csv", "csv"], "trackers has a name twice: csv, csv"),
 )
-def test_bad_tables_are_refused(written, message):
-    refused(message, configs.resolve, small(trackers=written))
 
 
 def test_an_unreachable_server_of_mlflow_does_not_hold_up_a_run(tmp_path, monkeypatch):

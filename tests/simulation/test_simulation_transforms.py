@@ -11,7 +11,7 @@ import toy
 from closeness import assert_close
 from internals import Ledger, assign_roles, explain, forecast, made_from_values, sweeps
 from internals import config as configs
-from refusals import refused
+from refusals import refusals, refused
 from running import CLIENTS, FEDAVG, PRIVATE
 from small_config import small
 from toy_transforms import feedback, ones, record
@@ -205,18 +205,14 @@ def test_options_of_a_user_s_transform_are_overridden_and_swept(tmp_path, monkey
     assert made[0]["transforms"](made[1]["values"])[0].name == "halves"
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("clip_nrm", "There is no transform 'clip_nrm'. Did you mean 'clip_norm'"),
-        (["clip_norm"], r"The config key \[transforms.clip_norm\] 'max_norm' is missing"),
-        ({"clip_norm": {"norm": 1.0}}, r"Unknown config key \[transforms.clip_norm\] 'norm'"),
-        ({"clip_norm": 1.0}, "it must be a table of the options of 'clip_norm'"),
-        (1, r"\[transforms\] must be a table or a name"),
-    ],
+test_wrong_transforms_of_a_config_are_named = refusals(
+    lambda given: configs.resolve(small(transforms=given)),
+    ("clip_nrm", "There is no transform 'clip_nrm'. Did you mean 'clip_norm'"),
+    (["clip_norm"], r"The config key \[transforms.clip_norm\] 'max_norm' is missing"),
+    ({"clip_norm": {"norm": 1.0}}, r"Unknown config key \[transforms.clip_norm\] 'norm'"),
+    ({"clip_norm": 1.0}, "it must be a table of the options of 'clip_norm'"),
+    (1, r"\[transforms\] must be a table or a name"),
 )
-def test_wrong_transforms_of_a_config_are_named(given, message):
-    refused(message, configs.resolve, small(transforms=given))
 
 
 def test_transforms_are_listed_and_explained():
