@@ -1,6 +1,5 @@
 """Loading run directories: ``fp.load_run``, and the command line for runs made in Python."""
 
-from refusals import refused
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ import toy
 from closeness import EXACT, assert_close
 from internals import cli
 from options import run_options
+from refusals import refused
 from safetensors.numpy import load_file, save_file
 from shallow import draw_nothing, simple_encoder  # noqa: F401
 from small_config import small
