@@ -19,6 +19,7 @@ from small_config import small
 
 import fedjax_peft as fp
 from fedjax_peft import InputError
+from fedjax_peft.contracts.part import tagged
 from fedjax_peft.simulation.storage import tracking
 from fedjax_peft.simulation.storage.record import Record
 from fedjax_peft.simulation.trackers.base import scalars, tag
@@ -589,7 +590,8 @@ def test_tables_of_a_config(written):
         "csv": {"path": "all.csv"},
         "tensorboard": {"folder": "tensorboard"},
     }
-    assert [one.name for one in configs.build(config, "trackers")] == ["csv", "tensorboard"]
+    built = [fp.call_of(one).name for one in configs.build(config, "trackers")]
+    assert built == ["trackers.csv", "trackers.tensorboard"]
 
 
 def test_config_of_an_own_tracker(tmp_path):
@@ -624,7 +626,7 @@ def test_an_unreachable_server_of_mlflow_does_not_hold_up_a_run(tmp_path, monkey
 def test_passwords_of_trackers_in_python(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     tracker = fp.trackers.mlflow(tracking_uri="https://user:secret@host")
-    tracker = tracker._replace(take=lambda row, run: None)
+    tracker = tagged(lambda row, run: None, fp.call_of(tracker))
     run(out=tmp_path / "run", records=fp.Records(trackers=[tracker]))
     assert [p for p in tmp_path.rglob("*") if p.is_file() and b"secret" in p.read_bytes()] == []
     assert "***@host" in (tmp_path / "run" / "config.toml").read_text()

@@ -7,6 +7,7 @@ that a resumed run and ``fedjax-peft sync`` go on from there.
 import copy
 import json
 import queue
+import re
 import secrets
 import sys
 import threading
@@ -17,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_peft.contracts.part import call_of
 from fedjax_peft.simulation.rows import Row, has_ended, read_metrics
 from fedjax_peft.simulation.storage.lock import RunLock
-from fedjax_peft.simulation.trackers.base import Built, TrackedRun, Tracker
+from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker
 from fedjax_peft.support.display import argument, one_line
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
@@ -201,9 +203,9 @@ def sync(directory: Path, config: Mapping[str, Any], trackers: Sequence[Tracker]
     return sent
 
 
-def recorded(trackers: Sequence[Tracker]) -> dict[str, dict[str, Any]]:
+def recorded(trackers: Sequence[Tracker]) -> dict[str, Any]:
     """Returns the table ``[trackers]`` of a config, without functions of the user."""
-    return {one.name: one.options for one in trackers if isinstance(one, Built)}
+    return {_name(one): _options(one) for one in trackers if _options(one) is not None}
 
 
 def _tracked(out: Path | None, config: Mapping[str, Any], identity: str) -> TrackedRun:
@@ -227,14 +229,19 @@ _SWEEP = "sweep.toml"
 
 
 def _name(tracker: Tracker) -> str:
-    usual = getattr(tracker, "__name__", type(tracker).__name__)
-    return str(getattr(tracker, "name", usual))
+    call, usual = call_of(tracker), getattr(tracker, "__name__", type(tracker).__name__)
+    return usual if call is None else re.split(r"[.:]", call.name)[-1]
+
+
+def _options(tracker: Tracker) -> dict[str, Any] | None:
+    """Returns the options of a tracker of the library; None of a function of the user."""
+    call = call_of(tracker)
+    return None if call is None or ":" in call.name else dict(call.arguments)
 
 
 def _key(tracker: Tracker) -> str:
     """Returns what tells trackers apart: the name, with the options that say where rows go."""
-    known = tracker.options if isinstance(tracker, Built) else {}
-    options = without_secrets({"trackers": known})["trackers"]
+    options = without_secrets({"trackers": _options(tracker) or {}})["trackers"]
     return f"{_name(tracker)} {json.dumps(options, sort_keys=True)}" if options else _name(tracker)
 
 

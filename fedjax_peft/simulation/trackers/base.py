@@ -1,19 +1,18 @@
 """The contract of a tracker, and what trackers share."""
 
-import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from fedjax_peft.contracts.part import Call, tagged
 from fedjax_peft.simulation.rows import Row, number
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import install
 from fedjax_peft.support.secrets import HIDDEN
 
 _Made = TypeVar("_Made")
-_Options = ParamSpec("_Options")
 
 _PREFIXES = (
     *("global_test", "test", "client_validation", "client"),
@@ -86,47 +85,13 @@ class Tracker(Protocol):
         """
 
 
-class Built(NamedTuple):
-    """A tracker of this package."""
-
-    name: str
-    """Its name in a config."""
-    options: dict[str, Any]
-    """Its keys in a config."""
-    take: Tracker
-
-    def __call__(self, row: Row, run: TrackedRun, /) -> None:
-        """Takes a row."""
-        self.take(row, run)
+def needs(package: str, extra: str) -> None:
+    """Raises InputError if a package that a tracker needs is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"The tracker {extra} needs the package {package}: {install(extra)}.")
 
 
-def built(
-    package: str | None = None,
-) -> Callable[[Callable[_Options, Tracker]], Callable[_Options, Built]]:
-    """Returns a decorator for the functions that make trackers.
-
-    Args:
-      package: which the tracker needs; the extra that installs it has the tracker's name.
-    """
-
-    def decorate(make: Callable[_Options, Tracker]) -> Callable[_Options, Built]:
-        name = make.__name__
-
-        @functools.wraps(make)
-        def checked(*args: _Options.args, **options: _Options.kwargs) -> Built:
-            if package is not None and importlib.util.find_spec(package) is None:
-                raise InputError(
-                    f"The tracker {name} needs the package {package}: {install(name)}."
-                )
-            return Built(name, dict(options), make(*args, **options))
-
-        checked.makes_tracker = True  # type: ignore[attr-defined]
-        return checked
-
-    return decorate
-
-
-def tracker_without(name: str, options: dict[str, Any], unknown: str) -> Built:
+def tracker_without(name: str, options: dict[str, Any], unknown: str) -> Tracker:
     """Returns a tracker that takes no row, because an option was recorded without its secret."""
 
     def take(row: Row, run: TrackedRun, /) -> None:
@@ -135,12 +100,13 @@ def tracker_without(name: str, options: dict[str, Any], unknown: str) -> Built:
             f" place. Give it again: trackers.{name}.{unknown}=VALUE."
         )
 
-    return Built(name, options, take)
+    made: Tracker = tagged(take, Call(f"trackers.{name}", tuple(options.items())))
+    return made
 
 
 def check_tracker(given: Any) -> None:
     """Raises InputError for what is not a tracker."""
-    if getattr(given, "makes_tracker", False):
+    if hasattr(given, "part"):
         raise InputError(
             f"fp.trackers.{given.__name__} makes a tracker: write fp.trackers.{given.__name__}()."
         )

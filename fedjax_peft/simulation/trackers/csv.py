@@ -4,12 +4,13 @@ import csv as tables
 import io
 from pathlib import Path
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.simulation.rows import Row, fields, number
-from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, built, taken_back
+from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, taken_back
 from fedjax_peft.support.files import naming, replace_file
 
 
-@built()
+@part
 def csv(*, path: str = "metrics.csv") -> Tracker:
     """A CSV file with a line for each round and a column for each number.
 

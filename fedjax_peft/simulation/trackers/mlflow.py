@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.simulation.rows import Row
 from fedjax_peft.simulation.trackers.base import (
     TrackedRun,
     Tracker,
-    built,
+    needs,
     scalars,
     tag,
     taken_back,
@@ -26,10 +27,10 @@ _LONGEST = 500
 _REFUSED = re.compile(r"[^\w./ -]")
 """Characters that MLflow takes in no name of a parameter or a metric, on Windows ``:`` neither."""
 _making = threading.Lock()
-"""The points of a sweep, which can be threads, make one experiment and one parent."""
+"""Trackers, which are threads, make one experiment and one parent."""
 
 
-@built("mlflow")
+@part
 def mlflow(*, experiment: str = "fedjax_peft", tracking_uri: str | None = None) -> Tracker:
     """MLflow: a run for each run, with its settings as parameters; a sweep is a parent run.
 
@@ -43,6 +44,7 @@ def mlflow(*, experiment: str = "fedjax_peft", tracking_uri: str | None = None) 
     Raises:
       InputError: the package ``mlflow`` is missing.
     """
+    needs("mlflow", "mlflow")
 
     def take(row: Row, run: TrackedRun, /) -> None:
         remote = run.opened(lambda: _Remote(run, experiment, tracking_uri), _Remote.close)

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.simulation.rows import Row
-from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, built, scalars
+from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, needs, scalars
 from fedjax_peft.support.files import naming
 
 
-@built("tensorboardX")
+@part
 def tensorboard(*, folder: str = "tensorboard") -> Tracker:
     """TensorBoard: event files in the run directory, for ``tensorboard --logdir runs``.
 
@@ -20,6 +21,7 @@ def tensorboard(*, folder: str = "tensorboard") -> Tracker:
     Raises:
       InputError: the package ``tensorboardX`` is missing.
     """
+    needs("tensorboardX", "tensorboard")
 
     def take(row: Row, run: TrackedRun, /) -> None:
         step = row["round"]

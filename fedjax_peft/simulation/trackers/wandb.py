@@ -2,11 +2,12 @@
 
 from typing import Any, Literal
 
+from fedjax_peft.contracts.part import part
 from fedjax_peft.simulation.rows import Row
-from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, built, scalars
+from fedjax_peft.simulation.trackers.base import TrackedRun, Tracker, needs, scalars
 
 
-@built("wandb")
+@part
 def wandb(
     *,
     project: str = "fedjax_peft",
@@ -26,6 +27,7 @@ def wandb(
     Raises:
       InputError: the package ``wandb`` is missing.
     """
+    needs("wandb", "wandb")
 
     def take(row: Row, run: TrackedRun, /) -> None:
         remote = run.opened(lambda: _start(run, project, entity, mode), lambda made: made.finish())
