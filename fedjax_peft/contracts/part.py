@@ -459,7 +459,7 @@ def below(at: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _name(factory: Callable[..., Any]) -> str:
     """Returns the name of a factory, by which :func:`_factory` finds it in another process."""
-    module = factory.__module__
+    module = factory.__module__ or "__main__"  # of code that exec runs
     rooms = [room for room, home in _LIBRARY.items() if f"{module}.".startswith(f"{home}.")]
     if rooms and not module.endswith(".base"):
         return f"{rooms[0]}.{factory.__name__}"

@@ -190,7 +190,7 @@ def _name(value: Any) -> str:
     JAX and NumPy move between versions.
     """
     name = getattr(value, "__qualname__", value.__name__)
-    stable = _is_installed(value) and not value.__module__.startswith(("jax", "numpy"))
+    stable = _is_installed(value) and not str(value.__module__).startswith(("jax", "numpy"))
     return f"{value.__module__}.{name}" if stable else name
 
 
