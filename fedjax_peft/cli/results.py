@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from rich.console import Console
 from fedjax_peft.config import config as configs
 from fedjax_peft.report import live, page
 from fedjax_peft.report.comparison import Options, compare
-from fedjax_peft.report.records import RunRecord, find_runs
-from fedjax_peft.report.study import Study, make_study, read_study
+from fedjax_peft.report.records import find_runs
+from fedjax_peft.report.study import Study, read_study
 from fedjax_peft.report.tables import explanations
 from fedjax_peft.report.targets import target_table
 from fedjax_peft.simulation.storage import record, tracking
@@ -78,11 +78,6 @@ def sync(options: argparse.Namespace) -> None:
             path, config, configs.build({"trackers": table}, "trackers")
         ).items():
             print(f"{path}: {name} {f'has taken {rows} rows' if rows else 'had all rows'}")
-
-
-def print_table(runs: Sequence[RunRecord]) -> None:
-    """Prints the table of runs and, if there are several, a sentence about the best one."""
-    print_study(make_study(runs))
 
 
 def _console() -> Console:

@@ -9,13 +9,14 @@ from typing import Any
 
 from fedjax_peft.cli import console, resuming, sweeping
 from fedjax_peft.cli.process import join_processes
-from fedjax_peft.cli.results import print_table
+from fedjax_peft.cli.results import print_study
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import early, labels, loading, origins, presets, sweeps
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.engine.devices.distributed import is_writer
 from fedjax_peft.peft.io.export import formats
 from fedjax_peft.report.records import RunRecord, load_run
+from fedjax_peft.report.study import make_study
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.storage import record
 from fedjax_peft.support import display
@@ -165,7 +166,7 @@ def _run_all(
                     origin=_origin(config, out / name),
                 )
             records.append(load_run(out / name))
-    print_table(records)  # one process prints; the others' standard output is closed
+    print_study(make_study(records))  # one process prints; the others' standard output is closed
     return records
 
 

@@ -12,14 +12,14 @@ import jax
 import numpy as np
 import pytest
 from closeness import approx
-from internals import DATASETS, assets, build_parser, cli, config, load_run
+from internals import DATASETS, assets, build_parser, cli, config, load_run, make_study
 from safetensors.numpy import load_file
 from shallow import draw_nothing, simplify
 from tiny_project import fails, rows
 
 from fedjax_peft import __version__, algorithms
 from fedjax_peft.cli import process
-from fedjax_peft.cli.results import print_table
+from fedjax_peft.cli.results import print_study
 from fedjax_peft.cli.running import next_commands
 from fedjax_peft.config import running
 
@@ -108,7 +108,7 @@ def test_columns_are_explained_on_a_terminal(finished, capsys, monkeypatch):
     """Each column whose heading is short has a sentence."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
-    print_table([load_run(finished)])
+    print_study(make_study([load_run(finished)]))
     printed = capsys.readouterr().out
     assert "Agg. err. %: distance" in printed
     assert re.search(r"Sim\. \w+: by the time model", printed)

@@ -154,5 +154,5 @@ def test_the_evaluation_of_an_interruption_does_not_count(interruption, tmp_path
 
 def test_the_command_line_prints_the_reason_for_stopping(tmp_path, capsys):
     with console.screen("mine", "", 9, tmp_path / "metrics.jsonl") as screen:
-        screen.on_phase(Phase("finished", 4, 9, details={"stopped": "test_f1 reached 0.8"}))
+        screen(Phase("finished", 4, 9, details={"stopped": "test_f1 reached 0.8"}))
     assert "mine  stopped after round 4: test_f1 reached 0.8" in capsys.readouterr().out
