@@ -28,8 +28,8 @@ def trimmed_mean(
     Clients count alike. All uploads of a round are held in memory at once.
 
     Args:
-      share: β, the share of the values that is cut off at each end, below 1/2. It should be at
-        least the share of hostile clients.
+      share: β, the share of the values that is cut off at each end. It should be at least the share
+        of hostile clients.
       space: whether the entries are those of LoRA's ``factors`` or of their ``product``, which is
         then factored anew.
 

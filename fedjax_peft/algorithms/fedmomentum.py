@@ -52,8 +52,7 @@ def fedmomentum(
     The metric ``residual`` is the Frobenius norm of what a round folds in.
 
     Args:
-      energy: τ, the share of the average's squared norm that is kept, from above 0 to 1; with 1 the
-        average is exact.
+      energy: τ, the share of the average's squared norm that is kept; with 1 the average is exact.
       keep_optimizer: only False: factors are new in every round.
 
     Raises:

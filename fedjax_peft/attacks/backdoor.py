@@ -62,7 +62,7 @@ def backdoor(
       token: the id of the token that is the trigger. A rare token hides best.
       positions: where the token replaces what is there; 1 is the place after ``[CLS]``.
       patch: the side of the square that is the trigger, in pixels, in the lower right corner.
-      value: brightness of the square, from 0 to 255.
+      value: brightness of the square.
       fraction: the share of a hostile client's batch that gets the trigger and the target: the
         first ``round(fraction * examples)``.
       scale: length of the sent change in lengths of the learned one; see :func:`scaled`.

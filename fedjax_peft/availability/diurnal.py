@@ -22,7 +22,7 @@ def diurnal(
 
     Args:
       period: seconds of a day.
-      share: the share of the day in which a client is available, above 0, at most 1.
+      share: the share of the day in which a client is available.
       spread: 0: all days begin at the time 0. 1: they begin at any time, so that the number of
         available clients is the same at all times, up to chance.
     """

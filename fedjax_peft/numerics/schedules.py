@@ -59,7 +59,7 @@ def linear(rounds: Rounds, *, warmup: Warmup = 0, final_factor: Share = 0.0) -> 
       rounds: T, the number of rounds of the run, warm-up included; in a config the run's own by
         default. Later rounds have the factor ``final_factor``.
       warmup: the number of rounds in which the rate rises linearly, before it is whole.
-      final_factor: the factor at the end, from 0 to 1; it would be reached in round T + 1.
+      final_factor: the factor at the end; it would be reached in round T + 1.
 
     Raises:
       InputError: ``warmup`` is not shorter than ``rounds``.
@@ -81,7 +81,7 @@ def cosine(rounds: Rounds, *, warmup: Warmup = 0, final_factor: Share = 0.0) -> 
       rounds: T, the number of rounds of the run, warm-up included; in a config the run's own by
         default. Later rounds have the factor ``final_factor``.
       warmup: the number of rounds in which the rate rises linearly, before it is whole.
-      final_factor: the factor at the end, from 0 to 1; it would be reached in round T + 1.
+      final_factor: the factor at the end; it would be reached in round T + 1.
 
     Raises:
       InputError: ``warmup`` is not shorter than ``rounds``.
@@ -106,10 +106,10 @@ def exponential(
     """A learning rate that is multiplied by ``decay`` every few rounds, after a warm-up.
 
     Args:
-      decay: d, the factor of each fall, from 0 to 1, such as 0.99.
+      decay: d, the factor of each fall, such as 0.99.
       every: e, the number of rounds between two falls.
       warmup: the number of rounds in which the rate rises linearly, before it is whole.
-      final_factor: the smallest factor, from 0 to 1.
+      final_factor: the smallest factor.
     """
 
     def fall(passed: Array) -> Array:

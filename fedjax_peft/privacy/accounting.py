@@ -93,7 +93,7 @@ def epsilon(
     Args:
       event: a ``dp_accounting.DpEvent``. Its noise multipliers are relative to the sensitivity that
         the neighbours imply.
-      delta: δ, between 0 and 1.
+      delta: δ of the guarantee.
       accountant: see :data:`Accountant`.
       neighbours: see :data:`Neighbours`.
 
@@ -134,8 +134,8 @@ def noise_multiplier(
     The result is exact to a relative 1e-6, and its ε is never above the one that is asked for.
 
     Args:
-      epsilon: ε, positive.
-      delta: δ, between 0 and 1.
+      epsilon: ε of the guarantee.
+      delta: δ of the guarantee.
       rounds: as for :func:`gaussian_event`.
       sampling_probability: likewise.
       accountant: see :data:`Accountant`.
@@ -261,7 +261,7 @@ def smallest_noise(
 
     Args:
       epsilon_of: noise multiplier -> ε, which falls with it.
-      epsilon: ε, positive. That of the result is not above it. ``inf`` needs no noise.
+      epsilon: ε. That of the result is not above it. ``inf`` needs no noise.
     """
     limit_blas_threads()
     from scipy.optimize import brentq

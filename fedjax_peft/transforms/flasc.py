@@ -28,8 +28,7 @@ def flasc(up: PositiveShare = 0.25, down: PositiveShare = 0.25) -> Transform:
     On the wire, both ways: 32 bits for each entry, and indices or a bitmap, whichever is smaller.
 
     Args:
-      up: share of the entries that a client sends, above 0 and at most 1. It cannot be a run-time
-        value.
+      up: share of the entries that a client sends. It cannot be a run-time value.
       down: share of the entries that it receives; likewise.
     """
 

@@ -39,7 +39,7 @@ def quantize(
     On the wire: ``bits`` for each entry, and a float32 scale for each leaf or block.
 
     Args:
-      bits: bits for each entry, from 2 to 16.
+      bits: bits for each entry.
       stochastic: round up or down at random, so that the result is unbiased; False: to the nearest.
       norm: what the largest value is: the largest entry (``max``) or the Euclidean norm (``l2``).
       block: consecutive entries that share a scale; None: all entries of a leaf.

@@ -29,8 +29,8 @@ def random_k(share: PositiveShare, *, error_feedback: bool = False) -> Transform
     zeros; no more entries are counted than it has.
 
     Args:
-      share: the share of the ``n`` entries of each leaf, above 0 and at most 1; rounded up to ``k``
-        whole entries. It cannot be a run-time value.
+      share: the share of the ``n`` entries of each leaf, rounded up to ``k`` whole entries. It
+        cannot be a run-time value.
       error_feedback: send entries as they are, and add what was not sent to the next change. False:
         multiply them by ``n / k``, so that the result is unbiased.
     """

@@ -33,8 +33,8 @@ def top_k(
     smaller.
 
     Args:
-      share: the share of the ``n`` entries, above 0 and at most 1; rounded up to whole entries. It
-        cannot be a run-time value.
+      share: the share of the ``n`` entries, rounded up to whole entries. It cannot be a run-time
+        value.
       error_feedback: whether clients add what was not sent to their next change.
       across_leaves: choose among all leaves together instead of in each leaf.
     """
