@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from fedjax_peft.contracts import Task
+from fedjax_peft.contracts.arguments import Probability
 from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.packing import packed
 from fedjax_peft.numerics.random import host_rng
@@ -202,7 +203,9 @@ class Clients(Generic[DataT]):
         return Clients(rows, indices, self.names, weights)
 
     @data_part
-    def holdout(self, fraction: float, seed: int = 0) -> tuple["Clients[DataT]", "Clients[DataT]"]:
+    def holdout(
+        self, fraction: Probability, seed: int = 0
+    ) -> tuple["Clients[DataT]", "Clients[DataT]"]:
         """Returns ``(train, held_out)``: every client's own list, split at random.
 
         A client with n examples holds out ``round(fraction * n)`` of them, but it always keeps one
@@ -210,16 +213,14 @@ class Clients(Generic[DataT]):
         (``meta``), units are counted and held out instead of examples.
 
         Args:
-          fraction: the share of each client's examples, strictly between 0 and 1.
+          fraction: the share of each client's examples.
           seed: a client's split depends on the seed and the client's number only.
 
         Raises:
-          InputError: a fraction outside of (0, 1).
+          InputError: the clients have weights already.
         """
         if self.weights is not None:
             raise InputError("Hold out examples before clients get weights or packed rows.")
-        if not 0 < fraction < 1:
-            raise InputError(f"The fraction to hold out must be between 0 and 1, not {fraction}.")
         units = self.data.meta.get("unit") if isinstance(self.data, Dataset) else None
         things = [np.arange(len(r)) if units is None else units[r] for r in self.indices]
         held = [_held_out(rows, fraction, seed, i) for i, rows in enumerate(things)]

@@ -60,8 +60,8 @@ test_data_that_do_not_fit_together_are_named = refusals(
         lambda: fp.Clients(np.zeros(6), rows([0]), (), np.array([np.nan])),
         "weights that are num",
     ),
-    (lambda: fp.Clients(np.zeros(6), rows([0])).holdout(1), "between 0 and 1"),
-    (lambda: fp.Clients(np.zeros(6), rows([0])).holdout(np.nan), "between 0 and 1"),
+    (lambda: fp.Clients(np.zeros(6), rows([0])).holdout(1), "fraction = 1 of holdout"),
+    (lambda: fp.Clients(np.zeros(6), rows([0])).holdout(np.nan), "fraction = nan of holdout"),
 )
 
 

@@ -200,11 +200,11 @@ def test_pooled_is_one_client_with_everything_in_order(data):
 
 test_bad_input_is_named = refusals(
     lambda call: call(np.arange(10) % 2),
-    (lambda y: fp.partition.iid(y, 0), "at least 1 client, not 0"),
+    (lambda y: fp.partition.iid(y, 0), "clients = 0 of iid"),
     (lambda y: fp.partition.iid(y, 11), "10 examples are too few for 11 clients"),
-    (lambda y: fp.partition.dirichlet(y, 2, 0.0), "alpha .* positive, not 0.0"),
+    (lambda y: fp.partition.dirichlet(y, 2, 0.0), "alpha = 0.0 of dirichlet"),
     (lambda y: fp.partition.dirichlet(y, 2, 1.0, min_size=-1), "min_size"),
-    (lambda y: fp.partition.dirichlet(y, 2, 1.0, mode="class"), "no Dirichlet mode 'class'"),
+    (lambda y: fp.partition.dirichlet(y, 2, 1.0, mode="class"), "mode = 'class' of dirichlet"),
     (lambda y: fp.partition.dirichlet(y - 1, 2, 1.0), "labels from 0 up"),
     (lambda y: fp.partition.dirichlet(y[:0], 1, 1.0), "needs examples"),
     (lambda y: fp.partition.dirichlet(y * 1.0, 2, 1.0), "type float64"),
@@ -236,7 +236,7 @@ test_bad_input_is_named = refusals(
     (lambda y: fp.partition.quantity(y, 2, 1.0, min_size=6), "too few"),
     (
         lambda y: fp.partition.pathological(y, 2, 3),
-        "classes_per_client = 3 must be from 1 to 2",
+        "classes_per_client = 3 is more than the 2 classes",
     ),
     (lambda y: fp.partition.pathological(np.arange(10), 3, 3), "cannot hold all 10 classes"),
 )

@@ -63,21 +63,12 @@ class Pool(Generic[DataT]):
 
 
 def check_clients(n: int, clients: int, min_size: int = 1) -> None:
-    """Raises InputError if n examples are too few for the clients, or a number is out of range."""
-    if clients < 1:
-        raise InputError(f"A partition needs at least 1 client, not {clients}.")
-    check_min_size(min_size)
+    """Raises InputError if n examples are too few for the clients."""
     if n < clients * max(1, min_size):
         raise InputError(
             f"{n} examples are too few for {clients} clients with at least {max(1, min_size)}"
             " each. Use fewer clients or more examples."
         )
-
-
-def check_min_size(min_size: int) -> None:
-    """Raises InputError for a negative ``min_size``."""
-    if min_size < 0:
-        raise InputError(f"min_size of a partition must not be negative, but is {min_size}.")
 
 
 def draw(concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.partition.plain import iid
@@ -15,7 +16,7 @@ from fedjax_peft.support.errors import InputError, check_known
 
 @data_part
 def feature_shift(
-    data: Dataset, clients: int, kind: str, strength: float, *, seed: int = 0
+    data: Dataset, clients: Count, kind: str, strength: float, *, seed: int = 0
 ) -> Clients[Dataset]:
     """Deals out images IID, then changes those of client k by an amount that grows with k.
 

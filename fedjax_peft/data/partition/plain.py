@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.dataset import Clients, DataT
 from fedjax_peft.data.partition.dealing import Pool, check_clients
@@ -9,7 +10,7 @@ from fedjax_peft.numerics.random import host_rng
 
 
 @data_part
-def iid(data: DataT, clients: int, *, seed: int = 0) -> Clients[DataT]:
+def iid(data: DataT, clients: Count, *, seed: int = 0) -> Clients[DataT]:
     """Deals out the examples at random, in sizes that differ by at most one example.
 
     Args:

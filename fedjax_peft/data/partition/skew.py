@@ -5,22 +5,23 @@ from typing import Literal
 
 import numpy as np
 
+from fedjax_peft.contracts.arguments import Count, FromZero, Positive
 from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.dataset import Clients, DataT
 from fedjax_peft.data.partition.dealing import Pool, apportion, check_clients, deal, draw, fill_up
 from fedjax_peft.numerics.random import host_rng
-from fedjax_peft.support.errors import InputError, check_known
+from fedjax_peft.support.errors import InputError
 
 
 @data_part
 def dirichlet(
     data: DataT,
-    clients: int,
-    alpha: float,
+    clients: Count,
+    alpha: Positive,
     *,
     by: str | None = None,
     mode: Literal["client_prior", "class_wise"] = "client_prior",
-    min_size: int = 1,
+    min_size: FromZero = 1,
     seed: int = 0,
 ) -> Clients[DataT]:
     """Label skew by a Dirichlet distribution: with a smaller alpha, a client has fewer labels.
@@ -43,7 +44,7 @@ def dirichlet(
     Args:
       data: a data set, or integer labels ``[examples]``.
       clients: number of clients, at most the number of examples.
-      alpha: concentration, positive; towards infinity every client has the prior.
+      alpha: concentration; towards infinity every client has the prior.
       by: a key of ``data.meta`` whose values take the place of labels, such as ``"tag_set"`` or
         ``"cluster"``; None: the labels.
       mode: ``client_prior`` (every client draws its label shares; equal sizes) or ``class_wise``
@@ -57,9 +58,7 @@ def dirichlet(
     pool = Pool.of(data)
     classes, names = pool.distinct(by)
     check_clients(len(pool), clients, min_size)
-    _check_alpha(alpha)
     rng = host_rng(seed, "partition")
-    check_known("Dirichlet mode", mode, ["client_prior", "class_wise"])
     if mode == "client_prior":
         class_sizes = np.bincount(classes, minlength=len(names))
         counts = _client_prior(class_sizes, _sizes(len(pool), clients), alpha, rng)
@@ -100,7 +99,12 @@ def label_share(
 
 @data_part
 def pathological(
-    data: DataT, clients: int, classes_per_client: int = 2, *, by: str | None = None, seed: int = 0
+    data: DataT,
+    clients: Count,
+    classes_per_client: Count = 2,
+    *,
+    by: str | None = None,
+    seed: int = 0,
 ) -> Clients[DataT]:
     """Label skew by shards: each client has examples of a few classes only, usually two.
 
@@ -124,9 +128,9 @@ def pathological(
     pool = Pool.of(data)
     classes, names = pool.distinct(by)
     check_clients(len(pool), clients)
-    if not 1 <= classes_per_client <= len(names):
+    if classes_per_client > len(names):
         given = f"classes_per_client = {classes_per_client}"
-        raise InputError(f"{given} must be from 1 to {len(names)}, the number of classes.")
+        raise InputError(f"{given} is more than the {len(names)} classes of the data.")
     if clients * classes_per_client < len(names):
         raise InputError(
             f"{clients} clients with {classes_per_client} classes each cannot hold all"
@@ -142,7 +146,7 @@ def pathological(
 
 @data_part
 def quantity(
-    data: DataT, clients: int, alpha: float, *, min_size: int = 1, seed: int = 0
+    data: DataT, clients: Count, alpha: Positive, *, min_size: FromZero = 1, seed: int = 0
 ) -> Clients[DataT]:
     """Quantity skew: client sizes by a Dirichlet distribution, independent of labels.
 
@@ -153,7 +157,7 @@ def quantity(
     Args:
       data: a data set, or integer labels ``[examples]``.
       clients: number of clients, at most the number of examples.
-      alpha: concentration, positive; towards infinity all sizes are equal.
+      alpha: concentration; towards infinity all sizes are equal.
       min_size: least number of examples of a client.
       seed: the seed of the random stream.
 
@@ -162,15 +166,9 @@ def quantity(
     """
     pool = Pool.of(data)
     check_clients(len(pool), clients, min_size)
-    _check_alpha(alpha)
     alike = np.zeros(len(pool), np.int64)
     owner = _class_wise(alike, clients, alpha, min_size, host_rng(seed, "partition"))
     return pool.clients(owner, clients)
-
-
-def _check_alpha(alpha: float) -> None:
-    if not 0 < alpha < np.inf:
-        raise InputError(f"alpha of a Dirichlet partition must be positive, not {alpha}.")
 
 
 def _share_table(shares: Sequence[Sequence[float]], classes: int) -> np.ndarray:

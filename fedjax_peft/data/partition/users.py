@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_peft.contracts.arguments import Count, FromZero
 from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.dataset import Clients, DataT
-from fedjax_peft.data.partition.dealing import Pool, check_min_size
+from fedjax_peft.data.partition.dealing import Pool
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError, nearest
 
@@ -15,9 +16,9 @@ from fedjax_peft.support.errors import InputError, nearest
 def natural(
     data: DataT,
     by: str = "client",
-    clients: int | None = None,
+    clients: Count | None = None,
     *,
-    min_size: int = 1,
+    min_size: FromZero = 1,
     names: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Clients[DataT]:
@@ -58,11 +59,11 @@ def natural(
 @data_part
 def grouped(
     data: DataT,
-    groups: int,
-    of: int | None = None,
+    groups: Count,
+    of: Count | None = None,
     *,
     by: str = "client",
-    min_size: int = 1,
+    min_size: FromZero = 1,
     seed: int = 0,
 ) -> Clients[DataT]:
     """Merges users at random into groups; each group is one client.
@@ -98,7 +99,6 @@ def _draw(
     sizes: np.ndarray, clients: int | None, min_size: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Returns the numbers of users with enough examples, ascending: all, or ``clients`` drawn."""
-    check_min_size(min_size)
     enough = np.flatnonzero(sizes >= min_size)
     wanted = max(1, len(enough)) if clients is None else clients
     if not 1 <= wanted <= len(enough):
@@ -110,7 +110,6 @@ def _draw(
 
 
 def _check_names(names: Sequence[str], sizes: dict[str, int], by: str, min_size: int) -> None:
-    check_min_size(min_size)
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise InputError(f"The client {twice!r} comes twice in names.")
