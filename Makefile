@@ -92,7 +92,7 @@ $(VENV)/bin/pip: | $(VENV)/bin/python
 	@test -e $@ || $(BIN)/python -m ensurepip --default-pip >$(VENV)/pip.log
 
 $(BASE): pyproject.toml | $(VENV)/bin/pip
-	@echo "Installing fedjax_peft and its libraries (JAX$(EXTRA:%=[%]), Flax, Transformers ...)"
+	@echo "Installing fedjax_peft and its libraries (JAX$(EXTRA:%=[%]), Flax, Transformers ...): about 1 GB, some quiet minutes"
 	@$(PIP) --editable '.$(EXTRA:%=[%])'
 	@touch $@
 

@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 
@@ -98,6 +99,19 @@ def plain_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = usual
+
+
+@contextlib.contextmanager
+def telling(text: str, after: float = 3.0) -> Iterator[None]:
+    """Prints a line on a terminal if what is inside takes more than some seconds."""
+    timer = threading.Timer(after, print_error, [text])
+    timer.daemon = True
+    if sys.stderr is not None and sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def flush_output() -> None:

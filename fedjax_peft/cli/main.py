@@ -75,10 +75,12 @@ def _main(arguments: Sequence[str] | None) -> int:
     if rest:
         options.overrides += rest
     module, function = options.command.split(".")
-    if module not in WITHOUT_JAX:
-        prepare_jax(options)
+    with faults.telling("fedjax-peft: loading JAX and its libraries"):
+        if module not in WITHOUT_JAX:
+            prepare_jax(options)
+        command = getattr(importlib.import_module(f"fedjax_peft.cli.{module}"), function)
     try:
-        getattr(importlib.import_module(f"fedjax_peft.cli.{module}"), function)(options)
+        command(options)
     except MissingPath as error:
         folder = getattr(options, "config", Path()).parent.absolute()
         if folder == Path.cwd():

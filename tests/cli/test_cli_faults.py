@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -123,3 +124,13 @@ def test_too_little_address_space_is_an_error_before_xla_aborts():
     assert "Traceback" not in done.stderr
     assert "ulimit -v" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_long_wait_is_told_on_a_terminal_only(capsys, monkeypatch):
+    for terminal, after, said in ((True, 0.0, "Loading.\n"), (False, 0.0, ""), (True, 60.0, "")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with faults.telling("Loading.", after):
+            for thread in threading.enumerate():
+                if isinstance(thread, threading.Timer) and not after:
+                    thread.join()
+        assert capsys.readouterr().err == said
