@@ -211,9 +211,9 @@ def simulating(raw: Given) -> Calling[Run]:
     _check(raw)
     given, records, seed = in_models_classes(raw), raw.records, raw.seed
     session = session_of(given)
-    own = {n: getattr(given.evaluation, n) for n in ("client_test", "client_validation")}
+    clients_own = {n: getattr(given.evaluation, n) for n in ("client_test", "client_validation")}
     data = {"test": given.test, "validation": given.validation}
-    check_test_data(given.model, given.clients, data, own, given.task)
+    check_test_data(given.model, given.clients, data, clients_own, given.task)
     check_step_memory(session, given.model, session.schedule(seed), given.placement.lanes)
     state = session.init(seed)
     facts = federation_of(session.schedule(seed), given.clients.data, session.setup.algorithm)
@@ -224,7 +224,12 @@ def simulating(raw: Given) -> Calling[Run]:
     found = fingerprint(vars(raw)) if given.out is not None or processes() > 1 else {}
     before = rows_before(records.origin, given.out if given.resume else None)
     trained_on = when_asked(given.clients, given.tested, before)
-    check_same_run({**config, **_of_this_process(given), **found})
+    tables = {"placement": given.placement, "evaluation": given.evaluation, "records": records}
+    own = {
+        table: {n: x for n, x in vars(one).items() if isinstance(x, int | str)}
+        for table, one in tables.items()
+    }
+    check_same_run({**config, **found, "of this process": own})
     shown = records.progress if is_writer() else False
     on_round = () if records.on_round is None else (told(records.on_round),)
     with (
@@ -318,16 +323,6 @@ def _rounds(
         each="clients" in how.diagnostics,
         lower=(*setup.task.lower_is_better, *setup.algorithm.lower_is_better, "update_norm"),
     )
-
-
-def _of_this_process(given: Given) -> dict[str, Any]:
-    """Returns the settings that a run does not record, and that all its processes must share."""
-    numbers = ("every", "batch_size", "test_clients")
-    return {
-        **{f"evaluation.{name}": getattr(given.evaluation, name) for name in numbers},
-        "records.checkpoint_every": given.records.checkpoint_every,
-        **{f"placement.{name}": value for name, value in vars(given.placement).items()},
-    }
 
 
 def _save_start(out: Path, given: Given) -> None:
