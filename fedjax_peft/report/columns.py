@@ -88,25 +88,6 @@ def in_unit(cost: str, values: Iterable[float | None]) -> tuple[str, Callable[[f
     return unit.symbol, lambda value: wording.digits(value / unit.size)
 
 
-def of_models(column: Column, kind: str) -> Column:
-    """Returns a column of scores whose headings, also those of its numbers, name the models.
-
-    Args:
-        kind: A key of :data:`MODELS`, or empty for a column that needs no name.
-    """
-    if not kind:
-        return column
-    title = column.title.removesuffix(" (%)")
-    unit = column.title.removeprefix(title)
-    first, _, last = column.short.partition("\n")
-    data = column.data
-    if data and kind == "personal":  # the global models of other rows have the plain names
-        data = {f"personal_{name}": values for name, values in data.items()}
-    return column._replace(
-        title=f"{title} {MODELS[kind]}{unit}", short=f"{first}, {kind}\n{last}", data=data
-    )
-
-
 # Scores.
 
 
@@ -119,6 +100,7 @@ def scores(
     values: Sequence[Summary],
     share: bool,
     *,
+    kind: str = "",
     after: str = "",
     short: str | None = None,
     notes: Sequence[str] | None = None,
@@ -129,6 +111,7 @@ def scores(
 
     Args:
         title: The heading without its unit.
+        kind: A key of :data:`MODELS`, if the heading has to name the models.
         after: Text behind the unit.
         short: The heading in a terminal; by default ``title``, with its last word in a second line.
         notes: Text behind each value.
@@ -137,6 +120,8 @@ def scores(
     first, _, last = title.rpartition(" ")
     if short is None:
         short = f"{first}\n{_SHORT.get(last, last)}{' %' if share else ''}"
+    if kind:
+        title, short = f"{title} {MODELS[kind]}", short.replace("\n", f", {kind}\n")
     cells = _noted([_text(one, share) for one in values], notes)
     return Column(f"{title}{' (%)' if share else ''}{after}", short, cells, best or set(), part)
 
@@ -168,12 +153,12 @@ def of_runs(facts: Sequence[Fact], judged: Judgement | None) -> list[Column]:
         known = ([] if fact[key] is None else [fact[key]] for fact in facts)
         return scores(title, [*map(summarise, known)], share, **options)
 
-    def score_of(when: str, key: str) -> Column:
-        return of(f"{when} {score}", key, short=f"{when}\n{short}{sign}")
+    def score_of(when: str, key: str, kind: str = "") -> Column:
+        return of(f"{when} {score}", key, short=f"{when}\n{short}{sign}", kind=kind)
 
     finals = [score_of("Final", "final_score")]
     if any(fact["personal_score"] is not None for fact in facts):
-        finals = [of_models(score_of("Final", f"{kind}_score"), kind) for kind in MODELS]
+        finals = [score_of("Final", f"{kind}_score", kind) for kind in MODELS]
     clients = _of_clients(facts, share, of)
     if any(fact["final_score"] is not None for fact in facts):
         finals = [
@@ -319,22 +304,29 @@ def _means(
         values = [
             summarise(cell.values(field, at) if i in shown else {}) for i, cell in enumerate(cells)
         ]
+        marks = {*best} & marked
         title = tested.words(plain, at)
-        found.append(
-            of_models(_mean_column(field, values, title, prefix, best={*best} & marked), kind)
-        )
+        found.append(_mean_column(field, values, title, prefix, kind=kind, best=marks))
     return found
 
 
 def _mean_column(
-    field: str, values: Sequence[Summary], title: str, prefix: str = "", **options: Any
+    field: str,
+    values: Sequence[Summary],
+    title: str,
+    prefix: str = "",
+    *,
+    kind: str = "",
+    **options: Any,
 ) -> Column:
     """Returns a column of means over seeds, whose CSV has all figures in columns of their own."""
-    name = f"{prefix}{field}"
+    # The global models of other rows have the plain names.
+    name = f"{'personal_' if kind == 'personal' else ''}{prefix}{field}"
     data = {name: [one.mean for one in values]}
     for key in ("sd", "n", "low", "high"):
         data[f"{name}_{key}"] = [getattr(one, key) for one in values]
-    return scores(title, values, wording.is_share(field), **options)._replace(data=data)
+    share = wording.is_share(field)
+    return scores(title, values, share, kind=kind, **options)._replace(data=data)
 
 
 def differences(names: Sequence[str], judged: Judgement | None) -> list[Column]:

@@ -504,7 +504,9 @@ def test_the_end_has_the_commands_that_repeat_the_runs(tmp_path):
         f"fedjax-peft run {paths[0]}/config.toml --out {paths[0]}-again",
         f"fedjax-peft run '{paths[1]}/config.toml' --out '{paths[1]}-again'",
     ]
-    assert "run their scripts again" in page(load(make_run(tmp_path / "python")), tmp_path)
+    assert "Run the programs that made these runs again" in page(
+        load(make_run(tmp_path / "python")), tmp_path
+    )
 
 
 def test_only_recorded_axes_are_offered(tmp_path):
