@@ -11,12 +11,12 @@ import numpy as np
 import optax
 import pytest
 import toy
+from internals import cli
+from internals import config as configs
 from options import run_options
 from shallow import simple_encoder  # noqa: F401
 
 import fedjax_peft as fp
-from fedjax_peft.cli import main as cli
-from fedjax_peft.config import config as configs
 from fedjax_peft.simulation.storage.calls import settings
 from fedjax_peft.simulation.storage.record import config_text
 
