@@ -126,7 +126,7 @@ def finished(tmp_path_factory):
         optimizer = {{name = "sgd", learning_rate = 0.1}}
     """
     (root / "config.toml").write_text(text)
-    made = record.Record(root, None)
+    made = record.Record(root)
     model = configs.build_model(configs.resolve(configs.load(root / "config.toml")), "abc")
     made.save_params(model.trainable, model.labels)
     loading.load_trained(root)
