@@ -97,7 +97,7 @@ def test_a_first_row_may_lack_a_column_that_is_renamed(tmp_path):
 )
 def test_model_and_algorithm(folder, override, complaint):
     """A target, a rank and an algorithm are known from the config and the model's shapes."""
-    refused(complaint, early.check, [resolved(folder, override)])
+    refused(complaint, lambda: early.check([resolved(folder, override)]))
 
 
 @pytest.mark.parametrize("name", tasks.__all__)
