@@ -154,10 +154,10 @@ def _made_again(directory: Path, config: dict[str, Any]) -> Algorithm:
     An optax optimizer of the user's is not recorded. Where clients keep no state of it, no model
     depends on it, and another one takes its place.
     """
-    free = unrecorded(config["optimizer"]) and not config["algorithm"].get("keep_optimizer")
-    others = {"optimizer": optax.identity()} if free else {}
-    if free:
-        config = {**config, "schedule": {}}
+    missing = unrecorded([config["optimizer"], config["schedule"]])
+    others: dict[str, Any] = {}
+    if missing and not config["algorithm"].get("keep_optimizer"):
+        others["optimizer"], config = optax.identity(), {**config, "schedule": {}}
     try:
         algorithm = configs.build_algorithm(config, **others)
         privacy, attack = configs.build_privacy(config), configs.build(config, "attack")

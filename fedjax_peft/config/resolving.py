@@ -30,7 +30,7 @@ def resolve(raw: keys.Config) -> keys.Config:
         wrong type.
     """
     raw = _with_none({key: value for key, value in raw.items() if key != "sweep"})
-    check_recorded(raw, advice=_PROGRAM)
+    check_recorded(raw, advice=PROGRAM)
     _check_present(raw)
     try:
         result = _resolved(presets.expand(expanded(raw), overlay))
@@ -41,7 +41,7 @@ def resolve(raw: keys.Config) -> keys.Config:
     return with_seeds(result)
 
 
-_PROGRAM = (
+PROGRAM = (
     "Run the program again that started this run, or give what is missing in a copy of the config."
 )
 
@@ -87,7 +87,7 @@ def _resolved(raw: keys.Config) -> keys.Config:
             or_name = "" if table in RECORDS else " or a name"
             raise InputError(f"[{table}] must be a table{or_name}, not {show(given)}.")
         result[table] = resolve_table(table, given)
-    if result["stop"]:
+    if result["stop"] and not unrecorded(result["stop"]):
         early_stop(**result["stop"])  # raises InputError for values that cannot be used
     _check_parts(result)
     if not unrecorded([result["algorithm"], result["optimizer"]]):
@@ -146,7 +146,7 @@ def _check_parts(config: keys.Config) -> None:
         return
     name = config["algorithm"]["name"]
     options = inspect.signature(keys.function_of("algorithm", name)).parameters
-    for table in filter(config.get, keys.SCHEDULES):
+    for table in (x for x in keys.SCHEDULES if config[x] and not unrecorded(config[x])):
         call(config, table)  # raises InputError for values that cannot be used
     if config["schedule"] and "optimizer" not in options:
         raise InputError(f"[schedule] is for an optimizer, and {show(name)} takes none.")

@@ -4,9 +4,8 @@ import functools
 import json
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +15,13 @@ from fedjax_peft.config.federation import evaluation_data, explicit, load_data
 from fedjax_peft.config.keys import SCHEDULES, Config, EvaluationKeys
 from fedjax_peft.config.origins import check_adapter, with_missing
 from fedjax_peft.config.parts import Parts
-from fedjax_peft.config.resolving import resolve_recorded
+from fedjax_peft.config.resolving import PROGRAM, resolve_recorded
 from fedjax_peft.config.schema import OF_THE_RUN, fields_of
 from fedjax_peft.contracts import Batch
 from fedjax_peft.contracts.part import unrecorded
 from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.models.base import Model
-from fedjax_peft.numerics.hyperparameters import Values
+from fedjax_peft.numerics.hyperparameters import Maker, Values
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.privacy.accounting import smallest_noise
 from fedjax_peft.simulation.origin import ORIGIN, base_seed, with_origin
@@ -58,6 +57,7 @@ def run(
         :func:`fedjax_peft.simulation.simulate.arguments`.
       origin: the run of the config's ``origin``, which a new run starts from.
     """
+    building.check_recorded(config, advice=PROGRAM)
     parts = Parts() if parts is None else parts
 
     def report_phase(name: PhaseName) -> None:
@@ -185,20 +185,18 @@ def started(config: Config, model: Model, clients: Clients, task: Task) -> Model
     return peft.gradient_start(model, batches, task, step=step)
 
 
-@dataclass(frozen=True)
-class _Made:
-    """A function of the run-time values; equal configs are equal functions."""
+def _of_values(values: Values, table: str, text: str) -> Any:
+    """Returns a part of a config whose tables lack the run-time values.
 
-    table: Literal["algorithm", "attack", "privacy", "transforms"]
-    config: str
-    """JSON of the tables that the function reads, without the run-time values."""
-
-    def __call__(self, values: Values) -> Any:
-        config = json.loads(self.config)
-        for key, value in values.items():
-            *tables, last = reading.key_parts(config, key)
-            functools.reduce(operator.getitem, tables, config)[last] = value
-        return building.BUILDERS[self.table](config)
+    Args:
+      table: such as ``algorithm``.
+      text: JSON of the tables.
+    """
+    config = json.loads(text)
+    for key, value in values.items():
+        *tables, last = reading.key_parts(config, key)
+        functools.reduce(operator.getitem, tables, config)[last] = value
+    return building.BUILDERS[table](config)
 
 
 def made_from_values(config: Config) -> dict[str, Any]:
@@ -219,9 +217,8 @@ def made_from_values(config: Config) -> dict[str, Any]:
     for key in runtime:
         tables, _ = unset(tables, reading.key_parts(tables, key))
     text = json.dumps(tables, sort_keys=True)
-    made = {
-        name: _Made(name, text) for name in building.BUILDERS if config[name] or name == "algorithm"
-    }
+    used = [name for name in building.BUILDERS if config[name] or name == "algorithm"]
+    made = {name: Maker(_of_values, (name, text)) for name in used}
     return {**made, "values": {key: flat[key] for key in runtime}}
 
 

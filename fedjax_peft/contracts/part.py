@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import jax
-import numpy as np
 
 from fedjax_peft.contracts.arguments import strict
 from fedjax_peft.support import plugins
@@ -347,8 +346,6 @@ def _light(value: Any) -> Any:
     """Returns a value as a file can hold it. Of rows of data, only the first is looked at."""
     if (call := call_of(value)) is not None:
         return call
-    if isinstance(value, np.integer):
-        return int(value)
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         found: Any = {key: _light(one) for key, one in value.items()}
         odd = any(isinstance(one, Unknown) for one in found.values())
@@ -388,7 +385,7 @@ def written(value: Any) -> Any:
         return value.table()
     if isinstance(value, Unknown):
         return {OWN: value.text}
-    if type(value) is tuple:
+    if type(value) is tuple or isinstance(value, list):
         return [written(one) for one in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: written(one) for key, one in value.items()}

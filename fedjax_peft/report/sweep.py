@@ -16,7 +16,7 @@ import numpy as np
 import tomli_w
 
 from fedjax_peft.contracts import Algorithm
-from fedjax_peft.contracts.part import Call, below, call_of
+from fedjax_peft.contracts.part import Call, below, call_of, tagged
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.engine.devices.distributed import processes
 from fedjax_peft.models.base import Forward, Model
@@ -250,8 +250,11 @@ class Points:
         own = built.graph, built.forward, built.dtype
         bound = isinstance(built.apply, Forward)  # the graph then says what it does
         for known, apply in self._forward:
-            if apply is built.apply or (bound and known == own):
-                return built.replace(apply=apply)
+            if apply is built.apply:
+                return built
+            if bound and known == own:
+                call, made = call_of(built), built.replace(apply=apply)
+                return made if call is None else tagged(made, call)
         self._forward.append((own if bound else None, built.apply))
         return built
 

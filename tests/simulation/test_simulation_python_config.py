@@ -275,6 +275,43 @@ def test_a_config_names_what_it_lacks(make, named, places, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long("a run compiles")
+def test_what_no_reader_needs_may_be_missing(places, tmp_path, capsys):
+    given, _ = arguments(places)
+    optimizer = fp.schedules.scheduled(ADAM, lambda index: 1.0)
+    given |= {"algorithm": fp.algorithms.fedprox(optimizer, mu=0.1)}
+    given |= {"evaluation": fp.Evaluation(stop=lambda rows: False)}
+    run = fp.simulate(**given, out=tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, fp.load_run(run.out).params, run.params)
+    assert cli.main(["resume", str(run.out), "rounds=3"]) == 2
+    error = capsys.readouterr().err
+    assert "schedule (" in error
+    assert "stop (" in error
+    assert "are not recorded" in error
+    assert len((run.out / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.long("three runs")
+def test_points_of_a_sweep_say_their_models(places, tmp_path):
+    given, _ = arguments(places)
+    model, fixed = given.pop("model"), ("algorithm", "clients")
+    plain = fp.load_model(places.checkpoint, head=fp.heads.classification(4))
+    fp.sweep(
+        given["algorithm"],
+        lambda p: fp.attach(plain, model.method, seed=p["seed"]),
+        given["clients"],
+        points=fp.grid({"algorithm.optimizer.learning_rate": [1e-2]}, seed=[0, 1]),
+        out=tmp_path / "sweep",
+        **{name: x for name, x in given.items() if name not in (*fixed, "seed")},
+    )
+    for path in sorted((tmp_path / "sweep").glob("*/config.toml")):
+        config = configs.resolve(configs.load(path))
+        assert config["runtime"] == ["optimizer.learning_rate"]
+        assert config["peft"]["seed"] == config["seed"]
+    assert cli.main(["run", str(path), "--out", str(tmp_path / "again"), "-q"]) == 0
+    assert rows_of(tmp_path / "again") == rows_of(path.parent)
+
+
 def test_a_module_of_ones_own_is_named(tmp_path, capsys):
     out = tmp_path / "run"
     algorithm = fp.algorithms.fedavg(ADAM)

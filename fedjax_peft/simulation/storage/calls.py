@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft.contracts.part import OWN, Call, call_of
+from fedjax_peft.contracts.part import OWN, Call, call_of, written
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.heads import WITHOUT_CLASSES
 from fedjax_peft.numerics.hyperparameters import parametrised
@@ -48,21 +48,25 @@ def settings(given: Any, origin: str | None = None) -> dict[str, Any]:
     found = tables(parts | {"stop": evaluation.stop})
     data = data_tables(given, *_tokenizer_of(given.model))
     plain = ("every", "batch_size", "test_clients", "diagnostics")
-    data["evaluation"] |= {name: getattr(evaluation, name) for name in plain}
+    data["evaluation"] |= _plain({name: getattr(evaluation, name) for name in plain})
     places = vars(given.placement).items()
     return {
-        **{name: getattr(given, name) for name in _TOP},
+        **_plain({name: getattr(given, name) for name in _TOP}),
         **_runtime(given.values, found),
-        "system": system,
+        "system": _plain(system),
         "time": {"preset": "default", **time._asdict()},
         "placement": {name: x for name, x in places if isinstance(x, str | int | None)},
-        "records": {"checkpoint_every": given.records.checkpoint_every},
+        "records": _plain({"checkpoint_every": given.records.checkpoint_every}),
         **model_tables(given.model, started=origin is not None),
         **data,
         **found,
         "origin": origin,
         **({"trackers": tracked} if (tracked := recorded(given.records.trackers)) else {}),
     }
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if x is None else written(x) for name, x in options.items()}
 
 
 def model_tables(model: Model, *, started: bool = False) -> dict[str, Any]:
