@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import jax
+import numpy as np
 
 from fedjax_peft.contracts.arguments import strict
 from fedjax_peft.support import plugins
@@ -389,6 +390,8 @@ def written(value: Any) -> Any:
         return [written(one) for one in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: written(one) for key, one in value.items()}
+    if isinstance(value, np.integer):
+        return int(value)
     if isinstance(value, bool | int | float | str):
         return value
     return {OWN: "None" if value is None else _kind(value)}
