@@ -48,4 +48,8 @@ class SweepDisplay:
             self._left = f", {duration(done.seconds_left)} left"
             parts.append(self._left[2:])
         if not self._quiet or done.error is not None:
-            (print if self._bar is None else self._bar.print)("  ".join(map(one_line, parts)))
+            text = "  ".join(map(one_line, parts))
+            if self._bar is None:
+                print(text, flush=True)  # a log has it at once
+            else:
+                self._bar.print(text)

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import shutil
+import sys
 import weakref
 from types import SimpleNamespace
 
@@ -217,3 +218,13 @@ def test_a_reason_that_several_points_share_is_said_once(capsys):
     assert "failed: The data are not at hand." in first
     assert "failed for the same reason" in second
     assert "failed: Too many clients." in third
+
+
+def test_a_log_has_the_line_of_a_point_at_once(monkeypatch):
+    """Python keeps what is printed into a file or a pipe."""
+    seen = []
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+    monkeypatch.setattr(out, "flush", lambda: seen.append(out.getvalue()))
+    job = Job("point", 1, lambda *given: None)
+    SweepDisplay(1, None, quiet=False).point(PointDone(1, 1, job, None, None, 1.0, None))
+    assert seen[-1].startswith("[1/1] point")
