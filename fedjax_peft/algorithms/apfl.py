@@ -55,7 +55,6 @@ def apfl(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """APFL: clients predict with a mixture of a personal model and the global one.
 

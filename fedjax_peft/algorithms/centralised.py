@@ -15,20 +15,28 @@ from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked
 from fedjax_peft.algorithms.fedavg import averaging
 from fedjax_peft.algorithms.local import Trained, trained_as
+from fedjax_peft.contracts.part import part
+from fedjax_peft.numerics.optimizers import kept
 from fedjax_peft.support.errors import InputError
 
 
-@checked
+@part
 def centralised(
-    optimizer: c.Optimizer, *, train: Trained = "all", keep_optimizer: bool = True
+    optimizer: c.Optimizer, *, train: Trained = "all", fresh_optimizer: bool = False
 ) -> c.Algorithm:
     """Baseline with all data in one place, ``partition.pooled``: usually an upper bound.
 
     Args:
-      optimizer: the optimizer of the training.
+      optimizer: the optimizer of the training. Its state is kept, as if there were no rounds.
       train: everything, the ``head`` only, or the ``adapters`` only.
-      keep_optimizer: keep the optimizer's state from round to round, as if there were no rounds.
+      fresh_optimizer: the optimizer starts anew in every round, unless it is a ``kept`` one.
     """
+    return _centralised(optimizer if fresh_optimizer else kept(optimizer), train)
+
+
+@checked
+def _centralised(optimizer: c.Optimizer, train: Trained) -> c.Algorithm:
+    """Returns the algorithm, with a state that is kept if the optimizer says so."""
 
     def check(kinds: Mapping[str, str], clients: int) -> None:
         if clients != 1:

@@ -13,6 +13,7 @@ from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.keeping import keeping, marked
 from fedjax_peft.contracts.part import part
 from fedjax_peft.numerics.lowrank import pairs
+from fedjax_peft.numerics.optimizers import Kept
 from fedjax_peft.numerics.schedules import Scheduled, scaled
 from fedjax_peft.support.errors import InputError
 
@@ -25,10 +26,6 @@ SHARED_OPTIONS = {
     " trained and never sent; ``frozen``: it is not trained.",
     "weights": "how clients are weighed in the aggregate: by ``size``, the number of their"
     " examples, or all the same (``uniform``).",
-    "keep_optimizer": "clients keep their optimizer's state from round to round; by default it"
-    " starts anew in every round. This suits clients that take part often. Aggregators that"
-    " factor anew, such as ``fra``, are refused. Every client of the federation needs memory for"
-    " its state (for Adam two numbers for each trained one).",
     "server_schedule": "factor of the server's learning rate by round, such as"
     " ``fp.schedules.cosine(rounds=100)``; by default 1 in every round.",
 }
@@ -57,8 +54,8 @@ def checked(factory: Factory) -> Factory:
     * ``optimizer`` can have a schedule over rounds
       (:func:`fedjax_peft.numerics.schedules.scheduled`). The function is then called again in
       every round that is traced, with the rates of the round.
-    * The option ``keep_optimizer``, which the function names in its signature only, is carried out
-      (:mod:`fedjax_peft.algorithms.keeping`). The function always receives False.
+    * ``optimizer`` can be one whose states clients keep
+      (:func:`fedjax_peft.numerics.optimizers.kept`, :mod:`fedjax_peft.algorithms.keeping`).
     * The descriptions of the function's :data:`SHARED_OPTIONS` are added to its docstring.
     """
     signature = inspect.signature(factory)
@@ -77,14 +74,16 @@ def checked(factory: Factory) -> Factory:
 def _made(factory: Callable[..., Any], call: inspect.BoundArguments) -> Any:
     """Returns the algorithm of a call, with its schedule and with kept optimizer states."""
     given = call.arguments
-    optimizer, keep = given.get("optimizer"), bool(given.get("keep_optimizer"))
-    schedule = optimizer.schedule if isinstance(optimizer, Scheduled) else None
-    plain = optimizer.optimizer if isinstance(optimizer, Scheduled) else optimizer
+    plain, schedule = given.get("optimizer"), None
+    if isinstance(plain, Scheduled):
+        plain, schedule = plain.optimizer, plain.schedule
+    if keep := isinstance(plain, Kept):
+        plain = plain.optimizer
 
     def at(factor: Array | None) -> Any:
         """Returns the algorithm with the clients' rates multiplied by ``factor``."""
         now = plain if factor is None else scaled(plain, factor)
-        changed = {"optimizer": marked(now) if keep else now, "keep_optimizer": False}
+        changed = {"optimizer": marked(now) if keep else now}
         if factor is not None:
             changed |= {name: given[name] * factor for name in CLIENT_RATES if name in given}
         arguments = {n: changed.get(n, value) for n, value in given.items()}

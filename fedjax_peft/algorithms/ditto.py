@@ -47,7 +47,6 @@ def ditto(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """Ditto: every client has a personal model, pulled towards the global one.
 

@@ -55,9 +55,7 @@ class Start(NamedTuple):
 
 
 @checked
-def fedalt(
-    optimizer: c.Optimizer, *, head: HeadPolicy = "private", keep_optimizer: bool = False
-) -> c.Algorithm:
+def fedalt(optimizer: c.Optimizer, *, head: HeadPolicy = "private") -> c.Algorithm:
     """FedALT: an individual LoRA, a frozen mean of the others', and a mixer (``peft.mixed_lora``).
 
     Raises:

@@ -59,7 +59,6 @@ def fedavg(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """Federated averaging; over LoRA it is FedLR, FeDeRA or FRA-LoRA."""
     return averaging("fedavg", optimizer, head_roles(head), aggregator, weights=weights)

@@ -27,7 +27,6 @@ def fedbabu(
     aggregator: c.Aggregator | None = None,
     head: Literal["frozen"] = "frozen",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedBABU: adapters are averaged under a fixed random head; fine-tune with local at the end.
 

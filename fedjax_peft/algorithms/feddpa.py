@@ -80,7 +80,6 @@ def feddpa_t(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedDPA-T: clients train a global and a local LoRA in every round; personal models.
 
@@ -116,7 +115,6 @@ def feddpa_f(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedDPA-F: a global LoRA is trained in rounds, and fine-tuned to a local one at the end.
 

@@ -59,7 +59,6 @@ def feddyn(
     *,
     alpha: Positive = 0.01,
     head: HeadPolicy = "shared",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """Dynamic regularisation makes clients' optima agree with the common one (FedDyn).
 

@@ -33,7 +33,6 @@ def fedex(
     *,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedEx-LoRA: factors are averaged, their error is folded into the frozen weights; exact.
 

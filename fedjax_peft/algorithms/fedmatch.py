@@ -22,7 +22,6 @@ def fedmatch(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",
     weights: c.Weights = "uniform",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedMatch: a global and a private adapter, trained together (needs ``dual``).
 

@@ -104,7 +104,6 @@ def fedmcp(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",
     weights: c.Weights = "uniform",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedMCP: global and private adapters, told apart by a contrastive loss (needs ``dual``).
 

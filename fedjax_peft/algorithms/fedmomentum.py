@@ -45,7 +45,6 @@ def fedmomentum(
     energy: PositiveShare = 0.9999,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedMomentum: LoRA factors of the average's largest directions; the residual is folded in.
 
@@ -53,10 +52,9 @@ def fedmomentum(
 
     Args:
       energy: τ, the share of the average's squared norm that is kept; with 1 the average is exact.
-      keep_optimizer: only False: factors are new in every round.
 
     Raises:
-      InputError: ``keep_optimizer``; on use, a model without LoRA, or with more than LoRA;
+      InputError: a kept optimizer; on use, a model without LoRA, or with more than LoRA;
         ``client_ranks``.
     """
     algorithm = averaging("fedmomentum", optimizer, head_roles(head), _splitting(energy))

@@ -66,7 +66,6 @@ def fednova(
     *,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """Normalised averaging: clients with more local steps do not count for more (FedNova).
 
@@ -74,10 +73,9 @@ def fednova(
       optimizer: the clients' optimizer: SGD, with or without momentum or a schedule. Others work
         too, but are not in the paper.
       weights: p_k, the weights of clients: by ``size`` or all the same (``uniform``).
-      keep_optimizer: only False: the gradients of each round are counted.
 
     Raises:
-      InputError: ``keep_optimizer``.
+      InputError: a kept optimizer.
     """
 
     def client(context: c.ClientContext) -> c.ClientUpdate:

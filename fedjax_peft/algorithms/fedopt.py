@@ -93,7 +93,6 @@ def fedopt(
     space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
     server_schedule: c.RateSchedule | None = None,
 ) -> c.Algorithm:
     """FedAvg with any optax optimizer at the server (FedOpt).
@@ -207,7 +206,6 @@ def fedavgm(
     space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
     server_schedule: c.RateSchedule | None = None,
 ) -> c.Algorithm:
     """FedAvg with momentum at the server (FedAvgM).
@@ -234,7 +232,6 @@ def fedadam(
     space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
     server_schedule: c.RateSchedule | None = None,
 ) -> c.Algorithm:
     """FedAvg with Adam at the server (FedAdam).
@@ -267,7 +264,6 @@ def fedyogi(
     space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
     server_schedule: c.RateSchedule | None = None,
 ) -> c.Algorithm:
     """FedAvg with Yogi at the server, Adam with a slower v (FedYogi).
@@ -299,7 +295,6 @@ def fedadagrad(
     space: Space = "factors",
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
     server_schedule: c.RateSchedule | None = None,
 ) -> c.Algorithm:
     """FedAvg with Adagrad at the server (FedAdagrad).

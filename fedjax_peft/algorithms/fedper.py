@@ -22,7 +22,6 @@ def fedper(
     aggregator: c.Aggregator | None = None,
     head: Literal["private"] = "private",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedPer: adapters are averaged, every client has its own head.
 

@@ -32,7 +32,6 @@ def fedprox(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedAvg with a penalty on the distance from the received model (FedProx).
 

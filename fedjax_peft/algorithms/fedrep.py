@@ -57,7 +57,6 @@ def fedrep(
     aggregator: c.Aggregator | None = None,
     head: Literal["private"] = "private",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedRep: clients train first their own head, then the shared adapters.
 

@@ -50,7 +50,6 @@ def fedrot(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedRot-LoRA: clients rotate LoRA's factors towards the received ones before the average.
 
@@ -58,10 +57,9 @@ def fedrot(
       strength: λ, from 0 (no rotation) to 1 (the best orthogonal matrix).
       first: the factor that round 2 aligns, ``A`` or ``B``; the other one is aligned in round 3,
         and so on in turn.
-      keep_optimizer: only False: its moments would belong to factors before the rotation.
 
     Raises:
-      InputError: ``keep_optimizer``; on use, a model without LoRA.
+      InputError: a kept optimizer; on use, a model without LoRA.
     """
     even = first == "A"
 

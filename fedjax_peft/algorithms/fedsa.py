@@ -23,7 +23,6 @@ def fedsa(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "private",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedSA-LoRA: A is shared, B and the head stay on the client; personal models.
 

@@ -28,7 +28,6 @@ def fedsb(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """Fed-SB: the cores of ``lora_sb`` are trained and averaged; exact averages.
 

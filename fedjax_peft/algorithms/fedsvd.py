@@ -49,17 +49,15 @@ def fedsvd(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FedSVD: LoRA's B is trained and averaged, A follows by an SVD at the server; exact averages.
 
     Args:
       period: the SVD follows every ``period``-th round.
       aggregator: how the clients' B combine; by default their mean.
-      keep_optimizer: only False: every round may have another A.
 
     Raises:
-      InputError: ``keep_optimizer``; on use, a model without LoRA.
+      InputError: a kept optimizer; on use, a model without LoRA.
     """
     algorithm = averaging("fedsvd", optimizer, head_roles(head), aggregator)
     return algorithm._replace(

@@ -22,7 +22,6 @@ def ffa(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FFA-LoRA: only B is trained and averaged, A keeps its initial value; exact averages.
 

@@ -37,15 +37,11 @@ def flora(
     *,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FLoRA: stacked LoRA factors of any ranks, folded into the frozen weights; exact.
 
-    Args:
-      keep_optimizer: only False: every round has new factors.
-
     Raises:
-      InputError: ``keep_optimizer``; on use, a model without LoRA, or with more than LoRA.
+      InputError: a kept optimizer; on use, a model without LoRA, or with more than LoRA.
     """
 
     def bound(context: c.ClientContext) -> c.ClientUpdate:

@@ -47,7 +47,6 @@ def fra_ffa(
     rank: Count | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """FRA-LoRA until a switch, then A rests and only B is trained and sent, as in FFA-LoRA.
 
@@ -59,10 +58,9 @@ def fra_ffa(
       tolerance: limit for a calm round: relative fall of the loss (``plateau``, by default 0.01),
         or the root mean square sine of the angles (``subspace``, by default 0.1).
       rank: directions that FRA keeps; by default the adapter's own rank.
-      keep_optimizer: only False: FRA gives A and B another basis in every round.
 
     Raises:
-      InputError: on use, a model without LoRA.
+      InputError: a kept optimizer; on use, a model without LoRA.
     """
     calm = TOLERANCE[trigger] if tolerance is None else tolerance
 

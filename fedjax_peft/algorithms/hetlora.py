@@ -47,7 +47,6 @@ def hetlora(
     penalty: NotNegative = 0.0,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """HetLoRA: clients of different ranks, weighted by their products; ranks may shrink.
 
@@ -56,11 +55,10 @@ def hetlora(
       prune: γ, the share of its rank that a client keeps when it prunes; by default ranks stay.
       penalty: λ, the weight of the norms of the directions that would be pruned.
       weights: the weights of clients in the aggregate of all leaves but LoRA's factors.
-      keep_optimizer: clients keep their optimizer's state from round to round; refused with
-        ``prune``.
 
     Raises:
-      InputError: ``penalty`` without ``prune``; on use, a model without LoRA.
+      InputError: ``penalty`` without ``prune``, or a kept optimizer with it; on use, a model
+        without LoRA.
     """
     if prune is None and maybe_nonzero(penalty):
         raise InputError("penalty is on the directions that prune would drop: set prune too.")

@@ -93,7 +93,6 @@ def hilora(
     most_clusters: Count = 10,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """HiLoRA: a LoRA of all clients, then one of each cluster, then one of each client.
 
@@ -107,10 +106,9 @@ def hilora(
       decay: λ of the smoothed B.
       fewest_clusters: the smallest number of clusters.
       most_clusters: the largest number of clusters; no more than clients.
-      keep_optimizer: only False: the stages train different leaves.
 
     Raises:
-      InputError: ``fewest_clusters`` above ``most_clusters`` or ``clients``, or ``keep_optimizer``;
+      InputError: ``fewest_clusters`` above ``most_clusters`` or ``clients``, or a kept optimizer;
         on use, a model without the three LoRAs, another number of clients, or ``client_ranks``.
     """
     if not fewest_clusters <= min(most_clusters, clients):

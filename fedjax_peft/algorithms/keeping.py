@@ -20,9 +20,8 @@ from fedjax_peft import contracts as c
 from fedjax_peft.support.errors import InputError
 
 _BASIS = (
-    "With keep_optimizer = true, a client's optimizer remembers gradients of A and B of earlier"
-    " rounds. Set keep_optimizer = false, or average A and B: leave the aggregator out, and space"
-    " at 'factors'."
+    "A kept optimizer of a client remembers gradients of A and B of earlier rounds. Set keep ="
+    " false of the optimizer, or average A and B: leave the aggregator out, and space at 'factors'."
 )
 
 
@@ -51,7 +50,7 @@ def keeping(algorithm: c.Algorithm) -> c.Algorithm:
     Raises:
       InputError: the algorithm says that its clients cannot keep them, or has no marked states.
     """
-    kept = "clients that keep their optimizer's state (keep_optimizer = true)"
+    kept = "clients that keep their optimizer's state (keep = true of the optimizer)"
     c.check_compatible(algorithm, {c.Feature.KEPT_OPTIMIZER: kept})
 
     def init_client_state(shared: c.Params, private: c.Params) -> c.PyTree:

@@ -18,9 +18,7 @@ Trained = Literal["all", "head", "adapters"]
 
 
 @checked
-def local(
-    optimizer: c.Optimizer, *, train: Trained = "all", keep_optimizer: bool = False
-) -> c.Algorithm:
+def local(optimizer: c.Optimizer, *, train: Trained = "all") -> c.Algorithm:
     """Baseline without federation: every client trains alone, nothing is sent.
 
     Args:

@@ -55,7 +55,6 @@ def lora_a2(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """LoRA-A²: B and A in turn; each client sends the directions that change its model most.
 
@@ -64,10 +63,9 @@ def lora_a2(
         1, 2, 4 and 8 of 16. A list gives each client its own; fewer entries than clients are
         repeated.
       rate_ratio: the learning rate of B divided by that of A, which is the optimizer's.
-      keep_optimizer: only False: the two factors take turns.
 
     Raises:
-      InputError: ``keep_optimizer``; on use, a model without LoRA.
+      InputError: a kept optimizer; on use, a model without LoRA.
     """
     budgets = np.atleast_1d(budget).tolist()
 

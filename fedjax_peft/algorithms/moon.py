@@ -51,7 +51,6 @@ def moon(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """MOON: FedAvg with a contrastive loss towards the global model's representations.
 

@@ -36,7 +36,6 @@ def pfedlora(
     adapter_epochs: Count = 1,
     aggregator: c.Aggregator | None = None,
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """pFedLoRA: a shared LoRA, and models of the clients' own (needs ``peft.lora_with_base``).
 

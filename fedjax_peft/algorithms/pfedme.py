@@ -54,7 +54,6 @@ def pfedme(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
-    keep_optimizer: bool = False,
     server_schedule: c.RateSchedule | None = None,
 ) -> c.Algorithm:
     """pFedMe: personal models near the global one; the global model moves towards them.

@@ -34,16 +34,14 @@ def ravan(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """RAVAN: LoRA cores between fixed bases, each with a scale of its own; exact averages.
 
     Args:
       aggregator: how the products of scale and core combine; by default their mean.
-      keep_optimizer: only False: the scales start anew in every round.
 
     Raises:
-      InputError: ``keep_optimizer``; on use, a model without RAVAN's layers.
+      InputError: a kept optimizer; on use, a model without RAVAN's layers.
     """
     algorithm = averaging("ravan", optimizer, head_roles(head), aggregator)
     return algorithm._replace(

@@ -27,15 +27,11 @@ def rolora(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """RoLoRA: B is trained and averaged in odd rounds, A in even ones; exact averages.
 
-    Args:
-      keep_optimizer: only False: the two factors take turns.
-
     Raises:
-      InputError: ``keep_optimizer``; on use, a model without LoRA.
+      InputError: a kept optimizer; on use, a model without LoRA.
     """
 
     def bound(context: c.ClientContext) -> c.ClientUpdate:

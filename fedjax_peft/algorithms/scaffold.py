@@ -66,7 +66,6 @@ def scaffold(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "uniform",
-    keep_optimizer: bool = False,
     server_schedule: c.RateSchedule | None = None,
 ) -> c.Algorithm:
     """Control variates correct the drift of clients' local steps (SCAFFOLD).
@@ -82,11 +81,10 @@ def scaffold(
       server_learning_rate: η_g, the server's step towards the aggregate; 1 takes the aggregate.
       aggregator: how models combine; by default their mean. Control variates are averaged, but a
         robust aggregator combines them too.
-      keep_optimizer: only False: control variates are gradients of a single round.
       server_schedule: factor of η_g by round; by default 1 in every round.
 
     Raises:
-      InputError: ``keep_optimizer``; on use, a learning rate that is not the optimizer's.
+      InputError: a kept optimizer; on use, a learning rate that is not the optimizer's.
     """
     rules = head_roles(head)
 

@@ -50,17 +50,15 @@ def slora(
     aggregator: c.Aggregator | None = None,
     head: HeadPolicy = "shared",
     weights: c.Weights = "size",
-    keep_optimizer: bool = False,
 ) -> c.Algorithm:
     """SLoRA: sparse fine-tuning of the adapted kernels first, then LoRA from its SVD.
 
     Args:
       optimizer: the clients' optimizer, in both stages.
       sparse_rounds: R, the rounds of stage 1.
-      keep_optimizer: only False: the stages train different leaves.
 
     Raises:
-      InputError: ``keep_optimizer``; on use, a model without SLoRA's layers.
+      InputError: a kept optimizer; on use, a model without SLoRA's layers.
     """
 
     def sent_leaves(broadcast: c.PyTree, round_index: Array) -> dict[str, Array]:

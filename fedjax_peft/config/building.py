@@ -18,6 +18,7 @@ from fedjax_peft.models import heads, hub, registry
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import schedules
 from fedjax_peft.numerics.hyperparameters import maybe_nonzero
+from fedjax_peft.numerics.optimizers import Kept
 from fedjax_peft.peft.base import Method, attach
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.stopping import Stop, any_of, early_stop
@@ -26,6 +27,7 @@ from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.simulation.trackers.base import tracker_without
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.plugins import is_user_function
 from fedjax_peft.support.secrets import hidden_option
 from fedjax_peft.tasks import Task
 
@@ -113,7 +115,8 @@ def build_algorithm(config: Config, **others: Any) -> Any:
       **others: objects in place of those that tables name, such as ``optimizer``.
     """
     check_recorded(config["algorithm"], "algorithm")
-    function = function_of("algorithm", config["algorithm"]["name"])
+    name = config["algorithm"]["name"]
+    function = function_of("algorithm", name)
     parameters = inspect.signature(function).parameters
     objects = {
         table: call(config, table)
@@ -123,7 +126,8 @@ def build_algorithm(config: Config, **others: Any) -> Any:
     if config["schedule"]:
         schedule = call(config, "schedule")
         objects["optimizer"] = schedules.scheduled(objects["optimizer"], schedule)
-        function = checked(function)  # a user's function may not be decorated
+    if is_user_function(name) and isinstance(objects.get("optimizer"), Kept | schedules.Scheduled):
+        function = checked(function)  # it may not be decorated
     options = options_of(config, "algorithm")
     return seeded(function, config, options | rate(config), **objects)
 

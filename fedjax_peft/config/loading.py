@@ -156,7 +156,7 @@ def _made_again(directory: Path, config: dict[str, Any]) -> Algorithm:
     """
     missing = unrecorded([config["optimizer"], config["schedule"]])
     others: dict[str, Any] = {}
-    if missing and not config["algorithm"].get("keep_optimizer"):
+    if missing and not _keeps(config):
         others["optimizer"], config = optax.identity(), {**config, "schedule": {}}
     try:
         algorithm = configs.build_algorithm(config, **others)
@@ -167,6 +167,13 @@ def _made_again(directory: Path, config: dict[str, Any]) -> Algorithm:
             f"The algorithm of {directory} cannot be made again: {error} Pass it:"
             " fp.load_run(directory, algorithm=...)."
         ) from None
+
+
+def _keeps(config: dict[str, Any]) -> bool:
+    """Returns whether the clients of a resolved config keep their optimizer's state."""
+    optimizer = config["optimizer"]
+    kept = optimizer.get("keep") or optimizer.get("name") == "kept"
+    return kept or config["algorithm"].get("fresh_optimizer") is False  # of 'centralised'
 
 
 def _as_run(

@@ -12,7 +12,7 @@ class Feature(enum.Enum):
     """Upload transforms that also change the mean of the uploads (``changes_aggregate``)."""
     DOWNLINK = "downlink transforms"
     """Upload transforms that also compress what the server broadcasts (``receive``)."""
-    KEPT_OPTIMIZER = "keep_optimizer"
+    KEPT_OPTIMIZER = "kept optimizer"
     """Clients that keep their optimizer's state: gradients of earlier rounds must be of use."""
     NEW_FACTORS = "aggregators that factor anew"
     """Aggregators that ``refactors``, such as FRA: A and B have another basis in every round, so

@@ -68,7 +68,9 @@ OTHERS = {
         algorithms.fedavg, aggregator=aggregators.geometric_median(space="product")
     ),
     "fedavg_private_head": functools.partial(algorithms.fedavg, head="private"),
-    "fedavg_keeps_optimizer": functools.partial(algorithms.fedavg, keep_optimizer=True),
+    "fedavg_keeps_optimizer": lambda optimizer, **options: algorithms.fedavg(
+        fp.optimizers.kept(optimizer), **options
+    ),
     "fedavgm_product": functools.partial(algorithms.fedavgm, space="product"),
     "fra_ffa_plateau": functools.partial(algorithms.fra_ffa, **PLATEAU),
     "lora_a2_one": functools.partial(algorithms.lora_a2, budget=1),
@@ -377,7 +379,7 @@ and of SCAFFOLD's two fields."""
 @functools.lru_cache(maxsize=1)
 def guarded(name, private):
     """Returns an engine and two rounds, with privacy and kept optimizer states where they fit."""
-    algorithm = make(name, optax.adam(0.02), keep_optimizer=True) if name in KEEPING else make(name)
+    algorithm = make(name, fp.optimizers.adam(0.02, keep=True)) if name in KEEPING else make(name)
     if private:
         algorithm = fp.privacy.central(0.5, 0.5).protect(algorithm, facts(name))
     engine = engine_of(name, algorithm)
@@ -411,7 +413,7 @@ def counts(optimizer_states):
 def test_clients_can_keep_the_state_of_their_optimizer(name):
     engine, (first, second) = guarded(name, name not in NO_NOISE)
     reason = engine.algorithm.incompatible[fp.contracts.Feature.NEW_FACTORS]
-    assert "keep_optimizer" in reason or name in FIXED_BASIS
+    assert "kept optimizer" in reason or name in FIXED_BASIS
     once, twice = (counts(x.client_state["optimizer"]) for x in (first, second))
     assert (once > 0).all()
     np.testing.assert_array_equal(twice, 2 * once)  # the bias correction counts on
@@ -425,7 +427,7 @@ def test_clients_can_keep_the_state_of_their_optimizer(name):
 
 @pytest.mark.parametrize("name", [n for n in KEEPING if make(n).local_model is not None])
 def test_local_models_are_the_same_where_optimizers_are_kept(name):
-    made = (make(name), make(name, keep_optimizer=True))
+    made = (make(name), make(name, fp.optimizers.kept(SGD)))
     own, keeps = (engine_of(name, algorithm) for algorithm in made)
     (server, plain), (_, kept) = own.start()[:2], keeps.start()[:2]
     one = jax.tree.map(lambda x: x[0], (plain, kept))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from internals import check_method, check_transforms
-from test_algorithms_all import NAMES, clients_of, facts, make, model_of
+from test_algorithms_all import NAMES, SGD, clients_of, facts, make, model_of
 from toy_transforms import feedback
 
 import fedjax_peft as fp
@@ -61,14 +61,14 @@ def with_new_factors(name, algorithm):
     of_method(name, algorithm._replace(aggregator=aggregators.fra()))
 
 
-DOWN = transforms.downlink(transforms.quantize(8))
+DOWN, KEPT = transforms.downlink(transforms.quantize(8)), fp.optimizers.kept(SGD)
 USES = {
     fp.contracts.Feature.TRANSFORMS: lambda name, made: check_transforms(
         transforms.clip_norm(1.0), made
     ),
     fp.contracts.Feature.SERVER_TRANSFORMS: lambda name, made: check_transforms(feedback(), made),
     fp.contracts.Feature.DOWNLINK: lambda name, made: check_transforms(DOWN, made),
-    fp.contracts.Feature.KEPT_OPTIMIZER: lambda name, made: make(name, keep_optimizer=True),
+    fp.contracts.Feature.KEPT_OPTIMIZER: lambda name, made: make(name, KEPT),
     fp.contracts.Feature.NEW_FACTORS: with_new_factors,
     fp.contracts.Feature.CLIENT_RANKS: lambda name, made: of_method(name, made, [1]),
     fp.contracts.Feature.CLIENT_PRIVACY: lambda name, made: privacy.central(0.5, 0.5).protect(
@@ -125,7 +125,7 @@ def test_where_the_aggregator_factors_anew_another_aggregator_is_advised():
     ]
     assert "space = 'factors'" in reason
     assert "'ditto'" not in reason
-    kept = fp.contracts.refusals(make("fedavgm_product", keep_optimizer=True))
+    kept = fp.contracts.refusals(make("fedavgm_product", KEPT))
     assert "space at 'factors'" in kept[fp.contracts.Feature.NEW_FACTORS]
 
 

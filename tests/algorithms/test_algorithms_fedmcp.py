@@ -297,7 +297,7 @@ def test_the_defaults_are_the_paper_s():
 
 def test_kept_moments_continue_in_the_paper_s_loop():
     """Each client's Adam goes on over rounds, for both adapters and both heads."""
-    algorithm = fp.algorithms.fedmcp(optax.adam(0.02), **STRONG, keep_optimizer=True)
+    algorithm = fp.algorithms.fedmcp(fp.optimizers.kept(optax.adam(0.02)), **STRONG)
     result = two_rounds(algorithm, per_round=2)
     adams, adam = [reference.Adam(0.02) for _ in COUNTS], result.client_state["optimizer"][0]
     compare(result, result.client_state["model"], paper(STRONG, 2, adams=adams))

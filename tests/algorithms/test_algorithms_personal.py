@@ -199,13 +199,13 @@ def moon_slowly(per_round, optimizer, head, mu, temperature):
     return in_rounds(work, kept, shared, per_round=per_round)
 
 
-def fedper_slowly(per_round, optimizer, head, keep_optimizer=False):
+def fedper_slowly(per_round, optimizer, head, keep=False):
     shared, private = names(head)
     optimizers = [fresh(optimizer) for _ in SIZES]
 
     def work(theta, kept, client, number):
         model = {**theta, **kept}
-        one = optimizers[client] if keep_optimizer else fresh(optimizer)
+        one = optimizers[client] if keep else fresh(optimizer)
         for batch in batches_of(client, number):
             model = reference.moved(one, model, gradient_at(model, batch))
         return of(model, shared), of(model, private)
@@ -297,7 +297,7 @@ def test_rounds_equal_the_slow_reference(name, lanes, cohort):
 
 
 def test_a_stored_optimizer_state_continues():
-    algorithm = fp.algorithms.fedavg(optax.adam(0.02), head="private", keep_optimizer=True)
+    algorithm = fp.algorithms.fedavg(fp.optimizers.adam(0.02, keep=True), head="private")
     result = played(algorithm, lanes=3, per_round=3)
     server, client_state = fedper_slowly(3, ADAM, "private", True)
     assert_small(distance(result.server, server), 1e-5)
@@ -343,7 +343,7 @@ def test_apfl_predicts_with_the_mixture_of_both_models():
 
 def test_two_models_of_a_client_keep_two_states():
     """APFL: the state of the global model's optimizer first, then that of the personal model's."""
-    algorithm = fp.algorithms.apfl(optax.sgd(0.1, momentum=0.9), alpha=0.5, keep_optimizer=True)
+    algorithm = fp.algorithms.apfl(fp.optimizers.sgd(0.1, momentum=0.9, keep=True), alpha=0.5)
     kept = algorithm.init_client_state({"x": jnp.float32(1)}, {})
     _, (_, own) = two_steps(algorithm, kept)
     # w: gradients -2 and -1.8. v: 0.5 * -1.5, then 0.5 * (0.5 * 1.075 + 0.5 * 0.2 - 2)
@@ -411,7 +411,7 @@ def test_tuning_uses_a_new_optimizer_and_leaves_the_kept_one():
     kept = jax.tree.map(lambda x: x + 7, (optax.adam(0.05).init(body), optax.adam(0.05).init(head)))
     ends = []
     for keep in (False, True):
-        algorithm = fp.algorithms.fedrep(optax.adam(0.05), tune_epochs=1, keep_optimizer=keep)
+        algorithm = fp.algorithms.fedrep(fp.optimizers.adam(0.05, keep=keep), tune_epochs=1)
         update = algorithm.tuning.client(context)
         own = {"model": head, "optimizer": kept} if keep else head
         state, _ = jax.jit(update.step)(update.init(body, own, key), batch, key)

@@ -19,7 +19,6 @@ TOGETHER = [
         "has a schedule already",
     ),
     (a.hetlora, {"penalty": 1.0}, "set prune too"),
-    (a.hetlora, {"prune": 0.5, "keep_optimizer": True}, "moments of earlier rounds would move dir"),
     (
         a.hilora,
         THREE_STAGES | {"fewest_clusters": 3, "most_clusters": 2},
@@ -78,4 +77,4 @@ def test_what_fits_is_accepted():
     a.fedmcp(SGD).check(DUAL, 3)
     a.hilora(SGD, **THREE_STAGES).check(SUM, 5)
     a.feddpa_t(SGD).check(toy_cores.pair_model().kinds, 4)
-    a.hetlora(SGD, keep_optimizer=True).check(LORA, 4)
+    a.hetlora(fp.optimizers.kept(SGD)).check(LORA, 4)

@@ -124,9 +124,12 @@ def test_heads_are_tuned_at_the_full_rate():
 # ------------------------------------------------------------------------- kept optimizer states
 
 
+KEPT = fp.optimizers.kept(optax.adam(0.02))
+
+
 def test_the_kept_state_is_that_of_optax():
     """Runs of FedAvg that were made when it alone could keep it have the same structure."""
-    algorithm = fp.algorithms.fedavg(optax.adam(0.02), head="private", keep_optimizer=True)
+    algorithm = fp.algorithms.fedavg(KEPT, head="private")
     rig = engine(algorithm)
     _, kept = rig.start()
     assert set(kept) == {"model", "optimizer"}
@@ -136,7 +139,7 @@ def test_the_kept_state_is_that_of_optax():
 
 
 def test_absent_clients_and_those_whose_upload_is_not_finite_keep_the_state_from_before():
-    rig = engine(fp.algorithms.fedavg(optax.adam(0.02), keep_optimizer=True))
+    rig = engine(fp.algorithms.fedavg(KEPT))
     (first,) = rig.rounds((1,))
     clients, weights, work = rig.schedule.cohort(2)
     cohort = Cohort(clients[:2], weights[:2], work[:2])
@@ -154,12 +157,8 @@ def test_absent_clients_and_those_whose_upload_is_not_finite_keep_the_state_from
 
 def test_where_a_state_cannot_be_kept():
     for refused in (
-        fp.algorithms.fedprox(
-            optax.adam(0.1), keep_optimizer=True, aggregator=fp.aggregators.fra()
-        ),
-        fp.algorithms.fedavgm(optax.adam(0.1), keep_optimizer=True, space="product"),
+        fp.algorithms.fedprox(KEPT, aggregator=fp.aggregators.fra()),
+        fp.algorithms.fedavgm(KEPT, space="product"),
     ):
-        with pytest.raises(
-            fp.InputError, match="keep_optimizer = true, a client's optimizer remem"
-        ):
+        with pytest.raises(fp.InputError, match=r"kept optimizer .* remembers .* Set keep = false"):
             check_method(toy.lora_model(), refused, 3, None, ())

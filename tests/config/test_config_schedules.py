@@ -58,14 +58,15 @@ def test_scaffold_takes_the_learning_rate_of_plain_sgd():
 
 def test_clients_and_server_have_their_own_schedules():
     algorithm = made(
-        algorithm={"name": "fedadam", "keep_optimizer": True},
+        algorithm="fedadam",
+        optimizer={**BASE["optimizer"], "keep": True},
         schedule={"name": "constant", "warmup": 3},
         server_schedule={"name": "exponential", "decay": 0.5},
     )
     assert factors(algorithm) == [0.25, 0.5, 0.75, 1.0]
     assert factors(algorithm, "server_learning_rate_factor") == [1.0, 0.5, 0.25, 0.5**7]
-    keeping = made(algorithm={"name": "fedprox", "keep_optimizer": True})
-    assert "keep_optimizer" in keeping.incompatible[fp.contracts.Feature.NEW_FACTORS]
+    keeping = made(algorithm="fedprox", optimizer={**BASE["optimizer"], "keep": True})
+    assert "kept optimizer" in keeping.incompatible[fp.contracts.Feature.NEW_FACTORS]
 
 
 def test_the_numbers_of_a_schedule_are_run_time_values_of_a_sweep():

@@ -148,8 +148,6 @@ class Method:
         for feature, option in {"head": "head", "space": "space", "weighting": "weights"}.items():
             if draw[feature] is not None:
                 options[option] = draw[feature]
-        if draw["keep_optimizer"] == "yes":
-            options["keep_optimizer"] = True
         if draw["server_schedule"]:
             options["server_schedule"] = fp.schedules.cosine(5)
         if draw["aggregator"]:
@@ -164,7 +162,8 @@ class Method:
         if draw["own option"] != "none" and name in OWN_OPTIONS:
             options |= OWN_OPTIONS[name][draw["own option"] == "second"]
         make, optimizer = getattr(fp.algorithms, name), OPTIMIZERS[draw["optimizer"]]
-        return lambda values: make(optimizer(values["rate"]), **options)
+        keep = fp.optimizers.kept if draw["keep_optimizer"] == "yes" else lambda plain: plain
+        return lambda values: make(keep(optimizer(values["rate"])), **options)
 
 
 class Built:

@@ -112,7 +112,8 @@ def toy_run(out, algorithm, **options):
     [
         (fp.algorithms.ditto(fp.optimizers.sgd(0.1), lam=0.2), {}),
         (fp.algorithms.ditto(ADAM, head="private"), {}),
-        (fp.algorithms.fedper(fp.optimizers.adamw(0.1), keep_optimizer=True), {}),
+        (fp.algorithms.fedper(fp.optimizers.adamw(0.1, keep=True)), {}),
+        (fp.algorithms.fedper(fp.optimizers.kept(fp.optimizers.adam(0.1))), {}),
         (
             fp.algorithms.fedavg(
                 fp.schedules.scheduled(fp.optimizers.adam(0.1), fp.schedules.cosine(rounds=5)),
@@ -141,7 +142,7 @@ def test_runs_with_private_leaves_need_their_directory_only(algorithm, options, 
 
 
 def test_what_is_not_recorded_is_asked_for_by_name(tmp_path):
-    keeping = fp.algorithms.fedper(ADAM, keep_optimizer=True)
+    keeping = fp.algorithms.fedper(fp.optimizers.kept(ADAM))
     run = toy_run(tmp_path / "run", keeping)
     with pytest.raises(
         fp.InputError, match=r"optimizer \(a Gradient.* is not recorded.*algorithm=\.\.\."

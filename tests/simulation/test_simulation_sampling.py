@@ -162,7 +162,7 @@ def test_lateness_depends_on_the_remaining_download():
 # ------------------------------ batches of examples that are drawn independently (Poisson sampling)
 
 
-COUNTING = fp.algorithms.fedavg(optax.adam(0.02), keep_optimizer=True)
+COUNTING = fp.algorithms.fedavg(fp.optimizers.adam(0.02, keep=True))
 
 
 def drawn(indices, batch_size, *, width=20, steps=2000):

@@ -78,7 +78,7 @@ def texts() -> fp.Clients:
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "fedavg": {"algorithm": algorithms.fedavg(ADAM, keep_optimizer=True), "epochs": (1, 2)},
+    "fedavg": {"algorithm": algorithms.fedavg(fp.optimizers.kept(ADAM)), "epochs": (1, 2)},
     "fedprox": {"algorithm": algorithms.fedprox(SGD, mu=0.1), "lanes": 4},
     "scaffold": {"algorithm": algorithms.scaffold(SGD, learning_rate=0.1), "lanes": 1},
     "fedadam": {"algorithm": algorithms.fedadam(SGD)},

@@ -396,7 +396,7 @@ def mutants_of(file: str) -> list[Mutant]:
         for argument, default in zip(
             function.args.kwonlyargs, function.args.kw_defaults, strict=True
         ):
-            if default is None or argument.arg == "keep_optimizer":  # @checked carries it out
+            if default is None:
                 continue
             at = first.lineno - 1
             line = f"    {argument.arg} = {ast.unparse(default)}\n"
