@@ -52,9 +52,21 @@ def resolve_recorded(config: keys.Config) -> keys.Config:
     The run's own values are used, even if its preset was changed or renamed since then. Tables of
     which the run could not record everything stay as they are.
     """
+    config = _with_kept_optimizer(config)
     preset = {key: config.get(key) for key in ("preset", "preset_changes")}
     apart = {*preset, *PROGRAMS}
     return _resolved(_with_none({k: v for k, v in config.items() if k not in apart})) | preset
+
+
+def _with_kept_optimizer(config: keys.Config) -> keys.Config:
+    """Returns the config of a run of the time when algorithms had the argument keep_optimizer."""
+    algorithm, optimizer = ({**config.get(table, {})} for table in ("algorithm", "optimizer"))
+    keep = algorithm.pop("keep_optimizer", None)
+    if algorithm.get("name") == "centralised" and keep is False:
+        algorithm["fresh_optimizer"] = True
+    elif keep:
+        optimizer["keep"] = True
+    return {**config, "algorithm": algorithm, "optimizer": optimizer}
 
 
 def _with_none(value: Any) -> Any:

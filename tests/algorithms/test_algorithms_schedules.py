@@ -13,6 +13,7 @@ import pytest
 import toy
 from closeness import assert_close
 from internals import Cohort, check_method, fedopt, with_products
+from refusals import refused
 from toy import context
 
 import fedjax_peft as fp
@@ -155,10 +156,50 @@ def test_absent_clients_and_those_whose_upload_is_not_finite_keep_the_state_from
     assert all(moved[2])
 
 
+def test_a_kept_optimizer_can_have_a_schedule():
+    """In either order: the steps of round 2 have half of the rate, and the counts go on."""
+    half, adam = (lambda t: 1.0 / t), optax.adam(0.02)
+    results = []
+    for optimizer in (
+        fp.schedules.scheduled(fp.optimizers.kept(adam), half),
+        fp.optimizers.kept(fp.schedules.scheduled(fp.optimizers.kept(adam), half)),
+    ):
+        rig = engine(fp.algorithms.fedavg(optimizer))
+        first, second = rig.rounds((1, 2))
+        assert [float(x.aggregation["learning_rate_factor"]) for x in (first, second)] == [1, 0.5]
+        counts = [x.client_state["optimizer"][0].count for x in (first, second)]
+        np.testing.assert_array_equal(counts[1], 2 * counts[0])
+        results.append(second.server)
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        assert_close(a, b, rtol=1e-6)
+    constant = engine(fp.algorithms.fedavg(KEPT)).rounds((1, 2))[1].server
+    pairs = zip(jax.tree.leaves(constant), jax.tree.leaves(results[0]), strict=True)
+    assert max(np.abs(a - b).max() for a, b in pairs) > 1e-3
+
+
+def test_centralised_keeps_the_optimizer_unless_it_shall_be_fresh():
+    shared = {n: toy.model().trainable[n] for n in toy.SHARED}
+    kept = (
+        fp.algorithms.centralised(optimizer, **options).init_client_state(shared, {})
+        for optimizer in (optax.adam(0.1), KEPT)
+        for options in ({}, {"fresh_optimizer": True})
+    )
+    assert ["optimizer" in state for state in kept] == [True, False, True, True]
+
+
+def test_a_kept_optimizer_is_for_the_clients_as_a_whole():
+    """In a chain, or at the server, it would silently not be kept."""
+    chained = optax.chain(optax.clip(1.0), KEPT)
+    start = {n: toy.model().trainable[n] for n in toy.SHARED}
+    refused("Keep the whole optimizer", chained.update, start, chained.init(start), start)
+    twice = fp.optimizers.kept(fp.schedules.scheduled(KEPT, fp.schedules.constant()))
+    refused("a schedule already", fp.schedules.scheduled, twice, fp.schedules.constant())
+
+
 def test_where_a_state_cannot_be_kept():
-    for refused in (
+    for algorithm in (
         fp.algorithms.fedprox(KEPT, aggregator=fp.aggregators.fra()),
         fp.algorithms.fedavgm(KEPT, space="product"),
     ):
         with pytest.raises(fp.InputError, match=r"kept optimizer .* remembers .* Set keep = false"):
-            check_method(toy.lora_model(), refused, 3, None, ())
+            check_method(toy.lora_model(), algorithm, 3, None, ())

@@ -69,6 +69,30 @@ def test_clients_and_server_have_their_own_schedules():
     assert "kept optimizer" in keeping.incompatible[fp.contracts.Feature.NEW_FACTORS]
 
 
+def test_an_optimizer_of_any_kind_is_kept(tmp_path):
+    """Also under a user's algorithm without decorator, and an optimizer that is made in Python."""
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    keep = {**BASE["optimizer"], "keep": True}
+    lion = {"name": "kept", "optimizer": {"name": f"{path}:lion", "rate": 0.1}}
+    for changes in (
+        {"optimizer": keep, "algorithm": f"{path}:plain"},
+        {"optimizer": keep, "algorithm": "centralised", "schedule": "cosine"},
+        {"optimizer": lion},
+    ):
+        reason = made(**changes).incompatible[fp.contracts.Feature.NEW_FACTORS]
+        assert "kept optimizer" in reason
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "centralised"])
+def test_runs_that_were_recorded_with_the_argument_of_the_algorithm_are_read(name, keep):
+    recorded = configs.resolve({**BASE, "algorithm": name})
+    recorded["algorithm"] = {"name": name, "keep_optimizer": keep}
+    again = configs.build_algorithm(configs.resolve_recorded(recorded))
+    assert (fp.contracts.Feature.NEW_FACTORS in again.incompatible) == keep
+
+
 def test_the_numbers_of_a_schedule_are_run_time_values_of_a_sweep():
     raw = {**BASE, "schedule": "linear"}
     points = sweeps.plan(raw, ["schedule.final_factor=0.2,0.4"]).points
@@ -90,6 +114,10 @@ import fedjax_peft as fp
 
 def stairs(height: float, rounds: int):
     return lambda t: height ** t / rounds
+
+@fp.part
+def lion(rate: float):
+    return optax.lion(rate)
 
 def plain(optimizer):
     def client(context):
@@ -127,5 +155,6 @@ test_bad_tables_are_named = refusals(
     ({"schedule": {"name": "cosine", "warmup": 8}}, "warmup = 8 rounds leave none"),
     ({"schedule": "exponential"}, r"\[schedule\] 'decay' is missing"),
     ({"schedule": {"name": "linear", "last": 1}}, r"Unknown config key \[schedule\] 'last'"),
+    ({"algorithm": {"keep_optimizer": True}}, r"Unknown config key \[algorithm\] 'keep_opt"),
     ({"server_schedule": "cosine"}, "that of 'fedavg' has none.* fedadam, .*, scaffold"),
 )
