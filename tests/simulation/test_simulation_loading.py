@@ -100,10 +100,10 @@ def test_models_of_clients_load_without_the_algorithm(runs):
         fp.load_run(run.out, algorithm=fp.algorithms.scaffold(optax.sgd(0.1), learning_rate=0.1))
 
 
-def toy_run(out, algorithm, **options):
+def toy_run(out, algorithm, sizes=(6, 4, 5), **options):
     options = {"rounds": 2, "local_steps": 1, "batch_size": 4, "clients_per_round": 2, **options}
     return fp.simulate(
-        toy.model(), algorithm, toy.clients([6, 4, 5]), out=out, **run_options(**options)
+        toy.model(), algorithm, toy.clients(sizes), out=out, **run_options(**options)
     )
 
 
@@ -141,11 +141,17 @@ def test_runs_with_private_leaves_need_their_directory_only(algorithm, options, 
     assert fp.call_of(loaded.algorithm) is None or "optax" not in repr(fp.call_of(run.algorithm))
 
 
-def test_what_is_not_recorded_is_asked_for_by_name(tmp_path):
-    keeping = fp.algorithms.fedper(fp.optimizers.kept(ADAM))
-    run = toy_run(tmp_path / "run", keeping)
+@pytest.mark.parametrize(
+    ("keeping", "sizes"),
+    [
+        (fp.algorithms.fedper(fp.optimizers.kept(ADAM)), (6, 4)),
+        (fp.algorithms.centralised(ADAM), (6,)),
+    ],
+)
+def test_what_is_not_recorded_is_asked_for_by_name(keeping, sizes, tmp_path):
+    run = toy_run(tmp_path / "run", keeping, sizes, clients_per_round=len(sizes))
     with pytest.raises(
-        fp.InputError, match=r"optimizer \(a Gradient.* is not recorded.*algorithm=\.\.\."
+        fp.InputError, match=r"optimizer.* \(a Gradient.* is not recorded.*algorithm=\.\.\."
     ):
         fp.load_run(run.out, model=toy.model())
     assert_same(fp.load_run(run.out, model=toy.model(), algorithm=keeping), run)
