@@ -13,9 +13,7 @@ A user's own factory becomes one of these with the same decorator, :func:`part`.
 
 import copy
 import functools
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,20 +23,11 @@ import jax
 import numpy as np
 
 from fedjax_peft.contracts.arguments import strict
-from fedjax_peft.support import plugins
+from fedjax_peft.contracts.names import factory_of, name_of
 from fedjax_peft.support.display import show
-from fedjax_peft.support.errors import InputError, check_known, nearest
-from fedjax_peft.support.rooms import ROOMS, TABLES
+from fedjax_peft.support.errors import InputError, nearest
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
-
-_LIBRARY = {
-    **{room: TABLES[table] for table, room in ROOMS.items()},
-    "contracts": "fedjax_peft.contracts",
-    "heads": "fedjax_peft.models.heads",
-}
-"""Room -> its module. The parts of the library have names such as ``algorithms.fedprox``, and
-``load_model`` of a function that is public itself."""
 
 OWN = "not_recorded"
 """The key of a table that stands for a value which a file cannot hold."""
@@ -104,7 +93,7 @@ class Call:
         Raises:
           InputError: there is no such function any more.
         """
-        return _factory(self.name, "")
+        return factory_of(self.name, "")
 
     def constants(self, prefix: str) -> Iterator[str]:
         """Yields the dotted names of numbers that cannot be run-time values: they decide shapes."""
@@ -135,7 +124,7 @@ class Call:
         Raises:
           InputError: the factory cannot be imported or has no such argument, or a value is missing.
         """
-        factory, values = _factory(self.name, at), values or {}
+        factory, values = factory_of(self.name, at), values or {}
         signature = inspect.signature(factory)
         given = dict(self.arguments)
         heads = dict.fromkeys(name.partition(".")[0] for name in values)
@@ -222,7 +211,7 @@ def _decorated(factory: Factory, recorded: Callable[[Any], Any]) -> Factory:
       recorded: value of an argument -> what the call holds.
     """
     signature, checked = inspect.signature(factory), strict(factory)
-    name = _name(factory)
+    name = name_of(factory)
 
     @functools.wraps(factory)
     def make(*arguments: Any, **options: Any) -> Any:
@@ -455,67 +444,3 @@ def below(at: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         head, _, rest = name.partition(".")
         if head == at:
             yield rest, value
-
-
-def _name(factory: Callable[..., Any]) -> str:
-    """Returns the name of a factory, by which :func:`_factory` finds it in another process."""
-    module = factory.__module__ or "__main__"  # of code that exec runs
-    rooms = [room for room, home in _LIBRARY.items() if f"{module}.".startswith(f"{home}.")]
-    if rooms and not module.endswith(".base"):
-        return f"{rooms[0]}.{factory.__name__}"
-    if module.startswith(f"{_PACKAGE}.") and _is_public(factory.__qualname__):
-        return factory.__qualname__
-    file = getattr(sys.modules.get(module), "__file__", None)
-    own = file if file and module.startswith(plugins.LOADED) else module
-    return f"{own}:{factory.__qualname__}"
-
-
-def _factory(name: str, at: str) -> Callable[..., Any]:
-    """Returns the function of a name; importing a user's module runs its code.
-
-    Raises:
-      InputError: there is no such function, or it is not decorated with :func:`part`.
-    """
-    place, _, function = name.rpartition(":")
-    if not place:
-        known = _of_library(name, at)
-    elif place in sys.modules:  # such as the script or the notebook that runs
-        known = getattr(sys.modules[place], function, None)
-    elif place == "__main__" or "<" in function:
-        known = None
-    else:
-        known = plugins.load_function(at or "part", name)
-    if not _is_factory(known):
-        raise InputError(
-            f"{at or 'A part'} was made by {show(name)}, which is not there any more as a function"
-            " with the decorator fp.part. Functions of a script, of a notebook or inside another"
-            " function can only be found while that runs: put them into a module of their own."
-        )
-    return cast(Callable[..., Any], known)
-
-
-def _of_library(name: str, at: str) -> Any:
-    room, _, function = name.partition(".")
-    if room in _LIBRARY:
-        module = importlib.import_module(_LIBRARY[room])
-        parts = [n for n in vars(module) if _is_factory(vars(module)[n])]
-        check_known(f"part fp.{room}", function, parts)
-        return getattr(module, function)
-    if not _is_public(name):
-        raise InputError(f"{at or 'A part'} is {show(name)}. {nearest(room, _LIBRARY)}")
-    known: Any = importlib.import_module(_PACKAGE)
-    for own in name.split("."):
-        known = getattr(known, own, None)
-    return known
-
-
-_PACKAGE = "fedjax_peft"
-
-
-def _is_public(name: str) -> bool:
-    """Returns whether a name is in ``fp``, itself or as that of a method of a class there."""
-    return name.partition(".")[0] in importlib.import_module(_PACKAGE).__all__
-
-
-def _is_factory(value: Any) -> bool:
-    return hasattr(value, "part") and callable(value)

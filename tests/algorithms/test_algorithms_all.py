@@ -577,7 +577,7 @@ ONE_HEAD = {"fedbabu": "frozen", "fedper": "private", "fedrep": "private"}
 @pytest.mark.parametrize("name", taking("head"))
 def test_the_given_head_policy_decides_on_the_heads_role(name, policy):
     if name in ONE_HEAD and policy != ONE_HEAD[name]:
-        with pytest.raises(fp.InputError, match=f"must be '{ONE_HEAD[name]}'"):
+        with pytest.raises(fp.InputError, match=f"must be ['\"]{ONE_HEAD[name]}"):
             make(name, head=policy)
         return
     algorithm, model = make(name, head=policy), model_of(name)
