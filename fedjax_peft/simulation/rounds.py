@@ -224,7 +224,8 @@ class Listeners:
                 error.add_note(f"The listener {name} raised this after round {moment.round_index}.")
                 self.error = self.error or error
                 answer = f"the listener {name} failed"
-            found += [answer] if answer else []
+            if answer is not None and answer is not False:
+                found += [answer if isinstance(answer, str) else f"{name} returned {answer!r}"]
         return agree(found[0] if found else None)
 
 

@@ -71,6 +71,14 @@ def test_a_listener_that_raises_ends_the_run_after_a_checkpoint(tmp_path):
     assert timeless(run(out=tmp_path, resume=True).metrics) == timeless(run().metrics)
 
 
+def test_a_listener_that_returns_no_sentence_ends_the_run_too():
+    def enough(moment):
+        return moment.round_index == 1
+
+    rows = run([enough]).metrics
+    assert (len(rows), rows[-1]["stopped"]) == (2, "enough returned True")
+
+
 def test_a_listener_that_hangs_is_named(monkeypatch, capsys):
     told = threading.Event()
     monkeypatch.setattr(rounds, "PATIENCE", 0.01)
