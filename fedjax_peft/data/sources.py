@@ -51,7 +51,7 @@ def load_dataset(
     *,
     tokenizer: Any = None,
     max_length: int | None = None,
-    source: str = "auto",
+    source: str | Path = "auto",
     seed: int = 0,
     train_examples: int | None = None,
     validation_examples: int | None = None,
