@@ -201,6 +201,8 @@ def in_words(kind: Any, bounds: Sequence[Any] = ()) -> str:
 
 def _range(bounds: Sequence[Any]) -> str:
     """Returns the limits of a number in words, such as `` from 0 to below 1``."""
+    if Le(math.inf) in bounds:  # inf itself is allowed too
+        return f"{_range([b for b in bounds if b != Le(math.inf)])}, or inf"
     low = next((f" above {_number(b.gt)}" for b in bounds if isinstance(b, Gt)), "")
     low = next((f" from {_number(b.ge)}" for b in bounds if isinstance(b, Ge)), low)
     high = next((f" below {_number(b.lt)}" for b in bounds if isinstance(b, Lt)), "")

@@ -220,5 +220,5 @@ def test_transforms_are_listed_and_explained():
     assert re.search(r"\[transforms.NAME\] for one of\n  clip_norm +Scales", text)
     text = explain.explain_function("transforms", "clip_norm")
     assert "[transforms.clip_norm]" in text
-    assert "max_norm: number, must be given" in text
+    assert "max_norm: number above 0, or inf, must be given" in text
     assert "max_norm" in explain.explain("transforms.clip_norm.max_norm")
