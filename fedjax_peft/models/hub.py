@@ -75,8 +75,10 @@ def load_model(
       InputError: no such model, an unsupported one, or weights that do not fit (all mismatches are
         listed).
     """
-    recipe = {"made_by": "load_model", **locals()}
-    recipe |= {"name": str(Path(name).resolve() if Path(name).exists() else name)}
+    own = str(Path(name).resolve() if Path(name).exists() else name)
+    recipe: dict[str, Any] = {"made_by": "load_model", "name": own, "dtype": str(dtype)}
+    recipe |= {"quantize": quantize, "remat": remat, "scan_layers": scan_layers}
+    recipe |= {"attention": attention, "dropout": dropout, "source": source, "seed": seed}
     stored = _open(name, source)
     config, tensors = stored.config(), stored.tensors()
     family, parsed = registry.parse_config(config, dropout)
@@ -116,7 +118,7 @@ def load_model(
         splits=family.splits,
         dtype=jnp.dtype(dtype),
         original=lambda leaf: tensors.read(*plan[leaf]),
-        recipe={**recipe, "head": head.kind, "dtype": str(dtype)} | fresh,
+        recipe={**recipe, "head": head.kind} | fresh,
     )
 
 

@@ -137,8 +137,10 @@ def random_model(
     Raises:
       InputError: an unsupported config, a head that the family does not have, or too little memory.
     """
-    recipe = {"made_by": "random_model", **locals()}
-    recipe |= {"config": dict(config), "head": head.kind, "dtype": str(dtype)}
+    recipe: dict[str, Any] = {"made_by": "random_model", "config": dict(config)}
+    recipe |= {"head": head.kind, "dtype": str(dtype), "quantize": quantize, "remat": remat}
+    recipe |= {"scan_layers": scan_layers, "attention": attention, "dropout": dropout}
+    recipe |= {"seed": seed}
     family, parsed = parse_config(config, dropout)
     abstract = abstract_module(config, head, dtype=dtype, dropout=dropout)
     set_options(abstract, remat, scan_layers, attention)
