@@ -48,7 +48,8 @@ def differences(s):
         return None
     a, b = (outcome(s, side, s.get("where", {})) for side in (0, 1))
     if "less" in s:
-        a, b = a - outcome(s, 0, s["less"]), b - outcome(s, 1, s["less"])
+        a, b = (x - outcome(s, side, s["less"]) for side, x in enumerate((a, b)))
+        a, b = a.dropna(), b.dropna()  # seeds that one end lacks
     if not {*s["seeds"]} <= {*a.index} & {*b.index}:
         return None
     a, b = a[s["seeds"]].to_numpy(), b[s["seeds"]].to_numpy()
