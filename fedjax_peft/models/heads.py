@@ -119,10 +119,6 @@ def make(kind: str, classes: int | Sequence[str]) -> Head:
 
 
 def _labels(classes: int | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(classes, str):
-        raise InputError(
-            f"The classes are one text, {classes!r}: pass their number, or a list of names."
-        )
     labels = numbered(classes) if isinstance(classes, int) else tuple(classes)
     if len(labels) < 2:
         raise InputError(f"A classification head needs at least 2 classes, not {len(labels)}.")

@@ -235,28 +235,31 @@ def simulating(raw: Given) -> Calling[Run]:
     with (
         noted() as request,
         Phases(given.rounds, records.on_phase, shown, _early(request, given.out)) as phases,
-        Record.open(given.out, given.resume, config, found, records.trackers) as record,
-        Listeners([*on_round, *records.listeners], phases) as listeners,
     ):
-        if record.out is not None:
-            _save_start(record.out, given)
-            save_rows(record.out, trained_on())
         scores = _scores(given, session, phases)
         measures: list[Measure] = [scores] if private is None else [private.measure, scores]
         rounds = _rounds(given, session, state, measures, phases)
-        saver = Saver(session, given.model, record, phases, request, records.checkpoint_every)
-        saved = saver.restore(state)
-        details = _details(given, rounds, state, saved, record) | {
-            "evaluations": scores.examples,
-            "privacy": None if private is None else private.promise(given.rounds),
-        }
-        phases.send("starting", saved.round_index if saved else 0, **details)
-        run = Driver(rounds, saver, listeners, watched(given.evaluation.stop, private))
-        if saved is None:
-            state, row = _begin(given, session, saver.clients.begin(state), facts)
-            state = yield from run.begin(state, row)
-        else:
-            state = yield from run.go_on(saved, given.evaluation.every, given.placement.lanes)
+        with (
+            Record.open(given.out, given.resume, config, found, records.trackers) as record,
+            Listeners([*on_round, *records.listeners], phases) as listeners,
+        ):
+            if record.out is not None:
+                _save_start(record.out, given)
+                save_rows(record.out, trained_on())
+            saver = Saver(session, given.model, record, phases, request, records.checkpoint_every)
+            saved = saver.restore(state)
+            details = _details(given, rounds, state, saved, record) | {
+                "evaluations": scores.examples,
+                "privacy": None if private is None else private.promise(given.rounds),
+            }
+            phases.send("starting", saved.round_index if saved else 0, **details)
+            run = Driver(rounds, saver, listeners, watched(given.evaluation.stop, private))
+            if saved is None:
+                state, row = _begin(given, session, saver.clients.begin(state), facts)
+                state = yield from run.begin(state, row)
+            else:
+                lanes = given.placement.lanes
+                state = yield from run.go_on(saved, given.evaluation.every, lanes)
     return _ended(given, session, state, record.rows, trained_on)
 
 

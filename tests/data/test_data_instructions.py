@@ -99,7 +99,7 @@ def test_own_texts(tmp_path):
     [
         ("wnut17", True, "classified texts and for questions on a context"),
         ("dolly", True, "has instructions already"),
-        ("sst2", 1, "instructions = 1 must be true or false"),
+        ("sst2", 1, "instructions = 1 of load_dataset must be true or"),
     ],
 )
 def test_what_cannot_be_an_instruction(name, how, message):

@@ -99,7 +99,7 @@ def test_a_folder_for_each_task(tmp_path, stand_in_tokenizer, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("glue_silo", {"split": "fedpetunning"}, "no split 'fedpetunning'.*mean 'fedpetuning'"),
+        ("glue_silo", {"split": "fedpetunning"}, "split = 'fedpetunning' .*mean 'fedpetuning'"),
         ("glue_silo", {"clusters": 3}, "clusters = 3 means nothing to the data set 'glue_silo'"),
         ("glue_silo", {"doc_stride": 8}, "doc_stride = 8 means nothing"),
         ("glue_silo", {"template": "plain"}, "template = 'plain' means nothing"),

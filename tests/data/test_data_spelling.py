@@ -150,7 +150,7 @@ def test_given_names_are_those_of_the_numbers(tmp_path):
     path = write(tmp_path / "y.csv", ["5", "4", "1", "5"])
     stars = [str(i + 1) for i in range(5)]
     assert read(path, label_names=stars) == (tuple(stars), ["5", "4", "1", "5"])
-    for names, message in ((["a"], "Row 1 of .* has the label '5'"), ("ab", "a list of names")):
+    for names, message in ((["a"], "Row 1 of .* has the label '5'"), ("ab", "a list of texts")):
         refused(message, read, path, label_names=names)
     (tmp_path / "z.jsonl").write_text('{"text": "a"}\n' * 5)
     with pytest.raises(fp.InputError, match=r"label_names = .* means nothing"):

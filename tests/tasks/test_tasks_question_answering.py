@@ -274,7 +274,7 @@ def test_settings():
     assert tasks.question_answering().headline == "f1"
     assert tasks.question_answering(metric="fednlp_raw").headline == "raw_f1"
     refused("Did you mean 'squad'", tasks.question_answering, metric="squat")
-    refused("n_best=0", tasks.question_answering, n_best=0)
+    refused("n_best = 0", tasks.question_answering, n_best=0)
     data = windows(0)
     plain = fp.Dataset(data.columns, (), "x", "question_answering")
     refused(r"data set 'x' .* 'offsets'", scored, plain, logits(data, (4, 6, 1.0)))
