@@ -83,7 +83,9 @@ def test_sweeps_have_runs_and_scripts_know_what_is_asked(result):
                 raw = configs.load(one.config)
                 assert sweeps.plan(raw, one.overrides, one.only).points
     name, *words = shlex.split(result.write)
-    text = (result.folder / name).read_text() + (FOLDER / "paper.py").read_text()
+    assert (result.folder / name).exists()
+    shared = [*result.folder.glob("*.py"), FOLDER / "paper.py"]
+    text = "".join(path.read_text() for path in shared)
     for word in words:
         if not re.fullmatch(r"\{\w+\}(/long)?", word):
             known = re.search(rf'"{re.escape(word)}[*+]?"', text)
