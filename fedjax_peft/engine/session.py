@@ -32,7 +32,7 @@ from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.setup import Setup, place_constants
 from fedjax_peft.engine.state import RoundInfo, State
 from fedjax_peft.engine.stores.client_records import ClientRow
-from fedjax_peft.engine.stores.client_store import ClientPlace, ClientStore, StoredClients, room_for
+from fedjax_peft.engine.stores.client_store import ClientPlace, StoredClients, room_for
 from fedjax_peft.engine.stores.store_files import store_in
 from fedjax_peft.engine.streaming import ExamplesPlace, streaming
 from fedjax_peft.engine.work import Work, check_local_models
@@ -102,10 +102,7 @@ class Session:
         self._evaluators: dict[tuple, tuple[Examples, Examples, Evaluator]] = {}
         self._train_with: Callable[..., Any] = self._make if on_device else streaming(self._make)
         check_shapes(self.setup, leaves[0])
-        self._store: ClientStore | None = None
-        if self.client_place != "device":
-            row = jax.eval_shape(lambda: self._start({})[1])
-            self._store = store_in(self.client_place, row, self.setup.clients)
+        self._store = store_in(self.client_place, lambda: self._start({})[1], self.setup.clients)
         if self._store is not None:
             self._make, self._train_with = gathering(self._make), gathering(self._train_with)
 
@@ -296,6 +293,10 @@ class Session:
             raise InputError("There are no examples to evaluate: the data set is empty.")
         rows = np.arange(examples, dtype=np.int32)
         return [(0, part) for part in np.array_split(rows, self.setup.layout.lane_devices)]
+
+    def tune(self, state: State) -> State:
+        """Returns the result of :meth:`tuning`."""
+        return alone(self.tuning(state))
 
     def tuning(self, state: State) -> Calling[State]:
         """Returns the state after every client has trained as ``Algorithm.tuning`` says.

@@ -349,30 +349,24 @@ def check_data(model: Model, clients: Clients, task: Task | None) -> None:
 def check_test_data(
     model: Model,
     clients: Clients,
-    data: Mapping[str, Dataset | None],
-    own_data: Mapping[str, Clients | None],
+    tested: Mapping[str, Dataset | Clients],
     task: Task | None,
 ) -> None:
     """Raises InputError for evaluation data that are empty or do not fit clients, head or task.
 
     Args:
-      data: ``test`` and ``validation``.
-      own_data: ``client_test`` and ``client_validation``.
+      tested: name -> a data set, or the examples of each client.
     """
-    given = {name: examples for name, examples in data.items() if examples is not None}
-    for name, examples in given.items():
-        if not len(examples):
+    for name, one in tested.items():
+        if isinstance(one, Clients):
+            if len(one) != len(clients):
+                raise InputError(f"{name} is of {len(one)} clients, but there are {len(clients)}.")
+            if not one.sizes.any():
+                raise InputError(f"{name} gives no client an example to be tested on.")
+        elif not len(one):
             raise InputError(f"The {name} data have no examples.")
-    for name, own in own_data.items():
-        if own is None:
-            continue
-        if len(own) != len(clients):
-            raise InputError(f"{name} is of {len(own)} clients, but there are {len(clients)}.")
-        if not own.sizes.any():
-            raise InputError(f"{name} gives no client an example to be tested on.")
-        given[name] = own.data
-    for name, examples in given.items():
-        _check_fit(model, name, examples, task)
+    for name, one in tested.items():
+        _check_fit(model, name, one.data if isinstance(one, Clients) else one, task)
 
 
 def _check_packed(model: Model, data: Dataset) -> None:

@@ -211,17 +211,17 @@ def simulating(raw: Given) -> Calling[Run]:
     _check(raw)
     given, records, seed = in_models_classes(raw), raw.records, raw.seed
     session = session_of(given)
-    clients_own = {n: getattr(given.evaluation, n) for n in ("client_test", "client_validation")}
-    data = {"test": given.test, "validation": given.validation}
-    check_test_data(given.model, given.clients, data, clients_own, given.task)
+    check_test_data(given.model, given.clients, given.tested, given.task)
     check_step_memory(session, given.model, session.schedule(seed), given.placement.lanes)
     state = session.init(seed)
     facts = federation_of(session.schedule(seed), given.clients.data, session.setup.algorithm)
     private = _private(given, session, facts)
-    complete = records.config is not None and "point" not in records.config
-    begins = None if records.origin is None else origin_text(records.origin)
-    config = {**({} if complete else calls.settings(raw, begins)), **(records.config or {})}
-    found = fingerprint(vars(raw)) if given.out is not None or processes() > 1 else {}
+    compared = given.out is not None or processes() > 1
+    config, found = dict(records.config or {}), fingerprint(vars(raw)) if compared else {}
+    complete = records.config is not None and "point" not in config
+    if not complete and (compared or records.trackers):
+        begins = None if records.origin is None else origin_text(records.origin)
+        config = {**calls.settings(raw, begins), **config}
     before = rows_before(records.origin, given.out if given.resume else None)
     trained_on = when_asked(given.clients, given.tested, before)
     tables = {"placement": given.placement, "evaluation": given.evaluation, "records": records}

@@ -14,7 +14,6 @@ from options import session_options
 from refusals import refused
 
 import fedjax_peft as fp
-from fedjax_peft.engine.calls import alone
 from fedjax_peft.engine.stores import client_store
 from fedjax_peft.engine.stores.client_records import ClientRow
 from fedjax_peft.engine.stores.store_files import memory_store, open_store, temporary_store
@@ -65,7 +64,7 @@ def rounds(case, place, model, **options):
         found.append(jax.device_get((info.sums, info.norms, info.aggregation)))
     found.append(session.evaluate(state, TEST, clients=range(len(SIZES)), batch_size=8))
     if algorithm.tuning is not None:
-        tuned = alone(session.tuning(state))
+        tuned = session.tune(state)
         found += [kept(tuned), session.evaluate(tuned, TEST)]
     state, _ = session.step(state)  # the evaluation changed nothing
     return jax.device_get(state.server), kept(state), found

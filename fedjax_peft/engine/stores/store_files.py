@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,18 +11,18 @@ import jax
 import numpy as np
 
 from fedjax_peft.engine.stores.client_records import ClientRow, FileMedium, MemoryMedium, Packing
-from fedjax_peft.engine.stores.client_store import ClientStore
+from fedjax_peft.engine.stores.client_store import ClientPlace, ClientStore
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 
 
-def store_in(place: str, row: ClientRow, clients: int) -> ClientStore | None:
-    """Returns the store of what clients keep, on the ``host`` or the ``disk``; None of nothing.
+def store_in(place: ClientPlace, kept: Callable[[], ClientRow], clients: int) -> ClientStore | None:
+    """Returns the store of what clients keep; None on the device, or if it is nothing.
 
     Args:
-      row: the shapes of what one client keeps.
+      kept: returns what one client keeps; only the shapes are computed.
     """
-    if not jax.tree.leaves(row):
+    if place == "device" or not jax.tree.leaves(row := jax.eval_shape(kept)):
         return None
     return (memory_store if place == "host" else temporary_store)(row, clients)
 
