@@ -212,9 +212,13 @@ def of_method(raw: Config, text: str) -> tuple[str | None, str]:
 def only(methods: Mapping[str, Config], names: Sequence[str]) -> dict[str, Config]:
     """Returns the methods of these names; without names, all of them.
 
+    Args:
+      names: of a method each, or of several with commas between them.
+
     Raises:
       InputError: there is no method of a name.
     """
+    names = [one for text in names for one in ([text] if text in methods else text.split(","))]
     for name in names:
         if name not in methods:
             advice = nearest(name, filter(None, methods))

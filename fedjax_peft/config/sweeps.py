@@ -11,7 +11,7 @@
 A sweep runs every combination of the values in ``[sweep.grid]``, for every ``[methods.NAME]``. A
 method can have its own ``[methods.NAME.sweep.grid]``, whose keys replace those of the config. On
 the command line, ``key=v1,v2`` and ``key=0..4`` (a range of integers, both ends included) set a
-key of the grid, and ``key=value`` fixes it.
+key of the grid, and ``key=value`` gives it one value.
 """
 
 import itertools
@@ -78,21 +78,23 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
     Raises:
       InputError: a key, a value or a method is not known, or nothing is swept.
     """
-    swept = {text: values for text in overrides if (values := axis(text)) is not None}
-    fixed = [text for text in overrides if text not in swept]
-    methods = configs.methods(raw, fixed)
+    methods = configs.methods(raw, [text for text in overrides if axis(text) is None])
+    given = [_values(raw, text) for text in overrides]
     chosen = configs.only(methods, only)
-    axes = [(*configs.of_method(raw, key), values) for key, values in swept.values()]
-    single = [configs.of_method(raw, text.partition("=")[0].strip()) for text in fixed]
     points, keys = [], dict[str, None]()
     tables = {name: _table(one.get("sweep", {})) for name, one in chosen.items()}
     for method, config in chosen.items():
-        own = _grid(tables[method])
-        own |= {key: values for name, key, values in axes if name in (None, method)}
-        grid = {_whole(config, key): values for key, values in own.items()}
-        for name, key in single:
-            if name in (None, method):
-                grid.pop(_whole(config, key), None)
+        grid = {_whole(config, key): values for key, values in _grid(tables[method]).items()}
+        for name, key, values, several in given:
+            key = _whole(config, key)
+            if name not in (None, method):
+                continue
+            if several or (values and (key in grid or key == "seed")):
+                grid[key] = values  # a single value too: the run of `seed=0` is that of `seed=0..4`
+            else:
+                grid.pop(key, None)
+        if not grid and len(methods) > 1:
+            grid = {"seed": [configs.resolve(config)["seed"]]}
         keys |= dict.fromkeys(grid)
         constants = [_whole(config, str(key)) for key in tables[method].get("constants", [])]
         plain = {key: x for key, x in config.items() if key != "sweep"}
@@ -112,6 +114,18 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
     if baseline is not None:  # as tables call it
         baseline = one_line(methods[baseline].get("name") or baseline)
     return Sweep(points, list(keys), settings.get("choose_by"), baseline)
+
+
+def _values(raw: configs.Config, text: str) -> tuple[str | None, str, list[Any], bool]:
+    """Returns the method of an override (None: all), its key, its values, and if it can have many.
+
+    An override that removes its key has no values.
+    """
+    if (several := axis(text)) is not None:
+        return (*configs.of_method(raw, several[0]), several[1], True)
+    key, _, value = text.partition("=")
+    values = [toml.parse_value(value)] if value.strip() else []
+    return (*configs.of_method(raw, key.strip()), values, False)
 
 
 def read(path: str | Path, overrides: Sequence[str] = ()) -> tuple[configs.Config, list[str]]:

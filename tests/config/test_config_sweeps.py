@@ -239,3 +239,39 @@ def test_an_argument_of_the_algorithm_has_one_table_under_both_names():
     assert set(swept.keys) == {"seed", "optimizer.learning_rate"}
     with pytest.raises(fp.InputError, match=r"optimizer twice"):
         configs.methods({**nested, "optimizer": {"name": "adam"}}, ["seed=1"])
+
+
+def test_a_single_value_gives_the_runs_that_several_values_have():
+    """So that each job of an array can take one seed of a study."""
+    table = {"grid": {"optimizer.learning_rate": [1e-3, 1e-2]}}
+    written = raw(table, methods=METHODS)
+    for texts, single in (
+        (["seed=0..2"], ["seed=1"]),
+        (["seed=0..2", "peft.rank=4,8"], ["seed=1", "peft.rank=4,8"]),
+        (["optimizer.learning_rate=1e-3,1e-2", "seed=0..2"], ["seed=1"]),
+        (["seed=0..2"], ["seed=1..1", "optimizer.learning_rate=1e-3"]),
+        (["methods.fedlr.seed=0..2"], ["methods.fedlr.seed=1"]),
+    ):
+        whole = {point.folder: point for point in sweeps.plan(written, texts).points}
+        some = sweeps.plan(written, single).points
+        assert len(some) < len(whole)
+        assert [whole[point.folder] for point in some] == some
+
+
+def test_methods_alone_are_swept():
+    methods = {**METHODS, "ditto": {"algorithm": "ditto"}}
+    expected = [f"{name}/seed=0" for name in methods]
+    assert folders(sweeps.plan(raw(methods=methods))) == expected
+    assert folders(sweeps.plan(raw(methods=methods), ["seed=0"])) == expected
+    assert folders(sweeps.plan(raw(), ["seed=3"])) == ["seed=3"]
+    refused("Nothing is swept", sweeps.plan, raw(), ["rounds=3"])
+
+
+def test_several_methods_are_named_both_ways():
+    methods = {**METHODS, "a,b": {"algorithm": "ditto"}, "other": {"peft": "ia3"}}
+    for names in (["fedlr", "a,b"], ["fedlr", "a,b", "fedlr"]):
+        planned = sweeps.plan(raw(methods=methods), ["seed=0"], names)
+        assert folders(planned) == ["fedlr/seed=0", "a,b/seed=0"]
+    planned = sweeps.plan(raw(methods=methods), ["seed=0"], ["fedlr,other"])
+    assert folders(planned) == ["fedlr/seed=0", "other/seed=0"]
+    refused(r"no \[methods.fedl\]", sweeps.plan, raw(methods=METHODS), ["seed=0"], ["fedprox,fedl"])
