@@ -8,6 +8,7 @@ algorithm, shapes and lanes in one file, a cached factory, more rounds rather th
 import atexit
 import gc
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ import pytest
 import reordering  # noqa: F401
 
 from fedjax_peft.engine import lengths
+from fedjax_peft.simulation.planning import product_rates
 
 COMPILED = tempfile.mkdtemp(prefix="fedjax_peft-compiled-")
 """Where compiled programs are kept, for many tests have the same.
@@ -48,6 +50,9 @@ for name, value in {
 GAIN, lengths._GAIN = lengths._GAIN, 1.0
 """What another padded length must save, which here none does: a round has a copy of the local step
 for each of them, so with one it compiles in half of the time."""
+
+RATES = json.dumps({product_rates.machine(): product_rates.Rates(1.0, 1.0)})
+"""So that no test is told what is faster here, which a timing decides."""
 
 os.fsync = lambda file: None
 """No test loses power, and waiting for the disk takes longer than most tests."""
@@ -120,6 +125,7 @@ def _private_cache(_caches, monkeypatch, request):
     if request.node.get_closest_marker("assets") is None:
         cache = next(_caches)
         cache.mkdir()
+        (cache / product_rates.FILE).write_text(RATES)
         monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(cache))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 
 from fedjax_peft import __version__
+from fedjax_peft.simulation.planning import product_rates
 from fedjax_peft.simulation.storage.record import environment
 from fedjax_peft.support import assets, libraries
 from fedjax_peft.support.display import printable
@@ -26,11 +27,12 @@ def doctor(options: argparse.Namespace) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     commit = f" ({found['commit'][:12]})" if found["commit"] else ""
     cache, programs = assets.cache_dir(), jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    free = available()
+    free, rates = available(), product_rates.product_rates()
     lines = {
         "fedjax_peft": f"{__version__}{commit}, Python {found['python']}, {found['platform']}",
         "libraries": versions,
         "devices": f"{found['device']}; {os.cpu_count()} cores, {found['processor']['model']}",
+        "products": product_rates.in_words(rates),
         "memory": "unknown" if free is None else f"{gigabytes(free)} free",
         "disk": f"{gigabytes(_free(cache))} free for caches, {gigabytes(_free(Path()))} here",
         "cache": f"{cache} ({_stored(cache)})",
@@ -39,7 +41,9 @@ def doctor(options: argparse.Namespace) -> None:
         "settings": ", ".join(_settings()) or "none",
     }
     width = max(map(len, lines))
-    for line in [*(f"{name:{width}}  {text}" for name, text in lines.items()), *_faults(cache)]:
+    notices = [f"! {text}" for text in (product_rates.advice(rates),) if text]
+    told = (f"{name:{width}}  {text}" for name, text in lines.items())
+    for line in [*told, *notices, *_faults(cache)]:
         print(printable(line))
 
 

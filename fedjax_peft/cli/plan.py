@@ -9,7 +9,7 @@ import jax
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import hours, memory, sweeps
 from fedjax_peft.config.memory import Planned
-from fedjax_peft.simulation.planning import devices
+from fedjax_peft.simulation.planning import devices, product_rates
 from fedjax_peft.simulation.planning.memory_plan import compiled_bytes
 from fedjax_peft.support.accelerators import USABLE, find_device
 from fedjax_peft.support.errors import InputError
@@ -41,8 +41,9 @@ def plan(options: argparse.Namespace) -> None:
     written, options.overrides = sweeps.read(options.config, options.overrides)
     runs = {} if device is None else hours.runs_of(written, options.overrides)
     totals = []
-    for name, raw in configs.methods(written, options.overrides).items():
-        config = configs.resolve(raw)
+    methods = configs.methods(written, options.overrides)
+    resolved = {name: configs.resolve(raw) for name, raw in methods.items()}
+    for name, config in resolved.items():
         planned = memory.planned(config, device)
         chosen = config["placement"]["lanes"]
         lanes = options.lanes or (chosen if isinstance(chosen, int) else 1)
@@ -67,6 +68,8 @@ def plan(options: argparse.Namespace) -> None:
             print(_verdict(planned, lanes, limit, total))
         if most is not None:
             print(*_advice(options, name, planned, lanes, total, USABLE * most), sep="\n")
+    for line in () if device else product_rates.notices(resolved.values()):
+        print(line)
     if len(totals) > 1:
         print(hours.together(totals))
 

@@ -17,6 +17,7 @@ from fedjax_peft.engine.devices.distributed import is_writer
 from fedjax_peft.peft.io.export import formats
 from fedjax_peft.report.records import RunRecord, load_run
 from fedjax_peft.report.study import make_study
+from fedjax_peft.simulation.planning import product_rates
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.storage import record
 from fedjax_peft.support import display
@@ -109,6 +110,8 @@ def run_file(path: Path, options: argparse.Namespace, default_out: Path) -> list
     resolved = {name: configs.resolve(one) for name, one in raw.items()}
     labels.check_apart(resolved, options.overrides)
     if options.quiet <= options.verbose:
+        for line in product_rates.notices(resolved.values()):
+            print(f"fedjax-peft: {line}", file=sys.stderr)
         for name, config in resolved.items():
             title = config["name"] or name or path.stem
             lines = [*presets.notices(raw[name], config), *origins.notices(config)]
