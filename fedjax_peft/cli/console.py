@@ -10,7 +10,8 @@ from rich.filesize import decimal
 
 from fedjax_peft.simulation.estimate import Estimate
 from fedjax_peft.simulation.progress import Phase, RunDisplay
-from fedjax_peft.simulation.rows import Row, is_personal, read_metrics
+from fedjax_peft.simulation.rows import Row, headline, is_personal, read_metrics
+from fedjax_peft.simulation.score_names import usual_scores
 from fedjax_peft.support.display import one_line
 
 
@@ -120,16 +121,12 @@ def _row_text(metrics: Path, *, timed: bool) -> Callable[[Row], str]:
         parts = []
         if row.get("train_loss") is not None:
             parts.append(f"loss {row['train_loss']:.3f}")
-        name = row.get("headline")
-        own = f"personal {name}" if is_personal(row, f"test_{name}") else name
-        for key, label in ((f"test_{name}", own), (f"client_{name}_mean", f"clients' {name}")):
-            if row.get(key) is not None:
-                parts.append(f"{label} {row[key]:.3f}")
-                break
-        for key in (f"validation_{name}", f"client_validation_{name}_mean"):
-            if row.get(key) is not None:
-                parts.append(f"validation {row[key]:.3f}")
-                break
+        test, own = usual_scores(name := headline([row]))
+        of_test = f"personal {name}" if is_personal(row, test) else name
+        chosen = dict.fromkeys(usual_scores(name, "validation"), "validation")
+        for labels in ({test: of_test, own: f"clients' {name}"}, chosen):
+            known = [key for key in labels if row.get(key) is not None]
+            parts += [f"{labels[key]} {row[key]:.3f}" for key in known[:1]]
         parts.append(f"{total(row) / 1e6:.1f} MB sent")
         if row.get("dropped"):
             parts.append(f"dropped {row['dropped']}")

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_peft.report.drawing import Runs
 from fedjax_peft.report.wording import MISSING, percent
 from fedjax_peft.simulation.rows import by_class_of
+from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.support.display import one_line
 from fedjax_peft.tasks.by_class import MOST, ByClass
 
@@ -134,7 +135,7 @@ def _note(test: str, runs: Runs, summed: Mapping[str, ByClass]) -> str:
         "Precision is the share of right ones among the predictions of a class, recall among its"
         " examples; F1 is their harmonic mean. “-”: not defined."
     )
-    if any(f"{test}_count" in row for row in lasts) and test == "test":
+    if any(Score(test, "count").name in row for row in lasts) and test == "test":
         said.append("An example counts once for each client’s model that is tested on it.")
     if any(len(by_seed) > 1 for by_seed in runs.values()):
         said.append("The counts of all seeds are added.")

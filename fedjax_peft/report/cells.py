@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from fedjax_peft.report.intervals import seed_order
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.simulation.rows import field_is_lower_better, fields, has_field, headline, number
+from fedjax_peft.simulation.score_names import Score, usual_scores
 from fedjax_peft.simulation.stopping import was_given_up
 from fedjax_peft.simulation.summaries import series
 from fedjax_peft.support.display import one_line, shorten
@@ -183,8 +184,11 @@ class Study(NamedTuple):
     def _criterion(self, choose_by: str | None) -> tuple[str | None, list[str]]:
         """Returns the metric to choose by and sentences about it."""
         known, score = self.metrics, self.headline
-        names = [f"validation_{score}", f"client_validation_{score}_mean", "validation_loss"]
-        names += [f"test_{score}", f"client_{score}_mean", "test_loss"]
+        names = [
+            name
+            for split in ("validation", "test")
+            for name in (*usual_scores(score, split), Score(split, "loss").name)
+        ]
         if self.choose_by is not None:
             names.insert(0, self.choose_by)
         if choose_by is not None:
@@ -235,8 +239,8 @@ def value(run: RunRecord, metric: str, at: At) -> float | None:
 
 def is_test(metric: str) -> bool:
     """Returns whether a metric is measured on test data, of the server or of the clients."""
-    words = metric.replace(".", "_").split("_")
-    return "test" in words or ("client" in words and "validation" not in words)
+    score = Score.read(metric)
+    return score is not None and score.on_test
 
 
 def _about_choice(metric: str, cells: Sequence[Cell]) -> str:

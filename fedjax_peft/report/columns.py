@@ -11,6 +11,7 @@ from fedjax_peft.report.intervals import Summary, summarise
 from fedjax_peft.report.judgement import Judgement
 from fedjax_peft.report.separation import PairComparison
 from fedjax_peft.report.tested import MODELS
+from fedjax_peft.simulation.score_names import Score, of_global, plain
 from fedjax_peft.simulation.summaries import mean, summary
 from fedjax_peft.support.display import one_line
 
@@ -238,10 +239,10 @@ def of_methods(
     if choice.metric is not None and choice.metric != metric:
         out += _means(cells, choice.metric, at)
     out += _means(cells, metric, at, best=judged.best if judged else set())
-    if tested.plain(metric) == f"test_{score}" and at == "final":
+    if plain(metric) == Score("test", score).name and at == "final":
         out += _means(cells, metric, "best", prefix="best_")
     for key, title in CLIENTS.items():
-        field = f"client_{score}_{key}"
+        field = Score("client", score, key).name
         if field != metric:
             values = [summarise(_known(one, f"client_{key}")) for one in facts]
             out.append(_mean_column(field, values, title, part="clients", short=""))
@@ -294,18 +295,18 @@ def _means(
       best: the rows with the best value of ``metric``.
       prefix: text before the field in the headings of the CSV.
     """
-    plain, rows = tested.plain(metric), {*range(len(cells))}
-    own = {i for i in rows if tested.personal(cells[i].first, plain)}
-    compared = own if metric == plain else set()
-    kinds = [("global", f"global_{plain}", rows, rows - compared)]
-    kinds += [("personal", plain, own, compared)]
+    any_model, rows = plain(metric), {*range(len(cells))}
+    own = {i for i in rows if tested.personal(cells[i].first, any_model)}
+    compared = own if metric == any_model else set()
+    kinds = [("global", of_global(metric), rows, rows - compared)]
+    kinds += [("personal", any_model, own, compared)]
     found = []
-    for kind, field, shown, marked in kinds if own else [("", plain, rows, rows)]:
+    for kind, field, shown, marked in kinds if own else [("", any_model, rows, rows)]:
         values = [
             summarise(cell.values(field, at) if i in shown else {}) for i, cell in enumerate(cells)
         ]
         marks = {*best} & marked
-        title = tested.words(plain, at)
+        title = tested.words(any_model, at)
         found.append(_mean_column(field, values, title, prefix, kind=kind, best=marks))
     return found
 

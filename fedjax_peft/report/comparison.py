@@ -23,6 +23,7 @@ from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.report.tables import terminal_table, text_table
 from fedjax_peft.report.wording import capital, word
 from fedjax_peft.simulation.rows import headline_is_lower_better
+from fedjax_peft.simulation.score_names import Score, is_global, usual_scores
 from fedjax_peft.simulation.summaries import summary
 from fedjax_peft.support.errors import InputError, check_known
 
@@ -153,13 +154,13 @@ def _of_runs(runs: Sequence[RunRecord]) -> Comparison:
     facts = [summary(run.rows) for run in runs]
     metrics = [fact["headline"] for fact in facts]
     score, share = wording.common(metrics, "score"), all(map(wording.is_share, metrics))
-    field = tested.comparable(f"test_{metrics[0]}", runs) if facts else ""
-    compared = "global_score" if field.startswith("global_") else "final_score"
+    field = tested.comparable(Score("test", metrics[0]).name, runs) if facts else ""
+    compared = "global_score" if is_global(field) else "final_score"
     tests = any(fact["final_score"] is not None for fact in facts)
     measure = partial(on_test, compared=compared) if tests else on_clients
     scored = _different([run for run in runs if measure(run) is not None])
     names = {run.name for run in scored}
-    models = tested.models(field if compared == "global_score" else f"test_{score}", scored)
+    models = tested.models(field if is_global(field) else Score("test", score).name, scored)
     what = " ".join(filter(None, [f"final test {word(score)}", models]))
     judged = judge(
         {run.name: {_seed(run): run} for run in runs},
@@ -183,7 +184,7 @@ def _of_runs(runs: Sequence[RunRecord]) -> Comparison:
         ],
         curve=f"test {word(score)}",
         stem=score,
-        metric=field if compared == "global_score" else None,
+        metric=field if is_global(field) else None,
         captions=tested.captions(field, runs),
         warnings=tested.caution(field, {run.name: run for run in runs}),
     )
@@ -267,7 +268,7 @@ def _metric(study: Study, options: Options) -> str:
     """Returns the metric to compare by."""
     if options.metric is not None:
         return study.require(options.metric)
-    usual = (f"test_{study.headline}", f"client_{study.headline}_mean")
+    usual = usual_scores(study.headline)
     found = next((one for one in usual if one in study.metrics), usual[0])
     return tested.comparable(found, [cell.first for cell in study.cells])
 

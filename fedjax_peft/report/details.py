@@ -13,8 +13,9 @@ from fedjax_peft.report import drawing
 from fedjax_peft.report.figure_files import INK, MUTED, line_look, rolling, styles
 from fedjax_peft.report.layers import HEAT_MAPS, heat_map, spectra
 from fedjax_peft.report.wording import MISSING, capital, is_share, score_text, shorten, word
-from fedjax_peft.simulation.rows import client_names, headline, headline_is_lower_better, number
-from fedjax_peft.simulation.summaries import worst_tenth
+from fedjax_peft.simulation.rows import client_names, headline, headline_is_lower_better
+from fedjax_peft.simulation.score_names import Score, of_global
+from fedjax_peft.simulation.summaries import series, worst_tenth
 from fedjax_peft.support.display import one_line
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def local_models(runs: drawing.Runs, *, smooth: int = 1) -> drawing.Detail | Non
     """
     first = {name: next(iter(by_seed.values()), []) for name, by_seed in runs.items()}
     metric = _headline(first.values())
-    field = f"local_{metric}"
+    field = Score("local", metric).name
     data = [
         {"name": name, **_client(client, client_names(rows)), "round": row["round"], field: x}
         for name, rows in first.items()
@@ -228,7 +229,7 @@ def _draw_local(
     """Returns curves of local models; clients of one name in ``lines`` are drawn together."""
     from pandas import DataFrame
 
-    field = f"local_{metric}"
+    field = Score("local", metric).name
     labels = [*dict.fromkeys(lines.values())] if len(lines) > MOST_CLIENTS else [*lines.values()]
     scale, unit = (100, " (%)") if is_share(metric) else (1, "")
     names = [*dict.fromkeys(row["name"] for row in data)]
@@ -246,9 +247,8 @@ def _draw_local(
             for client, column in scores.items():
                 known = column.dropna()
                 _plot(ax, [*known.index], rolling([*known], smooth), [*lines].index(client))
-        points = [(row["round"], number(row, f"global_test_{metric}")) for row in runs[name]]
-        known = [(r, scale * x) for r, x in points if x is not None]
-        ax.plot([r for r, _ in known], rolling([y for _, y in known], smooth), **_GLOBAL)
+        rounds, ys = series(runs[name], "round", of_global(Score("test", metric).name))
+        ax.plot(rounds, rolling([scale * y for y in ys], smooth), **_GLOBAL)
         ax.set_title(shorten(name, 24), fontsize=9)
     drawing.name_axes(axes, "Communication round", f"{capital(word(metric))}{unit}")
     global_line = drawing.key(None)

@@ -18,6 +18,7 @@ from fedjax_peft.report.judgement import tested_examples
 from fedjax_peft.report.records import RunRecord, is_whole, load_run
 from fedjax_peft.report.separation import wilson
 from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.storage.record import as_asked, config_text, environment
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words, summary
 from fedjax_peft.support import assets
@@ -240,7 +241,7 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterable[tuple[str, 
     metric, score = facts["headline"], facts["final_score"]
     text, word = wording.score_text(wording.is_share(metric)), wording.word(metric)
     if score is not None:
-        examples = tested_examples(record, f"test_{metric}", score)
+        examples = tested_examples(record, Score("test", metric).name, score)
         if examples is None:
             within = "no interval is known for it"
         else:

@@ -1,7 +1,6 @@
 """The scores by which the rows of a table are ranked, and whether they can be compared."""
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,12 +9,13 @@ from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.separation import Group, Measurement, Ranking
 from fedjax_peft.report.wording import score_text
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, number
+from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.summaries import summary
 
-_SHARE_OF_EXAMPLES = re.compile(r"(\w+)_(accuracy|exact_match)(_mean|_weighted)?")
-"""Fields that are means of values between 0 and 1 over examples. The binomial variance is an upper
+_SHARES_OF_EXAMPLES = ("accuracy", "exact_match")
+"""Metrics that are means of values between 0 and 1 over examples. The binomial variance is an upper
 bound of their variance. Other scores, such as the F1 of entities, are not means over examples. A
-field that ends in ``_mean`` or ``_weighted`` is about the examples of all clients' tests."""
+mean over clients is about the examples of all clients' tests."""
 
 
 class Judgement(NamedTuple):
@@ -103,10 +103,13 @@ def tested_examples(run: RunRecord, field: str, value: float) -> int | None:
 
     A mean over clients counts as a mean over all their examples.
     """
-    found = _SHARE_OF_EXAMPLES.fullmatch(field)
-    if found is None or not 0 <= value <= 1:
+    score = Score.read(field)
+    if score is None or score.metric not in _SHARES_OF_EXAMPLES or not 0 <= value <= 1:
         return None
-    sizes = (number(row, f"{found[1]}_examples") for row in reversed(run.rows))
+    if score.group or score.statistic not in ("", "mean", "weighted"):
+        return None
+    size = Score(score.evaluation, "examples", tuned=score.tuned).name
+    sizes = (number(row, size) for row in reversed(run.rows))
     examples = next((size for size in sizes if size), None)
     return int(examples) if examples else None
 
@@ -121,7 +124,7 @@ def on_test(run: RunRecord, compared: str) -> Measurement | None:
     value = fact[compared]
     if value is None or not fact["final_round"]:
         return None
-    variance = sampling_variance(run, f"test_{fact['headline']}", value)
+    variance = sampling_variance(run, Score("test", fact["headline"]).name, value)
     if variance is None:
         return Measurement(value)
     deviation, count = fact["test_std"], fact["test_count"]

@@ -24,6 +24,7 @@ from fedjax_peft.report.study import Study, make_study
 from fedjax_peft.report.targets import score_printer, targets
 from fedjax_peft.report.wording import explained, listing
 from fedjax_peft.simulation.rows import headline
+from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.summaries import privacy_in_words, series, summary
 from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.support.files import replace_file
@@ -167,7 +168,7 @@ def _coincident(runs: Sequence[RunRecord]) -> list[str]:
     """Returns the names of runs with equal curves over rounds, one text for each group."""
     found: dict[Any, list[str]] = {}
     for run in runs:
-        points = series(run.rows, "round", f"test_{headline(run.rows)}")
+        points = series(run.rows, "round", Score("test", headline(run.rows)).name)
         if points[0]:
             found.setdefault(tuple(map(tuple, points)), []).append(run.name)
     return [listing(names, shown=len(names)) for names in found.values() if len(names) > 1]

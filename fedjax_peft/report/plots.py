@@ -15,6 +15,7 @@ from fedjax_peft.report.figure_files import (
     styles,
 )
 from fedjax_peft.simulation.rows import field_is_lower_better, headline
+from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.summaries import series
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most commands draw no figure
@@ -168,7 +169,7 @@ def _seeds(runs: Mapping[str, Any]) -> dict[str, Mapping[Any, Rows]]:
 
 
 def _headline(by_seed: Mapping[Any, Rows]) -> str:
-    return f"test_{headline(next(iter(by_seed.values()), []))}"
+    return Score("test", headline(next(iter(by_seed.values()), []))).name
 
 
 def _points(by_seed: Mapping[Any, Rows], x: str, metric: str, *, smooth: int) -> Line:

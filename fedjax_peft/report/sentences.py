@@ -27,6 +27,7 @@ from fedjax_peft.report.wording import (
     signed,
     word,
 )
+from fedjax_peft.simulation.score_names import usual_scores
 from fedjax_peft.simulation.summaries import series, summary
 from fedjax_peft.support.errors import InputError
 
@@ -77,8 +78,7 @@ def _error(judged: Judgement, group: Group, runs: Sequence[RunRecord]) -> str:
 
 def _after(run: RunRecord, *, on_test: bool) -> str:
     """Returns the cost of a run up to its last test, in words."""
-    name = summary(run.rows)["headline"]
-    field = f"test_{name}" if on_test else f"client_{name}_mean"
+    field = usual_scores(summary(run.rows)["headline"])[0 if on_test else 1]
 
     def spent(x: str) -> float:
         xs, _ = series(run.rows, x, field)

@@ -13,6 +13,7 @@ from fedjax_peft.report.tables import terminal_table
 from fedjax_peft.report.tested import comparable
 from fedjax_peft.report.wording import is_share, score_text
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better
+from fedjax_peft.simulation.score_names import Score, is_global, of_global
 from fedjax_peft.simulation.summaries import rounds_to, series, summary
 from fedjax_peft.support.errors import InputError
 
@@ -49,7 +50,7 @@ def targets(rows: Rows, target: float | None) -> list[Target]:
     groups = [list(by_seed.values()) for by_seed in rows.values()]
     runs = [run for group in groups for run in group]
     lower = all(headline_is_lower_better(run.rows) for run in runs)
-    shared = bool(runs) and comparable(f"test_{headline(runs[0].rows)}", runs).startswith("global_")
+    shared = bool(runs) and is_global(comparable(_field(runs[0]), runs))
     if target is None:
         finals = (_mean([_final(run, shared) for run in group]) for group in groups)
         target = (min if lower else max)((x for x in finals if x is not None), default=None)
@@ -100,11 +101,15 @@ def _reached(run: RunRecord, score: float, shared: bool) -> list[float | None]:
 
     Round 0 is the untrained model: it cost nothing, so its costs are None.
     """
-    metric = f"test_{headline(run.rows)}"
-    first = rounds_to(run.rows, score, f"global_{metric}" if shared else metric)
+    first = rounds_to(run.rows, score, of_global(_field(run)) if shared else _field(run))
     spent = (series(run.rows, x, "round") for x in _COSTS)
     by_round = [dict(zip(rounds, costs, strict=True)) for costs, rounds in spent]
     return [first, *(costs.get(first) if first else None for costs in by_round)]
+
+
+def _field(run: RunRecord) -> str:
+    """Returns the field of the score on the test set."""
+    return Score("test", headline(run.rows)).name
 
 
 def _final(run: RunRecord, shared: bool) -> float | None:

@@ -6,21 +6,16 @@ algorithms is that of their global model. These are unlike things, so a table ha
 as soon as one of its runs has personal models, and compares global models with global ones.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 
 from fedjax_peft.report.cells import At
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.wording import listing, word
 from fedjax_peft.simulation.rows import has_field, is_personal
+from fedjax_peft.simulation.score_names import Score, is_global, of_global, plain
 
 MODELS = {"global": "of the global model", "personal": "of personal models"}
 """Whose score on the test set a column has -> how its heading says it."""
-
-
-def plain(metric: str) -> str:
-    """Returns the field of a score without the prefix of the global model."""
-    return metric.removeprefix("global_")
 
 
 def personal(run: RunRecord, metric: str) -> bool:
@@ -34,7 +29,7 @@ def comparable(metric: str, runs: Sequence[RunRecord]) -> str:
     It is that of the global models if some runs have personal models, others not, and all have a
     global one. Otherwise it is ``metric`` itself.
     """
-    shared = f"global_{metric}"
+    shared = of_global(metric)
     mixed = len({personal(run, metric) for run in runs}) > 1
     known = all(any(has_field(row, shared) for row in run.rows) for run in runs)
     return shared if mixed and known else metric
@@ -42,15 +37,17 @@ def comparable(metric: str, runs: Sequence[RunRecord]) -> str:
 
 def models(metric: str, runs: Sequence[RunRecord]) -> str:
     """Returns the models of a score in words; empty if all runs have global models only."""
-    if metric.startswith("global_"):
+    if is_global(metric):
         return MODELS["global"]
     return MODELS["personal"] if runs and all(personal(run, metric) for run in runs) else ""
 
 
 def words(metric: str, at: At, runs: Sequence[RunRecord] = ()) -> str:
     """Returns a metric, of which models and at which round, such as ``final test accuracy``."""
-    found = re.fullmatch(r"client_(\w+)_mean", metric)
-    text = f"mean of the clients’ {word(found[1])}" if found else word(plain(metric))
+    score, text = Score.read(metric), word(plain(metric))
+    own, _, split = score.evaluation.partition("_") if score else ("", "", "")
+    if score is not None and own == "client" and score[2:] == ("mean", "", False):
+        text = f"mean of the clients’ {word(Score(split, score.metric).name)}"
     text = " ".join(filter(None, [text, models(metric, runs)]))
     return f"{text} in round {at}" if isinstance(at, int) else f"{at} {text}"
 
@@ -58,7 +55,8 @@ def words(metric: str, at: At, runs: Sequence[RunRecord] = ()) -> str:
 def captions(metric: str, runs: Sequence[RunRecord]) -> list[str]:
     """Returns sentences on the models whose scores a table shows."""
     found = []
-    if plain(metric).startswith("test_"):
+    score = Score.read(plain(metric))
+    if score is not None and score.evaluation == "test" and not score.tuned:
         found = ["Test scores are of the global model, on the common test set."]
         if any(personal(run, plain(metric)) for run in runs):
             found = [

@@ -22,6 +22,13 @@ from fedjax_peft.simulation.moment import Moment
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.records import Evaluation
 from fedjax_peft.simulation.rows import BY_CLASS, Row, finite_or_none, seen_clients
+from fedjax_peft.simulation.score_names import (
+    BACKDOOR_SUCCESS,
+    Score,
+    is_global,
+    is_lower_better,
+    worst,
+)
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.by_class import ByClass
 
@@ -148,28 +155,12 @@ class Scores:
         state = yield from self.session.tuning(moment.state)
         tuned = yield from evaluate(self.evaluated, state, self.phases, each=False)
         moment.seconds["tune_s"] = seconds_since(began)
-        kinds = ("test_", "validation_", "client_")
+        scores = ((Score.read(name), x) for name, x in tuned.items() if isinstance(x, float))
         return {
-            f"tuned_{name}": value
-            for name, value in tuned.items()
-            if name.startswith(kinds) and isinstance(value, float)
+            score._replace(tuned=True).name: x
+            for score, x in scores
+            if score is not None and not is_global(score.name)
         }
-
-
-def is_lower_better(metric: str, declared: Collection[str]) -> bool:
-    """Returns whether lower values of a metric are better.
-
-    Args:
-      metric: the name of the metric. A second measurement of a metric has a suffix, such as
-        ``loss_global``, and the same direction as the first.
-      declared: ``lower_is_better`` of the task, and of the algorithm if it adds metrics.
-    """
-    return any(metric == name or metric.startswith(f"{name}_") for name in declared)
-
-
-def worst(values: np.ndarray, metric: str, declared: Collection[str]) -> float:
-    """Returns the worst value of a metric; see :func:`is_lower_better` for the arguments."""
-    return float(values.max() if is_lower_better(metric, declared) else values.min())
 
 
 def evaluate(
@@ -218,29 +209,30 @@ def evaluate(
         clients = [measured.clients[m] for m in members]
         groups = _groups(clients, seen) if personal else {"": np.ones(len(members), bool)}
         if backdoor:
-            found = [{_SUCCESS: one[_SUCCESS]} for one in found]
+            found = [{BACKDOOR_SUCCESS: one[BACKDOOR_SUCCESS]} for one in found]
         elif personal:
-            row |= {f"{name}_count{suffix}": int(own.sum()) for suffix, own in groups.items()}
+            row |= {Score(name, "count", "", x).name: int(own.sum()) for x, own in groups.items()}
         # Several models see the same test set, but every client has a test of its own.
         if not backdoor:
-            row[f"{name}_examples"] = int(sizes.sum() if has_own else sizes.max(initial=0))
+            units = int(sizes.sum() if has_own else sizes.max(initial=0))
+            row[Score(name, "examples").name] = units
         for metric in found[0] if found else ():
             values = np.array([one[metric] for one in found], np.float64)
-            for suffix, own in groups.items():
+            for group, own in groups.items():
                 if not own.any():
                     continue
                 if has_own:
                     row |= {
-                        f"{name}_{metric}_{kind}{suffix}": finite_or_none(x)
+                        Score(name, metric, kind, group).name: finite_or_none(x)
                         for kind, x in _spread(values[own], sizes[own], metric, task).items()
                     }
                     continue
                 pair = measured.sums.get(metric)  # a mean over examples: pool all examples
                 total, count = (x[members][own].sum() for x in pair) if pair else (0.0, 0.0)
                 joint = total / count if pair else values[own].mean()
-                row[f"{name}_{metric}{suffix}"] = finite_or_none(joint)
+                row[Score(name, metric, group=group).name] = finite_or_none(joint)
             if personal and not has_own:
-                row[f"{name}_{metric}_std"] = finite_or_none(values.std())
+                row[Score(name, metric, "std").name] = finite_or_none(values.std())
         if name in _BY_CLASS and (counts := _by_class(measured, members, task, data)):
             row.setdefault(BY_CLASS, {})[name] = counts.record()
         if has_own and each:
@@ -260,8 +252,6 @@ def _words(evaluations: Mapping[str, Evaluated]) -> Row:
 
 _BACKDOOR = "_backdoor"
 """The end of the names of evaluations on examples with a trigger."""
-_SUCCESS = "backdoor_success"
-"""The metric of these evaluations."""
 
 
 def _success(measured: Measured) -> Measured:
@@ -275,7 +265,7 @@ def _success(measured: Measured) -> Measured:
             "The success of a backdoor is the accuracy on examples with its trigger, and this task"
             f" measures {', '.join(measured.sums)}. Give it a metric 'accuracy'."
         )
-    return measured._replace(sums={_SUCCESS: measured.sums["accuracy"]})
+    return measured._replace(sums={BACKDOOR_SUCCESS: measured.sums["accuracy"]})
 
 
 _EACH = {"client": "client_tests", "client_validation": "client_validations"}
@@ -298,9 +288,9 @@ def _by_class(
 
 
 def _groups(clients: Sequence[int], seen: Collection[int]) -> dict[str, np.ndarray]:
-    """Returns which clients are in each group, bool ``[clients]``, by the suffix of its fields."""
+    """Returns which clients are in each group, bool ``[clients]``, by its name; all are ``""``."""
     trained = np.isin(clients, list(seen))
-    return {"": np.ones(len(clients), bool), "_seen": trained, "_unseen": ~trained}
+    return {"": np.ones(len(clients), bool), "seen": trained, "unseen": ~trained}
 
 
 def _spread(

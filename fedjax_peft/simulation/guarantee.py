@@ -6,18 +6,15 @@ from typing import Any, NamedTuple
 
 from fedjax_peft.contracts import Federation, Privacy, Transform
 from fedjax_peft.simulation.moment import Moment
-from fedjax_peft.simulation.rows import Row, finite_or_none
+from fedjax_peft.simulation.rows import LOWER, Row, finite_or_none
+from fedjax_peft.simulation.score_names import Score, is_global, plain
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.summaries import privacy_in_words
 from fedjax_peft.support.errors import InputError, users_level
 from fedjax_peft.support.nested import Watched
 
-_PUBLIC = ("round", "headline", "headline_better", "epsilon", "delta")
+_PUBLIC = ("round", "headline", "headline_better", LOWER, "epsilon", "delta")
 """Fields of a row that do not depend on the training examples."""
-_RELEASED = ("global_test_", "global_validation_")
-"""Starts of scores on other examples that depend on the released model only."""
-_PERSONAL = ("test_", "validation_")
-"""Starts of such scores if no client has a model of its own, or one that was trained with noise."""
 _COSTS = ("bytes_", "simulated_seconds", "time")
 """Starts of fields that show who takes part, and how many examples these clients have."""
 
@@ -37,14 +34,15 @@ class Accounted(NamedTuple):
         """Returns whether the guarantee covers decisions that depend on a field of a row.
 
         Examples are protected in all that a client makes of them, and their numbers are public. A
-        mechanism for whole clients protects the released model only.
+        mechanism for whole clients protects the released model only, so that scores of personal
+        models are not covered.
         """
-        starts: tuple[str, ...] = _RELEASED
-        if self.privacy.unit == "example":
-            starts += _PERSONAL + _COSTS
-        elif not self.personal:
-            starts += _PERSONAL
-        return name in _PUBLIC or name.startswith(starts)
+        by_example, score = self.privacy.unit == "example", Score.read(name)
+        if score is None:
+            return name in _PUBLIC or (by_example and name.startswith(_COSTS))
+        common = plain(score.evaluation) in ("test", "validation")
+        released = is_global(name) or by_example or not self.personal
+        return common and released and not score.tuned
 
     def fields(self, rounds: int) -> Row:
         """Returns the fields ``epsilon`` and ``delta`` of the row after a number of rounds.

@@ -13,11 +13,11 @@ from fedjax_peft.engine.evaluator import figures
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.work import check_local_models
-from fedjax_peft.simulation.evaluation import worst
 from fedjax_peft.simulation.moment import Moment
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.records import Evaluation
 from fedjax_peft.simulation.rows import Row, finite_or_none
+from fedjax_peft.simulation.score_names import Score, worst
 from fedjax_peft.support.errors import InputError
 
 
@@ -73,12 +73,10 @@ class LocalTest:
         for metric in found[0]:
             each = np.array([one[metric] for one in found], np.float64)
             each[~good[took_part]] = np.nan
-            row[f"local_{metric}"] = [finite_or_none(x) for x in each]
+            row[Score("local", metric).name] = [finite_or_none(x) for x in each]
             if len(known := each[good[took_part]]):
-                row[f"local_{metric}_mean"] = finite_or_none(known.mean())
-                row[f"local_{metric}_std"] = finite_or_none(known.std())
-                row[f"local_{metric}_worst"] = finite_or_none(
-                    worst(known, metric, task.lower_is_better)
-                )
+                low = worst(known, metric, task.lower_is_better)
+                over = {"mean": known.mean(), "std": known.std(), "worst": low}
+                row |= {Score("local", metric, n).name: finite_or_none(x) for n, x in over.items()}
         moment.seconds["local_s"] = seconds_since(began)
         return row

@@ -10,21 +10,23 @@ from fedjax_peft.engine.state import RoundInfo
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import assign_roles
-from fedjax_peft.simulation.evaluation import worst
-from fedjax_peft.simulation.rows import Row, finite_or_none
+from fedjax_peft.simulation.rows import LOWER, Row, finite_or_none
+from fedjax_peft.simulation.score_names import BACKDOOR_SUCCESS, Score, worst
 
 
-def start_row(model: Model, algorithm: Algorithm, seconds: float) -> Row:
-    """Returns the fields of row 0 about the model and its costs.
+def start_row(model: Model, algorithm: Algorithm, seconds: float, lower: Sequence[str]) -> Row:
+    """Returns the fields of row 0 about the model, its costs and its metrics.
 
     Args:
       seconds: simulated seconds before the first round.
+      lower: the metrics whose lower values are better.
     """
     names = assign_roles(model.kinds, algorithm.roles)
     return {
         "bytes_up": 0,
         "bytes_down": 0,
         "simulated_seconds": seconds,
+        LOWER: [*lower, BACKDOOR_SUCCESS],
         "parameters": model.counts(),
         "roles": {
             role: tree.size(tree.select(model.trainable, leaves)) for role, leaves in names.items()
@@ -49,7 +51,7 @@ def round_row(info: RoundInfo, *, each: bool = False, lower: Sequence[str] = ("l
         return row | _aggregation_fields(aggregation)
     for name, (total, count) in sums.items() if plan.useful else ():  # all may only send noise
         good = finite & (count > 0)
-        row[f"train_{name}"] = (
+        row[Score("train", name).name] = (
             finite_or_none(total[good].sum() / count[good].sum()) if good.any() else None
         )
     took_part = plan.client >= 0
@@ -86,8 +88,8 @@ def _client_fields(
     for name, values in per_client.items():
         received = values[counted[name]]
         if len(received):
-            row[f"train_{name}_std"] = finite_or_none(received.std())
-            row[f"train_{name}_worst"] = finite_or_none(worst(received, name, lower))
+            over = {"std": received.std(), "worst": worst(received, name, lower)}
+            row |= {Score("train", name, n).name: finite_or_none(x) for n, x in over.items()}
     return row
 
 

@@ -5,11 +5,12 @@ A row is a dict with an integer ``round`` (0 = before training); every other fie
 ``simulated_seconds`` are those of one round; :mod:`fedjax_peft.simulation.summaries` sums them.
 
 An evaluated round has ``headline`` (the metric that the task is judged by), ``headline_better`` and
-the scores: ``test_...`` of the global model, or the mean over some clients' own models, beside
-which ``global_test_...`` is that of the shared one; ``client_...`` over the clients with their own
-tests; ``validation_...`` likewise. The suffix ``_seen`` is for clients that have trained (an upload
-of theirs was aggregated in this round or before), ``_unseen`` for the others, whose private leaves
-still have their initial values; a group without clients has only its count.
+the scores (:mod:`fedjax_peft.simulation.score_names`): ``test_...`` of the global model, or the
+mean over some clients' own models, beside which ``global_test_...`` is that of the shared one;
+``client_...`` over the clients with their own tests; ``validation_...`` likewise. The suffix
+``_seen`` is for clients that have trained (an upload of theirs was aggregated in this round or
+before), ``_unseen`` for the others, whose private leaves still have their initial values; a group
+without clients has only its count. Row 0 says of which metrics lower values are better.
 """
 
 import json
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fedjax_peft.simulation.score_names import Score, is_lower_better, plain
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import naming, replace_file
@@ -97,14 +99,25 @@ def has_ended(rows: Sequence[Mapping[str, Any]], rounds: int) -> bool:
 
 def without_scores(row: Row) -> Row:
     """Returns a row without the fields of an evaluation."""
-    return {name: value for name, value in row.items() if not _SCORES.fullmatch(name)}
+    return {name: value for name, value in row.items() if not _is_of_evaluation(name)}
 
 
-_SCORES = re.compile(
-    r"headline(_better)?|tokenizer|by_class|local_.+|(tuned_|global_)*(test|validation)_.+"
-    r"|client_(tests|validations)"
-    r"|(tuned_)?client_(.+_)?(count|examples|mean|weighted|std|worst)(_(un)?seen)?"
+def without_end(row: Row) -> Row:
+    """Returns a row without what it has because the run ended there."""
+    ended = ("stopped", BY_CLASS)
+    scores = {name: Score.read(name) for name in row if name not in ended}
+    return {name: row[name] for name, one in scores.items() if one is None or not one.tuned}
+
+
+def _is_of_evaluation(name: str) -> bool:
+    score = Score.read(name)
+    return name in _OF_EVALUATION if score is None else score.evaluation != "train"
+
+
+_OF_EVALUATION = (
+    *("headline", "headline_better", "tokenizer", "by_class", "client_tests", "client_validations"),
 )
+"""Fields of an evaluation that are no scores."""
 
 
 def number(row: Mapping[str, Any], key: str) -> float | None:
@@ -134,14 +147,16 @@ def has_field(row: Mapping[str, Any], key: str) -> bool:
 
 def is_personal(row: Mapping[str, Any], field: str) -> bool:
     """Returns whether a score is a mean over clients' own models on a common set of examples."""
-    found = re.match("(test|validation)_", field)
-    return found is not None and f"{found[1]}_count" in row
+    score = Score.read(field)
+    if score is None or score.tuned or score.evaluation not in ("test", "validation"):
+        return False
+    return Score(score.evaluation, "count").name in row
 
 
 def _recorded(row: Mapping[str, Any], key: str) -> str:
     """Returns the name under which a row has a field of the global model."""
-    found = re.fullmatch("global_((test|validation)_.+)", key)
-    return found[1] if found and key not in row and not is_personal(row, found[1]) else key
+    own = plain(key)
+    return own if own != key and key not in row and not is_personal(row, own) else key
 
 
 def fields(row: Mapping[str, Any]) -> list[str]:
@@ -169,21 +184,28 @@ def headline_is_lower_better(rows: Sequence[Mapping[str, Any]]) -> bool:
 def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     """Returns whether lower values of a field are better.
 
-    A field of the headline metric, such as ``validation_accuracy``, has its direction. Of the other
-    fields, losses, norms, errors and costs are better if lower.
+    Of a score, such as ``validation_accuracy``, the run has recorded it; less deviation is better.
+    Of the other fields, losses, norms, errors and costs are better if lower.
     """
-    words = re.split(r"[_.]", name)
-    main = headline(rows).split("_")
-    if any(words[i : i + len(main)] == main for i in range(len(words))):
+    score, declared = Score.read(name), next((row[LOWER] for row in rows if LOWER in row), None)
+    if score is not None and score.statistic == "std":
+        return True
+    if score is not None and isinstance(declared, list):
+        return is_lower_better(score.metric, declared)
+    if score is not None and score.metric == headline(rows):
         return headline_is_lower_better(rows)
-    return not _LOWER.isdisjoint(words)
+    return not _LOWER.isdisjoint(re.split(r"[_.]", name))
 
 
+LOWER = "lower_is_better"
+"""The field of row 0 with the metrics of which lower values are better."""
 _LOWER = {
     *("backdoor", "loss", "losses", "contrastive", "perplexity", "lost", "norm"),
     *("error", "errors", "mae", "mse", "rmse"),
     *("bytes", "seconds", "time", "std", "steps"),
 }
+"""Words in the names of costs and errors, which no task declares, and in those of metrics before a
+run has recorded its own."""
 
 
 CLIENT_NAMES = "client_names"
@@ -235,10 +257,8 @@ def _parse(line: bytes) -> Row:
 
 _CLIENTS = ("clients", "dropped", "failed", "late", "partial")
 _TABLES = ("time", "roles", "parameters")
-_NUMBERS = re.compile(
-    r"((global_|tuned_)*(test|validation)|train|bytes|aggregation_error|simulated)_\w+|steps"
-)
-"""Fields that must be numbers; a file edited by hand can contain other values."""
+_NUMBERS = re.compile(r"(bytes|aggregation_error|simulated)_\w+|steps")
+"""Fields beside scores that must be numbers; a file edited by hand can contain other values."""
 
 
 def _fault(key: str, value: Any) -> str | None:
@@ -254,7 +274,12 @@ def _fault(key: str, value: Any) -> str | None:
     if key in ("headline", "headline_better", "tokenizer"):
         good = isinstance(value, str) and re.fullmatch(r"\w{1,60}", value) is not None
         return None if good else "it must be a word"
-    if _NUMBERS.fullmatch(key) and not _is_number(value):
+    if key == LOWER:
+        good = isinstance(value, list) and all(isinstance(metric, str) for metric in value)
+        return None if good else "it must be a list of metrics"
+    score = Score.read(key)
+    numeric = score is not None and (score.evaluation != "local" or bool(score.statistic))
+    if (numeric or _NUMBERS.fullmatch(key)) and not _is_number(value):
         return "it must be a number or null"
     return None
 

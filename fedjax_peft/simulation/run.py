@@ -22,6 +22,7 @@ from fedjax_peft.simulation.client_models import (
     untrained_note,
 )
 from fedjax_peft.simulation.rows import Row, by_class_of, client_names, headline, seen_clients
+from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks import classification
@@ -324,9 +325,9 @@ class Run:
         return self.client_params(client)
 
     def __repr__(self) -> str:
-        judged = headline(self.metrics)
-        last = next((r for r in reversed(self.metrics) if f"test_{judged}" in r), None)
-        value = last[f"test_{judged}"] if last else None
+        field = Score("test", judged := headline(self.metrics)).name
+        last = next((r for r in reversed(self.metrics) if field in r), None)
+        value = last[field] if last else None
         number = "not finite" if value is None else f"{value:.4f}"
         result = f", test {judged} {number}" if last else ""
         return f"Run({self.algorithm.name}: {max(len(self.metrics) - 1, 0)} rounds{result})"

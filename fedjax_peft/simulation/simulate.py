@@ -311,7 +311,8 @@ def _rounds(
     preload = preload_bytes(system.time, model)
     costs = Costs(ledger, system.time, slowness, system.deadline, preload)
     clock = Clock(session, system, costs, given.rounds)
-    start = start_row(model, setup.algorithm, start_seconds(system.time, model))
+    lower = (*setup.task.lower_is_better, *setup.algorithm.lower_is_better, "update_norm")
+    start = start_row(model, setup.algorithm, start_seconds(system.time, model), lower)
     local = None
     if "local" in how.diagnostics:
         local = LocalTest(session, state, given.test, how, phases)
@@ -324,7 +325,7 @@ def _rounds(
         before=local,
         nonfinite=system.nonfinite,
         each="clients" in how.diagnostics,
-        lower=(*setup.task.lower_is_better, *setup.algorithm.lower_is_better, "update_norm"),
+        lower=lower,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from fedjax_peft.contracts.part import part
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, headline, number
+from fedjax_peft.simulation.score_names import usual_scores
 from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError, nearest
 
@@ -33,8 +34,9 @@ def early_stop(
       metric: a field of the rows, such as ``test_loss`` or ``client_accuracy_mean``; by default the
         headline metric on the test set, or else its mean over the clients.
       min_delta: an evaluation improves if it is better by more than this.
-      better: the direction that is better. ``auto`` uses the known direction of the headline
-        metric; of other metrics, losses, norms, errors and costs are better if lower.
+      better: the direction that is better. ``auto`` uses the direction that the task or the
+        algorithm declares for a score; of other fields, norms, errors and costs are better if
+        lower.
 
     Raises:
       InputError: neither a target nor a patience is given, or a number is invalid. The rule itself
@@ -137,7 +139,6 @@ def was_given_up(rows: Sequence[Row]) -> bool:
 
 
 def _default_metric(rows: Sequence[Row]) -> str:
-    name = headline(rows)
+    names = usual_scores(headline(rows))
     known = {key for row in rows for key in row}
-    names = (f"test_{name}", f"client_{name}_mean")
     return next((n for n in names if n in known), names[0])

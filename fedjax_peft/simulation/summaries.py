@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, is_personal, number
+from fedjax_peft.simulation.score_names import Score, of_global
 from fedjax_peft.support.errors import check_known
 
 _COSTS = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_seconds",)}
@@ -63,7 +64,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
           last ``client_tests``.
     """
     metric = headline(rows)
-    field = f"test_{metric}"
+    test = Score("test", metric)
+    field = test.name
     rounds, scores = series(rows, "round", field)
     better = min if headline_is_lower_better(rows) else max
     best = better(range(len(rounds)), key=scores.__getitem__, default=None)
@@ -73,7 +75,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "final_score": scores[-1] if rounds else None,
         "final_round": int(rounds[-1]) if rounds else None,
         "personal_score": _last([row for row in rows if is_personal(row, field)], field),
-        "global_score": _last(rows, f"global_{field}"),
+        "global_score": _last(rows, of_global(field)),
         "best_score": None if best is None else scores[best],
         "best_round": None if best is None else int(rounds[best]),
         **{key: _total(_column(rows, key)) for key in ("bytes_up", "bytes_down")},
@@ -83,10 +85,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "dropped": _count(rows, "dropped"),
         **{key: mean(_column(rows, key)) for key in _MEANS},
         **_privacy(rows),
-        "test_examples": _last(rows, "test_examples"),
-        "test_count": _last(rows, "test_count"),
-        "test_std": _last(rows, f"test_{metric}_std"),
-        "tuned_score": _last(rows, f"tuned_test_{metric}"),
+        "test_examples": _last(rows, Score("test", "examples").name),
+        "test_count": _last(rows, Score("test", "count").name),
+        "test_std": _last(rows, test._replace(statistic="std").name),
+        "tuned_score": _last(rows, test._replace(tuned=True).name),
         **_of_clients(rows, metric),
         "trained": _trained(rows),
     }
@@ -103,16 +105,13 @@ def _privacy(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 def _of_clients(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
     """Returns the figures of the last evaluation of the clients' models."""
-    start = f"client_{metric}_"
-    tested = [row for row in rows if any(key.startswith(start) for key in row)][-1:]
-    fields = {f"client_{kind}": f"client_{metric}_{kind}" for kind in ("std", "worst")}
-    fields |= {f"tuned_client_{k}": f"tuned_client_{metric}_{k}" for k in ("mean", "std")}
-    for group in ("", "_seen", "_unseen"):
-        fields[f"client_count{group}"] = f"client_count{group}"
-        fields |= {
-            f"client_{kind}{group}": f"client_{metric}_{kind}{group}"
-            for kind in ("mean", "weighted")
-        }
+    groups = ("", "seen", "unseen")
+    scores = [Score("client", metric, kind, x) for kind in ("mean", "weighted") for x in groups]
+    scores += [Score("client", metric, kind) for kind in ("std", "worst")]
+    scores += [Score("client", metric, kind, tuned=True) for kind in ("mean", "std")]
+    fields = {one._replace(metric="").name: one.name for one in scores}
+    tested = [row for row in rows if not row.keys().isdisjoint(fields.values())][-1:]
+    fields |= {(name := Score("client", "count", group=x).name): name for x in groups}
     found = {name: _last(tested, field) for name, field in fields.items()}
     return {**found, "client_worst_tenth": _last_worst_tenth(rows, metric)}
 
@@ -228,7 +227,7 @@ def rounds_to(
     Args:
       metric: by default the headline metric on the test set.
     """
-    rounds, values = series(rows, "round", metric or f"test_{headline(rows)}")
+    rounds, values = series(rows, "round", metric or Score("test", headline(rows)).name)
     sign = -1 if headline_is_lower_better(rows) else 1
     enough = sign * target - 1e-6 * max(1.0, abs(target))
     reached = (int(r) for r, v in zip(rounds, values, strict=True) if sign * v >= enough)

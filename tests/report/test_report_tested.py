@@ -9,6 +9,7 @@ from made_runs import write_run, write_sweep
 from shallow import draw_nothing
 
 from fedjax_peft.cli.resuming import note_methods
+from fedjax_peft.report.cells import is_test
 from fedjax_peft.report.comparison import Options, compare
 from fedjax_peft.report.targets import targets
 
@@ -28,6 +29,19 @@ def rows(name, noise=0.0):
     if name == "ditto":
         scores |= {"global_test_accuracy": 0.55 + noise, "global_test_examples": 100}
     return [{"round": 0}, {"round": 1, **scores}]
+
+
+@pytest.mark.parametrize(
+    ("metric", "on_test"),
+    [
+        *((name, True) for name in ("test_f1", "global_test_f1", "tuned_client_f1_mean")),
+        ("local_accuracy_mean", True),  # on the test set, before the aggregation
+        *((name, False) for name in ("validation_f1", "client_validation_f1_mean", "train_loss")),
+        *((name, False) for name in ("client_steps", "time.train_s", "per_client.loss")),
+    ],
+)
+def test_what_is_measured_on_test_data(metric, on_test):
+    assert is_test(metric) == on_test
 
 
 def study(folder, *names):

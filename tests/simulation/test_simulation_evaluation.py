@@ -10,8 +10,9 @@ from internals import Task, host_rng, seen_clients
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, early_stop, tasks
-from fedjax_peft.simulation.evaluation import evaluations, is_lower_better, worst
+from fedjax_peft.simulation.evaluation import evaluations
 from fedjax_peft.simulation.rows import headline_is_lower_better
+from fedjax_peft.simulation.score_names import is_lower_better, worst
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +102,7 @@ def test_the_worst_client_of_a_metric_of_the_user():
         assert row[f"{prefix}_loss_worst"] == max(values["loss"])
     assert (row["headline"], row["headline_better"]) == ("errors", "lower")
     assert headline_is_lower_better(result.metrics)
+    assert {"loss", "errors"} < {*result.metrics[0]["lower_is_better"]}
 
 
 def test_clients_that_never_trained_have_separate_scores(personal):

@@ -9,7 +9,15 @@ import pytest
 from internals import RunRecord, append_metrics, read_metrics, summary
 from refusals import refused
 
-from fedjax_peft.simulation.rows import has_ended, without_scores, write_metrics
+from fedjax_peft.simulation.rows import (
+    LOWER,
+    field_is_lower_better,
+    has_ended,
+    without_end,
+    without_scores,
+    write_metrics,
+)
+from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.summaries import rounds_to, series
 
 ROWS = [
@@ -85,6 +93,8 @@ def test_a_damaged_earlier_line_is_named(tmp_path, line):
         ('"headline": "a/b"', "'headline' is 'a/b'"),
         ('"headline": ["x"]', "'headline'"),
         ('"headline_better": 1', "'headline_better'"),
+        ('"lower_is_better": "loss"', "'lower_is_better'"),
+        ('"client_accuracy_mean": "much"', "'client_accuracy_mean'"),
         ('"time": [1]', "'time'"),
         ('"roles": {"shared": "x"}', "'roles'"),
         ('"test_accuracy": "high"', "'test_accuracy' is 'high'"),
@@ -144,6 +154,66 @@ def test_scores_are_the_fields_of_evaluations():
     others = {"round", "clients", "client_steps", "train_loss", "per_client", "bytes_up", "stopped"}
     others |= {"client_clusters"}  # of HiLoRA's server
     assert without_scores(dict.fromkeys(scores | others)).keys() == others
+    ended = {"tuned_client_loss_mean", "tuned_test_loss", "stopped"}
+    assert without_end(dict.fromkeys(scores | others)).keys() == (scores | others) - ended
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        ("test_accuracy", Score("test", "accuracy")),
+        ("global_test_loss_global", Score("global_test", "loss_global")),
+        ("validation_f1_std", Score("validation", "f1", "std")),
+        ("test_backdoor_success_seen", Score("test", "backdoor_success", group="seen")),
+        ("client_exact_match_mean_unseen", Score("client", "exact_match", "mean", "unseen")),
+        ("client_validation_loss_worst", Score("client_validation", "loss", "worst")),
+        ("client_count_seen", Score("client", "count", group="seen")),
+        ("tuned_client_loss_weighted", Score("client", "loss", "weighted", tuned=True)),
+        ("tuned_test_accuracy", Score("test", "accuracy", tuned=True)),
+        ("train_update_norm_worst", Score("train", "update_norm", "worst")),
+        ("local_accuracy", Score("local", "accuracy")),
+        *((name, None) for name in ("round", "client_steps", "client_tests", "time.train_s")),
+        *((name, None) for name in ("client_clusters", "tests", "tuned_", "global_accuracy", "")),
+    ],
+)
+def test_the_name_of_a_score_is_composed_and_read(name, score):
+    assert Score.read(name) == score
+    assert score is None or score.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "lower"),
+    [
+        ("test_distance", True),
+        ("client_validation_distance_mean_seen", True),
+        ("test_distance_to_mean", True),  # a second measurement
+        ("train_loss_global", True),
+        ("test_time_saved", False),  # of a score, only what is declared counts
+        ("test_accuracy", False),
+        ("client_accuracy_std", True),
+        ("test_examples", False),
+        ("bytes_up", True),
+        ("time.train_s", True),
+        ("spectrum_kept", False),
+    ],
+)
+def test_the_direction_of_a_score_is_recorded(name, lower):
+    rows = [{"round": 0, LOWER: ["loss", "distance"]}, {"round": 1, "headline": "accuracy"}]
+    assert field_is_lower_better(rows, name) == lower
+
+
+@pytest.mark.parametrize(
+    ("name", "lower"),
+    [
+        ("test_perplexity_std", True),
+        ("client_loss_mean", True),
+        ("validation_f1", False),
+        ("test_depth", True),
+    ],
+)
+def test_rows_without_directions_have_that_of_the_headline(name, lower):
+    rows = [{"round": 0, "headline": "depth", "headline_better": "lower"}]
+    assert field_is_lower_better(rows, name) == lower
 
 
 def test_costs_accumulate_over_rounds_that_were_not_evaluated():

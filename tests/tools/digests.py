@@ -5,8 +5,8 @@
     python tests/tools/digests.py OLD NEW TEXT  compares those of two checkouts' scripts
 
 A digest covers the state after the last round (server, clients, transforms, aggregator) and the
-rows of metrics without the wall time. Bits are comparable on one machine only, with the same
-versions of JAX. Each checkout has its own script, for its own interface; the names stay the same.
+rows of metrics without the wall time and the directions of metrics. Bits are comparable on one
+machine only, with the same versions of JAX. Each checkout has its own script, for its own interface; the names stay the same.
 """
 
 import hashlib
@@ -211,7 +211,8 @@ def digest(states: list[Any], rows: list[dict[str, Any]]) -> str:
     total = hashlib.sha256()
     for x in (x for state in states for x in arrays(state)):
         total.update(f"{x.dtype}{x.shape}".encode() + x.tobytes())
-    clean = [{name: x for name, x in row.items() if name != "time"} for row in rows]
+    apart = ("time", "lower_is_better")
+    clean = [{name: x for name, x in row.items() if name not in apart} for row in rows]
     total.update(json.dumps(clean, sort_keys=True, default=str).encode())
     return total.hexdigest()
 

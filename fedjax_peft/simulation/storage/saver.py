@@ -11,7 +11,7 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.interrupts import Request, end
 from fedjax_peft.simulation.moment import Moment
 from fedjax_peft.simulation.progress import Phases
-from fedjax_peft.simulation.rows import BY_CLASS, Row, without_scores
+from fedjax_peft.simulation.rows import Row, without_end, without_scores
 from fedjax_peft.simulation.run import learned_leaves
 from fedjax_peft.simulation.storage.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.storage.client_checkpoints import ClientCheckpoints, index_template
@@ -97,8 +97,6 @@ def going_on(rows: Sequence[Row], every: int) -> list[Row]:
     found = []
     for row in rows:
         if row is rows[-1] or "stopped" in row:
-            row = row if row["round"] % every == 0 else without_scores(row)
-            ended = ("stopped", BY_CLASS, *(name for name in row if name.startswith("tuned_")))
-            row = {name: row[name] for name in row if name not in ended}
+            row = without_end(row if row["round"] % every == 0 else without_scores(row))
         found.append(row)
     return found

@@ -8,16 +8,13 @@ from typing import Any, Protocol, TypeVar
 
 from fedjax_peft.contracts.part import Call, tagged
 from fedjax_peft.simulation.rows import Row, number
+from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import install
 from fedjax_peft.support.secrets import HIDDEN
 
 _Made = TypeVar("_Made")
 
-_PREFIXES = (
-    *("global_test", "test", "client_validation", "client"),
-    *("global_validation", "validation", "train"),
-)
 _MACHINE = ("steps", "lanes", "slot_utilisation", "padded_utilisation", "padding_share")
 _GROUPS = {
     **dict.fromkeys(("bytes_up", "bytes_down"), "comm"),
@@ -134,7 +131,7 @@ def tag(field: str) -> str:
     Fields in no other group, which mostly describe the update, are in the group ``update``, such
     as ``update/update_norm`` and ``update/aggregation_error``.
     """
-    for prefix in _PREFIXES:
-        if field.startswith(f"{prefix}_"):
-            return f"{prefix}/{field.removeprefix(f'{prefix}_')}"
+    score = Score.read(field)
+    if score is not None and not score.tuned and score.evaluation != "local":
+        return f"{score.evaluation}/{score._replace(evaluation='').name}"
     return f"{_GROUPS.get(field, 'update')}/{field}"
