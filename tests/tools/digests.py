@@ -6,7 +6,8 @@
 
 A digest covers the state after the last round (server, clients, transforms, aggregator) and the
 rows of metrics without the wall time and the directions of metrics. Bits are comparable on one
-machine only, with the same versions of JAX. Each checkout has its own script, for its own interface; the names stay the same.
+machine only, with the same versions of JAX. Each checkout has its own script, for its own
+interface; the names stay the same.
 """
 
 import hashlib
