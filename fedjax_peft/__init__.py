@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from fedjax_peft.support.version import __version__ as __version__
 
 _PLACES = {
     "": (
@@ -14,18 +14,14 @@ _PLACES = {
     "contracts.part": ("call_of", "part"),
     "config.loading": ("load_run",),
     "data": ("heterogeneity", "partition"),
-    "data.clients": ("load_clients",),
     "data.combine": ("combine",),
     "data.dataset": ("Clients", "Dataset"),
-    "data.sources": ("load_dataset",),
     "engine": ("differentiable",),
     "engine.devices": ("distributed",),
     "engine.state": ("RoundInfo", "State"),
     "models": ("heads",),
     "models.base": ("Model", "bind"),
-    "models.generation": ("generate",),
     "models.hub": ("load_model", "load_tokenizer"),
-    "models.inference": ("embed",),
     "models.registry": ("random_model",),
     "numerics": ("optimizers", "schedules", "tree"),
     "peft.base": ("attach", "count", "merge", "quantize"),
@@ -41,6 +37,10 @@ _PLACES = {
     "simulation.stopping": ("early_stop",),
     "simulation.time_model": ("TimeModel",),
     "support.errors": ("InputError",),
+    "tasks.clients": ("load_clients",),
+    "tasks.generation": ("generate",),
+    "tasks.inference": ("embed",),
+    "tasks.sources": ("load_dataset",),
 }
 """Module -> its names in the public API, some of which are modules too. They are imported at first
 use, so that the import of the package is fast."""
@@ -125,18 +125,14 @@ if TYPE_CHECKING:
     from fedjax_peft.config.loading import load_run
     from fedjax_peft.contracts.part import call_of, part
     from fedjax_peft.data import heterogeneity, partition
-    from fedjax_peft.data.clients import load_clients
     from fedjax_peft.data.combine import combine
     from fedjax_peft.data.dataset import Clients, Dataset
-    from fedjax_peft.data.sources import load_dataset
     from fedjax_peft.engine import differentiable
     from fedjax_peft.engine.devices import distributed
     from fedjax_peft.engine.state import RoundInfo, State
     from fedjax_peft.models import heads
     from fedjax_peft.models.base import Model, bind
-    from fedjax_peft.models.generation import generate
     from fedjax_peft.models.hub import load_model, load_tokenizer
-    from fedjax_peft.models.inference import embed
     from fedjax_peft.models.registry import random_model
     from fedjax_peft.numerics import optimizers, schedules, tree
     from fedjax_peft.peft.base import attach, count, merge, quantize
@@ -151,6 +147,10 @@ if TYPE_CHECKING:
     from fedjax_peft.simulation.stopping import early_stop
     from fedjax_peft.simulation.time_model import TimeModel
     from fedjax_peft.support.errors import InputError
+    from fedjax_peft.tasks.clients import load_clients
+    from fedjax_peft.tasks.generation import generate
+    from fedjax_peft.tasks.inference import embed
+    from fedjax_peft.tasks.sources import load_dataset
 
 
 def __getattr__(name: str) -> Any:

@@ -117,7 +117,7 @@ def loaded(names):
     return [n for n in names.split() if n in sys.modules]
 import fedjax_peft
 package = loaded("jax flax optax transformers datasets matplotlib orbax pydantic rich torch")
-import fedjax_peft.data.sources
+import fedjax_peft.tasks.sources
 reading = loaded("optax flax transformers datasets sklearn seqeval")
 import fedjax_peft.engine.program, fedjax_peft.engine.schedule, fedjax_peft.algorithms
 engine = loaded("flax transformers datasets matplotlib orbax pydantic rich torch")

@@ -22,7 +22,7 @@ from typing import Any
 from fedjax_peft.data.catalog import DATASETS, Source
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
+from fedjax_peft.tasks.sources import load_tables
 
 LIST = Path(__file__).with_name("hub.json")
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "data.md"

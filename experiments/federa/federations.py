@@ -14,7 +14,7 @@ from fedjax_peft.data.encode import encoder_of
 from fedjax_peft.data.encoders.tags import tag_set, type_set
 from fedjax_peft.data.iob import sentences
 from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
+from fedjax_peft.tasks.sources import load_tables
 
 __all__ = ["Corpus", "TaggedSentence", "distances", "read", "tagged_sentences"]
 
@@ -75,7 +75,7 @@ def read(name: str, data: str | None = None) -> Corpus:
     entry, tables = load_tables(name, Reading(source=source_of(name, data)))
     by = (entry.settings.partition or {}).get("by")
     if by == "cluster":
-        texts = encoder_of(entry.find_task()).texts(tables["train"])
+        texts = encoder_of(entry.task).texts(tables["train"])
         clusters = kmeans(texts, min(CLUSTERS, len(texts)))
         found = {"train": [str(cluster) for cluster in clusters], "test": []}
     else:

@@ -22,7 +22,7 @@ from printed import FEDERATIONS, METHODS, PAPER, TARGETS, Federation, Target, ba
 from stages import seconds_of_round, start_of, table8, table9
 
 from fedjax_peft import InputError, heterogeneity
-from fedjax_peft.data.sources import DATASETS
+from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.report.study import Cell, Choice, Study, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.simulation.summaries import series

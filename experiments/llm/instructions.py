@@ -26,8 +26,8 @@ import numpy as np
 import fedjax_peft as fp
 from fedjax_peft.data.instructions import as_instructions
 from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
 from fedjax_peft.data.table import Table, label_names
+from fedjax_peft.tasks.sources import load_tables
 
 WORDS = 30
 """How many words of a text are kept."""

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 import fedjax_peft as fp
 from fedjax_peft.data.reading import Reading
-from fedjax_peft.data.sources import load_tables
+from fedjax_peft.tasks.sources import load_tables
 
 TEXTS = {
     "20newsgroups": ("text",),

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import jax
 
-from fedjax_peft import __version__
 from fedjax_peft.simulation.planning import product_rates
 from fedjax_peft.simulation.storage.record import environment
 from fedjax_peft.support import assets, libraries
 from fedjax_peft.support.display import printable
 from fedjax_peft.support.memory import available, gigabytes
+from fedjax_peft.support.version import __version__
 
 _DISK = 2e9
 """Bytes below which a disk is small: a model and its checkpoints."""

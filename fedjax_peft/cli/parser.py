@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedjax_peft import __version__
 from fedjax_peft.support import display
+from fedjax_peft.support.version import __version__
 
 WITHOUT_JAX = ("init", "listing", "reproduce")
 """Modules of commands that do without JAX."""

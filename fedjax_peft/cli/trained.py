@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fedjax_peft.config import loading
 from fedjax_peft.config.loading import TrainedModels
-from fedjax_peft.models import inference
 from fedjax_peft.peft.io import export as exporting
 from fedjax_peft.peft.io.describe import describe
 from fedjax_peft.report import hub
@@ -19,7 +18,7 @@ from fedjax_peft.simulation.summaries import personal_privacy_note
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import check_output, replace_file
-from fedjax_peft.tasks import Task
+from fedjax_peft.tasks import Task, inference
 
 
 def export(options: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from fedjax_peft.config.keys import CHAINED, Config, MethodKeys, function_of
 from fedjax_peft.config.schema import OF_THE_RUN, fields_of, parts_in
 from fedjax_peft.contracts import Privacy
 from fedjax_peft.contracts.part import OWN, made, unrecorded
-from fedjax_peft.data import sources
+from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.encode import with_options
 from fedjax_peft.data.vocabulary import word_tokenizer
 from fedjax_peft.models import heads, hub, registry
@@ -60,9 +60,9 @@ def build_model(config: Config, labels: Sequence[str], vocabulary: Sequence[str]
 
 def tokenizer_of(config: Config) -> Any:
     """Returns the tokenizer for a config's data; None if none is needed or known."""
-    entry = sources.DATASETS.get(str(config["data"].get("name")))
+    entry = DATASETS.get(str(config["data"].get("name")))
     name = config["data"].get("tokenizer")
-    task = named_task(config) or (None if entry is None else entry.find_task())
+    task = named_task(config) or (None if entry is None else tasks.as_task(entry.task))
     if task is not None and task.encoder is not None and not task.encoder.needs_tokenizer:
         return None
     if name is not None:

@@ -11,10 +11,10 @@ from typing import Any
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import memory
 from fedjax_peft.config.parts import fingerprint
-from fedjax_peft.data.sources import check_header
 from fedjax_peft.simulation import checks
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.support import plugins
+from fedjax_peft.tasks.sources import check_header
 
 _COUNTS = ("rounds", "clients_per_round", "batch_size")
 

@@ -8,8 +8,10 @@ from fedjax_peft import tasks
 from fedjax_peft.config.building import call, named_task, seeded, tokenizer_of
 from fedjax_peft.config.keys import SCHEDULES, Config, DataKeys, function_of
 from fedjax_peft.config.schema import checked_values, fields_of
-from fedjax_peft.data import Clients, Dataset, partition, sources
+from fedjax_peft.data import Clients, Dataset, partition
+from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.tasks.sources import load_dataset
 
 
 def load_data(config: Config) -> dict[str, Dataset]:
@@ -25,7 +27,7 @@ def load_data(config: Config) -> dict[str, Dataset]:
         raise InputError("With a [task] table, set metric there and not at the top level.")
     options = {k: v for k, v in config["data"].items() if k not in DataKeys._fields}
     tokenizer = tokenizer_of(config)
-    data = seeded(sources.load_dataset, config, options, tokenizer=tokenizer, task=task)
+    data = seeded(load_dataset, config, options, tokenizer=tokenizer, task=task)
     for key in ("client_validation", "global_validation"):
         if config["evaluation"][key] and "validation" not in data:
             raise InputError(
@@ -104,7 +106,7 @@ def _kind_of_validation(config: Config, data: Mapping[str, Dataset]) -> str | No
     if share is not None:
         kinds.append(f"{100 * share:g} % of train")
     elif "validation" in data:
-        entry = sources.DATASETS.get(config["data"]["name"])
+        entry = DATASETS.get(config["data"]["name"])
         rule = config["data"]["split"] or "6:2:2"
         kinds.append(f"a part of the split {rule}" if entry and entry.parts else "official")
     if holdout is not None:

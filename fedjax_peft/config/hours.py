@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import sweeps
 from fedjax_peft.config.federation import evaluation_data
-from fedjax_peft.data.sources import DATASETS
+from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.engine.plan import steps_of
 from fedjax_peft.support.errors import InputError
 

@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 from fedjax_peft.config.schema import fields_of
 from fedjax_peft.contracts.part import Call
-from fedjax_peft.data import sources
 from fedjax_peft.models import hub
 from fedjax_peft.simulation.records import RECORDS
 from fedjax_peft.simulation.simulate import simulate
@@ -20,6 +19,7 @@ from fedjax_peft.simulation.time_model import TimeModel
 from fedjax_peft.support import plugins
 from fedjax_peft.support.errors import InputError, check_known, nearest
 from fedjax_peft.support.rooms import TABLES
+from fedjax_peft.tasks.sources import load_dataset
 
 Config = dict[str, Any]
 
@@ -44,7 +44,7 @@ OPTIONAL = (
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "model": hub.load_model,
-    "data": sources.load_dataset,
+    "data": load_dataset,
     "time": TimeModel.preset,
     "stop": early_stop,
     **RECORDS,

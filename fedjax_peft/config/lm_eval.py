@@ -23,10 +23,10 @@ from fedjax_peft.data.text import clean
 from fedjax_peft.data.tokens import beginning, whole
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.decoding import check_sampling
-from fedjax_peft.models.generation import complete, end_tokens, likelihoods, text_start
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.libraries import install
 from fedjax_peft.tasks.completions import decoded
+from fedjax_peft.tasks.generation import complete, end_tokens, likelihoods, text_start
 
 __all__ = ["of_model", "of_run"]
 

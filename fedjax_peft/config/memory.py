@@ -8,7 +8,7 @@ import jax
 from fedjax_peft.config import config as configs
 from fedjax_peft.config.building import NOISE
 from fedjax_peft.contracts import Algorithm, Federation, Platform
-from fedjax_peft.data.sources import DATASETS
+from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.models import heads
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import read_config
@@ -26,7 +26,7 @@ from fedjax_peft.simulation.planning.memory_plan import MemoryPlan, example_batc
 from fedjax_peft.simulation.planning.step_cost import count_flops, step_flops, traced_live
 from fedjax_peft.support.accelerators import Device
 from fedjax_peft.support.memory import in_bytes
-from fedjax_peft.tasks import Task
+from fedjax_peft.tasks import Task, as_task
 
 _LENGTH = 128
 """Tokens of an example where neither the config nor the data set says."""
@@ -194,7 +194,7 @@ def _task(config: dict[str, Any]) -> Task:
     """Returns the task of a config, or else that of its data set."""
     entry = DATASETS.get(config["data"]["name"])
     named = config["task"] or config["model"]["head"] or entry is None
-    return configs.task_of(config) if named or entry is None else entry.find_task()
+    return configs.task_of(config) if named or entry is None else as_task(entry.task)
 
 
 def _length(config: Mapping[str, Any], longest: int) -> int:

@@ -23,7 +23,7 @@ def name_of(factory: Callable[..., Any]) -> str:
     """Returns the name of a factory, by which :func:`factory_of` finds it in another process."""
     module = factory.__module__ or "__main__"  # of code that exec runs
     rooms = [room for room, home in LIBRARY.items() if f"{module}.".startswith(f"{home}.")]
-    if rooms and not module.endswith(".base"):
+    if rooms and not module.endswith(_NO_PARTS):
         return f"{rooms[0]}.{factory.__name__}"
     if module.startswith(f"{_PACKAGE}.") and _is_public(factory.__qualname__):
         return factory.__qualname__
@@ -72,6 +72,8 @@ def _of_library(name: str, at: str) -> Any:
 
 
 _PACKAGE = "fedjax_peft"
+_NO_PARTS = (".base", ".sources")
+"""Modules in rooms of parts whose functions have names of their own in ``fp``."""
 
 
 def _is_public(name: str) -> bool:

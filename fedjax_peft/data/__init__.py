@@ -1,7 +1,6 @@
-"""Federated data sets: columns, encoders, tokenisation and partition among clients.
+"""Federated data sets: the catalogue, columns, encoders, tokenisation, partition among clients.
 
-``load_dataset`` and the catalogue are in :mod:`fedjax_peft.data.sources` and
-:mod:`fedjax_peft.data.catalog`: they import the tasks, which import the encoders from here. The
+``load_dataset`` is in :mod:`fedjax_peft.tasks.sources`, because it finds the task of the data. The
 names are imported at first use, because the catalogue is read without JAX.
 """
 

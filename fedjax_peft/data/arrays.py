@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encode import encode, encoder_of, with_options
+from fedjax_peft.data.encode import Kind, encode, encoder_of, with_options
+from fedjax_peft.data.encoders.base import Encoded
 from fedjax_peft.data.instructions import as_instructions, encode_instructions
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.vocabulary import count_words
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.tasks.base import Task
 
 
 class Encoding(NamedTuple):
@@ -22,13 +22,13 @@ class Encoding(NamedTuple):
     tokenizer: Any
     max_length: int
     seed: int
-    requests: Task | None
+    requests: Encoded | None
     """The task for which rows become instructions; None: they do not."""
 
 
 def take_rows(
     name: str,
-    task: Task,
+    task: Encoded,
     tables: Mapping[str, Table],
     names: Sequence[str],
     rows: Mapping[str, Sequence[int]],
@@ -45,7 +45,7 @@ def take_rows(
     }
 
 
-def split_options(name: str, task: Task, given: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:
+def split_options(name: str, task: Kind, given: Mapping[str, Any]) -> tuple[Kind, dict[str, Any]]:
     """Returns the task, and the options that its encoder gets in every call.
 
     The template becomes part of the task: generation reads prompts by the same one.
@@ -59,7 +59,7 @@ def split_options(name: str, task: Task, given: Mapping[str, Any]) -> tuple[Task
 
 
 def make_vocabulary(
-    name: str, task: Task, rows: Table, size: int, tokenizer: Any
+    name: str, task: Encoded, rows: Table, size: int, tokenizer: Any
 ) -> tuple[str, ...]:
     """Returns the vocabulary of the training texts."""
     encoder = encoder_of(task)
@@ -72,7 +72,7 @@ def make_vocabulary(
 
 def encode_rows(
     name: str,
-    task: Task,
+    task: Encoded,
     table: Table,
     names: Sequence[str],
     how: Encoding,
@@ -88,7 +88,7 @@ def encode_rows(
     return table, replace(data, tokenizer=tokenizer if encoder_of(task).needs_tokenizer else None)
 
 
-def add_clusters(data: Dataset, table: Table, task: Task, clusters: int, seed: int) -> Dataset:
+def add_clusters(data: Dataset, table: Table, task: Encoded, clusters: int, seed: int) -> Dataset:
     """Returns a data set with the key ``cluster``."""
     from fedjax_peft.data.cluster import kmeans
 

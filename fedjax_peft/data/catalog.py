@@ -1,12 +1,12 @@
 """The named data sets: sources, columns, tasks, and the settings of papers.
 
-A data set is one entry; :mod:`fedjax_peft.data.sources` reads it. The catalogue
-is data: it imports neither JAX nor the tasks.
+A data set is one entry; :mod:`fedjax_peft.tasks.sources` reads it. The catalogue
+is data: it does not import JAX.
 """
 
 from collections.abc import Callable, Mapping
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_peft.data import papers
 from fedjax_peft.data.formats.client_lists import read_client_lists
@@ -21,9 +21,6 @@ from fedjax_peft.data.formats.squad import read_mrqa, read_squad
 from fedjax_peft.data.papers import Settings
 from fedjax_peft.data.table import Table
 
-if TYPE_CHECKING:
-    from fedjax_peft.tasks.base import Task
-
 Reader = Callable[..., dict[str, Table] | None]
 """folder -> tables by split (``train``, ``validation``, ``test``; ``all``: to be split), or None if
 the folder is in another format. ``users``, ``user_examples`` and ``seed`` of ``load_dataset`` reach
@@ -34,8 +31,9 @@ class Source(NamedTuple):
     """Where a data set comes from."""
 
     description: str
-    task: "Task | str" = "classification"
-    """What is learned from it, and how its rows become arrays, or the task's name."""
+    task: Any = "classification"
+    """The name of the task that is learned from it. Where rows are read, the task itself, whose
+    encoder makes arrays of them (:class:`fedjax_peft.data.encoders.base.Encoded`)."""
     hub: str | None = None
     """Name on the Hugging Face hub; None: it is not there."""
     config: str | None = None
@@ -71,12 +69,6 @@ class Source(NamedTuple):
     users: int | None = None
     """Users, if they have equal numbers of training examples and their number is known."""
     settings: Settings = Settings()
-
-    def find_task(self) -> "Task":
-        """Returns the task."""
-        from fedjax_peft import tasks  # imports JAX
-
-        return tasks.as_task(self.task)
 
 
 def _glue(config: str, description: str, labels: str, columns: Mapping[str, str]) -> Source:

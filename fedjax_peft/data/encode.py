@@ -3,23 +3,23 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from fedjax_peft.data.dataset import Dataset
-from fedjax_peft.data.encoders.base import Encoder
+from fedjax_peft.data.encoders.base import Encoded, Encoder
 from fedjax_peft.data.table import Table, brief, require
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.tasks.base import Task
 
+Kind = TypeVar("Kind", bound=Encoded)
 _KEYS = ("client", "source")
 """Columns that only a partition reads. A value in them that cannot be a key is an error."""
 _LONG = 256
 """Characters. A column with a longer text is content and not a key."""
 
 
-def encoder_of(task: Task) -> Encoder:
+def encoder_of(task: Encoded) -> Encoder:
     """Returns the encoder of a task.
 
     Raises:
@@ -33,14 +33,15 @@ def encoder_of(task: Task) -> Encoder:
     return task.encoder
 
 
-def with_options(task: Task, **options: Any) -> Task:
+def with_options(task: Kind, **options: Any) -> Kind:
     """Returns a task whose encoder has these options, so that it reads further rows alike."""
     if not options:
         return task
     encoder = encoder_of(task)
     function: Any = encoder.encode
     bound = _bound(function, tuple(sorted(options.items())))
-    return task._replace(encoder=encoder._replace(encode=bound))
+    changed: Any = task
+    return cast(Kind, changed._replace(encoder=encoder._replace(encode=bound)))
 
 
 @functools.cache  # equal tasks stay equal, so that their programs are found again
@@ -49,7 +50,7 @@ def _bound(function: Any, options: tuple[tuple[str, Any], ...]) -> Any:
 
 
 def encode(
-    task: Task,
+    task: Encoded,
     table: Table,
     names: Sequence[str],
     tokenizer: Any,

@@ -14,13 +14,13 @@ import numpy as np
 from fedjax_peft.data.conversations import two_turns
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encode import encode
+from fedjax_peft.data.encoders.base import Encoded
 from fedjax_peft.data.encoders.conversations import with_rows
 from fedjax_peft.data.table import Table
 from fedjax_peft.data.text import clean
 from fedjax_peft.data.tokens import padding_token, whole
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.tasks.base import Task
 
 
 class Form(NamedTuple):
@@ -190,7 +190,7 @@ def as_instructions(
 
 
 def encode_instructions(
-    task: Task, table: Table, tokenizer: Any, *, max_length: int, name: str
+    task: Encoded, table: Table, tokenizer: Any, *, max_length: int, name: str
 ) -> tuple[Table, Dataset]:
     """Returns rows as conversations and as tokens, each with its whole answer if there is room.
 

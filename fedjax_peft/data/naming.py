@@ -92,7 +92,7 @@ def prepare(table: Table, entry: Source, **options: Any) -> Table:
     Raises:
       InputError: the encoder does not have an option, or a row cannot be used.
     """
-    encoder = encoder_of(entry.find_task())
+    encoder = encoder_of(entry.task)
     # All values at once: one by one is a hundred times slower from a table of ``datasets``.
     columns = {name: list(values[:]) for name, values in table.columns.items()}
     column = encoder.label_column

@@ -4,10 +4,11 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fedjax_peft.data.catalog import DATASETS, OWN, Source
 from fedjax_peft.data.encode import encoder_of
+from fedjax_peft.data.encoders.base import Encoded
 from fedjax_peft.data.formats import tabular
 from fedjax_peft.data.standin import tiny_tables
 from fedjax_peft.data.table import Table
@@ -16,7 +17,6 @@ from fedjax_peft.support.errors import InputError, MissingPath, nearest
 
 if TYPE_CHECKING:
     from fedjax_peft.data.conversations import Turns
-    from fedjax_peft.tasks.base import Task
 
 _KNOWN = ("auto", "hub", "tiny")
 _VALIDATION = ("validation", "valid", "val", "dev")
@@ -33,7 +33,7 @@ class Reading(NamedTuple):
     csv: Mapping[str, str | bool] | None = None
     test_share: float | None = None
     validation_share: float | None = None
-    task: "Task | str | None" = None
+    task: Any = None
     users: int | None = None
     user_examples: int | None = None
     label_names: Sequence[str] | None = None
@@ -71,8 +71,11 @@ def entry_of(name: str, source: str) -> Source:
     return OWN
 
 
-def read_tables(name: str, entry: Source, how: Reading) -> dict[str, Table]:
+def read_tables(name: str, entry: Source, how: Reading, own: Encoded) -> dict[str, Table]:
     """Returns the raw tables: ``train``, ``test`` and perhaps ``validation``; or ``all``.
+
+    Args:
+      own: the task of the named data set, also if it is read for another one.
 
     Raises:
       InputError: the data cannot be reached, or a file cannot be read.
@@ -80,7 +83,7 @@ def read_tables(name: str, entry: Source, how: Reading) -> dict[str, Table]:
     if how.given is not None:
         return _chosen(name, how.given, entry, how.test_share)
     if how.source == "tiny":
-        return tiny_tables(DATASETS[name], how.seed)  # rows for its own task, also with another one
+        return tiny_tables(DATASETS[name]._replace(task=own), how.seed)
     if name not in DATASETS:
         path = Path(name)
         if path.is_dir():
@@ -158,7 +161,7 @@ def _read_hub(name: str, entry: Source) -> dict[str, Table]:
         raise InputError(f"The data set {name!r} is not on the Hugging Face hub. {advice}")
     parts = {"all": "train"} if entry.test is None else {"train": "train", "test": entry.test}
     parts |= {} if entry.validation is None else {"validation": entry.validation}
-    wanted = {*entry.columns, *encoder_of(entry.find_task()).columns, *entry.keys}
+    wanted = {*entry.columns, *encoder_of(entry.task).columns, *entry.keys}
     tables = {}
     for part, there in parts.items():
         try:

@@ -24,15 +24,15 @@ def tiny_tables(entry: Source, seed: int) -> dict[str, Table]:
     keys and the size of images are the entry's; every class is in every split.
 
     Args:
+      entry: the data set, with its own task.
       seed: the seed of the rows. What a model can learn from them does not depend on it.
 
     Raises:
       InputError: the encoder of the entry's task makes no stand-ins.
     """
-    task = entry.find_task()
-    encoder = encoder_of(task)
+    encoder = encoder_of(entry.task)
     if encoder.stand_in is None:
-        raise InputError(f"The task {task.name!r} has no stand-in data: leave out source.")
+        raise InputError(f"The task {entry.task.name!r} has no stand-in data: leave out source.")
     names = entry.label_names or (_CLASSES if encoder.label_column == "label" else ())
     least = {"train": 120, "validation": 40, "test": 40}
     tables = {}

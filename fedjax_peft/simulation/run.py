@@ -30,7 +30,7 @@ from fedjax_peft.tasks.base import Task as BuiltTask
 from fedjax_peft.tasks.by_class import ByClass
 
 if TYPE_CHECKING:
-    from fedjax_peft.models.inference import Output
+    from fedjax_peft.tasks.inference import Output
 
 
 def _not_kept() -> None:
@@ -211,7 +211,7 @@ class Run:
             asks for them; the client does not exist; or ``client`` is missing although some leaves
             are private, or is given although the clients keep no state.
         """
-        from fedjax_peft.models.inference import predict
+        from fedjax_peft.tasks.inference import predict
 
         how: dict[str, Any] = {"output": output, **self._length()}
         return predict(self.trained, self._params_of(client), texts, pairs, **how)
@@ -237,7 +237,7 @@ class Run:
         """
         if data is None:
             return self._recorded_by_class(client)
-        from fedjax_peft.models.inference import scores_by_class
+        from fedjax_peft.tasks.inference import scores_by_class
 
         model = self.trained
         task = self.task if isinstance(self.task, BuiltTask) else classification()
@@ -278,7 +278,7 @@ class Run:
           InputError: the model has no tokenizer or is no language model; a setting is impossible;
             or ``client`` does not fit (see :meth:`predict`).
         """
-        from fedjax_peft.models.generation import generate
+        from fedjax_peft.tasks.generation import generate
 
         task = self.task if isinstance(self.task, BuiltTask) else None
         of_run: dict[str, Any] = {"task": task, "max_length": self.max_length}

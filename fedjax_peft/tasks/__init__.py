@@ -1,7 +1,9 @@
 """Tasks: encoder, loss, metrics, score, head and inputs. One file for each task.
 
 Each function in ``__all__`` returns a :class:`Task`. The other functions look a task up by its
-name, by the columns of a table, or by the head of a model.
+name, by the columns of a table, or by the head of a model. What needs a task is here too: reading
+its data (``sources``, ``clients``), and what a trained model answers (``inference``,
+``generation``).
 """
 
 import inspect

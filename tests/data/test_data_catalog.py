@@ -55,9 +55,10 @@ def test_entries_are_complete(name):
     assert "\n" not in entry.description
     assert entry.parts or entry.download
     assert set(entry.parts) <= DATASETS.keys()
-    assert entry.find_task() == tasks.find(entry.find_task().name)()
-    assert set(entry.columns.values()) <= {*entry.find_task().encoder.columns, *entry.keys}
-    assert bool(entry.shape) == (entry.find_task().name == "image_classification")
+    task = tasks.find(entry.task)()
+    assert task.name == entry.task
+    assert set(entry.columns.values()) <= {*task.encoder.columns, *entry.keys}
+    assert bool(entry.shape) == (entry.task == "image_classification")
     assert entry.asset is None or assets.ASSETS[entry.asset].hub == entry.hub
 
 

@@ -232,7 +232,7 @@ def test_own_files_are_recognised_by_their_columns(tmp_path, form):
     row = {name: values[0] for name, values in FORMS[form].items()}
     write(tmp_path / "own.jsonl", [row | {"client": f"c{i % 2}"} for i in range(10)])
     entry, tables = load_tables(tmp_path / "own.jsonl")
-    assert entry.find_task().name == "instruction_tuning"
+    assert entry.task.name == "instruction_tuning"
     assert tables["train"].columns["messages"][0] == TALK
     assert set(tables["test"].columns["client"]) == {"c0", "c1"}
 

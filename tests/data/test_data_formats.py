@@ -389,7 +389,7 @@ def test_images_in_tables(tmp_path):
         rows = datasets.Dataset.from_dict({"img": [image], "label": [1]}, features=features)
         rows.to_parquet(tmp_path / f"{split}.parquet")
     entry, found = load_tables(str(tmp_path))
-    assert entry.find_task().name == "image_classification"
+    assert entry.task.name == "image_classification"
     assert found["train"].label_names == ("x", "y")
     assert found["train"].columns["image"][0].tolist() == image.tolist()
 

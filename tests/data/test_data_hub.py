@@ -220,7 +220,7 @@ def test_columns_of_the_hub_are_read_at_once(hub, monkeypatch, name):
 @pytest.mark.parametrize("name", ON_HUB)
 def test_rows_of_the_hub_become_clients_with_its_classes(hub, stand_in_tokenizer, name):
     entry = DATASETS[name]
-    talks = "messages" in entry.find_task().encoder.columns
+    talks = "messages" in fp.tasks.find(entry.task)().encoder.columns
     template = {"template": "{prompt} "} if talks else {}
     data = fp.load_dataset(name, tokenizer=stand_in_tokenizer, source="hub", **template)
     train = data["train"]

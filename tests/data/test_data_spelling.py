@@ -173,6 +173,7 @@ def test_tags_that_look_alike_are_named(tmp_path):
 
 def test_ordered_categories_that_are_numbers_are_names():
     table = Table("x", {"text": ["a"] * 3, "label": [1, 3, 2]}, orders={"label": (3, 1, 2)})
-    renamed = rename_columns(table, OWN, None)
+    entry = OWN._replace(task=fp.tasks.classification())
+    renamed = rename_columns(table, entry, None)
     assert renamed.label_names == ("3", "1", "2")
-    assert label_ids(prepare(renamed, OWN), renamed.label_names).tolist() == [1, 0, 2]
+    assert label_ids(prepare(renamed, entry), renamed.label_names).tolist() == [1, 0, 2]

@@ -15,15 +15,16 @@ NAMES = [name for name, entry in DATASETS.items() if not entry.parts]
 def test_stand_ins_have_the_form_of_their_data_set(stand_in_tokenizer, name):
     entry = DATASETS[name]
     # The words of another template are none of the tokenizer's.
-    talks = "messages" in entry.find_task().encoder.columns
+    task = fp.tasks.find(entry.task)()
+    talks = "messages" in task.encoder.columns
     template = {"template": "{prompt} "} if talks else {}
     data = fp.load_dataset(name, tokenizer=stand_in_tokenizer, source="tiny", **template)
     least = {"train": 120, "test": 40} | ({} if entry.validation is None else {"validation": 40})
     assert data.keys() == least.keys()
     assert all(len(data[part]) >= n for part, n in least.items())
     for part in data.values():
-        assert part.task.name == entry.find_task().name
-        assert talks or part.task == entry.find_task()
+        assert part.task.name == entry.task
+        assert talks or part.task == task
         assert part.name == name
         for key, values in entry.keys.items():
             assert len(set(part.meta[key])) == (len(values) or 30)

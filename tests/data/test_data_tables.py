@@ -15,7 +15,7 @@ from refusals import refusals, refused
 
 import fedjax_peft as fp
 from fedjax_peft.data.formats import tabular
-from fedjax_peft.data.sources import check_header
+from fedjax_peft.tasks.sources import check_header
 
 ODD = [
     ('say "hi", then\nleave', "01"),

@@ -8,7 +8,7 @@ import pytest
 from refusals import refused
 
 from fedjax_peft import tasks
-from fedjax_peft.models.inference import read_inputs
+from fedjax_peft.tasks.inference import read_inputs
 
 TEXTS = ["a, b", 'she said "no"', "line one\nline two", "3", "NA", "\u2028 x"]
 FRAME = pd.DataFrame({"review": TEXTS, "stars": range(6), "pair": TEXTS[::-1]})

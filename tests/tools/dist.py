@@ -249,7 +249,8 @@ def use(bin_: Path, place: Path) -> None:
         run([command, name, "--help"], place)
     say(f"--help of {len(commands)} commands: {' '.join(commands)}")
     version = run([command, "--version"], place).split()[-1]
-    if f'__version__ = "{version}"' not in (ROOT / "fedjax_peft" / "__init__.py").read_text():
+    own = ROOT / "fedjax_peft" / "support" / "version.py"
+    if f'__version__ = "{version}"' not in own.read_text():
         raise SystemExit(f"fedjax-peft --version says {version}, not fedjax_peft.__version__.")
 
 

@@ -5,7 +5,7 @@
     python tests/tools/mutants.py --only fedrep         # those of files with this in the name
     python tests/tools/mutants.py --sample 0            # only the named ones
 
-Each mutant changes one file of the rooms in ``FOLDERS``, or one of ``STATISTICS``, in a temporary
+Each mutant changes one file of the rooms in ``FOLDERS``, or one of ``FILES``, in a temporary
 copy of the repository, and runs the tests of this file: those that ``TESTS`` names, or else those
 of its room. General tools (mutmut, cosmic-ray) run the whole suite for each mutant, with minutes of
 compilation. This script selects the tests by file, shares a compilation cache, and imports other
@@ -41,7 +41,10 @@ FOLDERS = (
     *("algorithms", "aggregators", "engine", "numerics/measures", "privacy", "transforms"),
     *SHELL,
 )
-STATISTICS = ("report/intervals", "report/separation", "report/study", "report/targets")
+FILES = (
+    *("report/intervals", "report/separation", "report/study", "report/targets"),
+    "tasks/sources",
+)
 
 PERSONAL = "tests/algorithms/test_algorithms_personal.py"
 OPTIMISATION = "tests/algorithms/test_algorithms_optimisation.py"
@@ -137,6 +140,10 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "numerics/measures/diagnosis": (["tests/engine/test_engine_diagnosis.py"], ""),
     "numerics/measures/drift": (["tests/engine/test_engine_diagnosis.py"], ""),
     "numerics/measures/spectrum": (["tests/engine/test_engine_diagnosis.py"], ""),
+    "tasks/sources": (
+        [f"tests/data/test_data_{x}.py" for x in ("sources", "formats", "instructions")],
+        "",
+    ),
 }
 """File -> its test files, and pytest's ``-k``; a file that is missing has the tests of its room."""
 _SOURCES = "data_sources data_formats"
@@ -176,7 +183,6 @@ _TESTS_OF_SHELL = {
     "data/partition/features": "data_images data_partition",
     "data/reading": "data_formats data_conversations data_catalog",
     "data/roles": "data_conversations data_templates",
-    "data/sources": f"{_SOURCES} data_instructions",
     "data/subsets": "data_vocabulary data_sources",
     "data/table": "data_validation data_tagging data_formats",
     "data/tokens": "data_sources data_text",
@@ -548,7 +554,7 @@ def main() -> int:
         for path in (ROOT / "fedjax_peft" / folder).rglob("*.py")
         if path.stem != "__init__"
     ]
-    files = sorted([*inside, *STATISTICS])
+    files = sorted([*inside, *FILES])
     assert set(TESTS) <= set(files), f"TESTS names files that are gone: {set(TESTS) - set(files)}"
     gone = {path for file in files for path in tests_of(file)[0] if not (ROOT / path).exists()}
     assert not gone, f"these tests are gone: {gone}"

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from fedjax_peft.contracts import Task
 from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.table import Table
 
@@ -103,6 +104,18 @@ class Encoder(NamedTuple):
     For ``source = "tiny"``; None: the encoder has no stand-in."""
     stand_in_length: int = 24
     """Tokens that every made-up row fits into."""
+
+
+class Encoded(Task, Protocol):
+    """A task whose data can be read from tables, such as :class:`fedjax_peft.tasks.Task`."""
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """Turns rows into arrays; None: the data are arrays already."""
 
 
 def texts_of(rng: np.random.Generator, words: np.ndarray) -> list[str]:

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft import __version__
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.hub import origin
 from fedjax_peft.models.registry import class_name
 from fedjax_peft.peft.io.files import LABELS, Format
 from fedjax_peft.support.display import markdown
+from fedjax_peft.support.version import __version__
 
 _TEXTS = ["The lamp works very well.", "The kettle broke at once."]
 _TRIES: dict[str, tuple[list[Any], list[str]]] = {

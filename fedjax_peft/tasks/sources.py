@@ -174,7 +174,7 @@ def load_dataset(
     name = _path(name) if given is None else "the table"
     if given is not None:
         refuse(name, csv=csv, source=None if source == "auto" else source)
-    entry = entry_of(name, source) if given is None else OWN
+    entry = _entry(name, source, given)
     sizes = {"train": train_examples, "validation": validation_examples, "test": test_examples}
     numbers = {f"{part}_examples": size for part, size in sizes.items()}
     numbers |= {"max_length": max_length, "doc_stride": doc_stride, "clusters": clusters}
@@ -199,7 +199,7 @@ def load_dataset(
             raise _has_validation(name, validation_share, f"its split {split or '6:2:2'!r}")
         refuse(name, clusters=clusters, vocabulary=vocabulary)
         refuse(name, **reading._asdict() | {"source": None, "seed": None})
-        made, _ = arrays.split_options(name, requests or entry.find_task(), options)
+        made, _ = arrays.split_options(name, requests or entry.task, options)
         how = how._replace(requests=made if instructions else None)
         return _silo(name, source, sizes, split or "6:2:2", how)
     refuse(name, split=split)
@@ -209,13 +209,13 @@ def load_dataset(
             f"validation_examples = {validation_examples} is given, but {name!r} has no validation"
             " split. To hold out a share of the training rows, set validation_share = 0.1."
         )
-    encoder = encoder_of(entry.find_task())
+    encoder = encoder_of(entry.task)
     names = entry.label_names or ()
     for table in tables.values():  # all rows, so that an error does not depend on the subset
         encoder.check(table, names)
     rows = {part: draw_rows(table, sizes[part], part, seed) for part, table in tables.items()}
-    splits = arrays.take_rows(name, entry.find_task(), tables, names, rows, how)
-    made, options = arrays.split_options(name, requests or entry.find_task(), options)
+    splits = arrays.take_rows(name, entry.task, tables, names, rows, how)
+    made, options = arrays.split_options(name, requests or entry.task, options)
     words: tuple[str, ...] = ()
     if vocabulary is not None:
         words = arrays.make_vocabulary(name, made, splits["train"], vocabulary, tokenizer)
@@ -227,6 +227,12 @@ def load_dataset(
             data = arrays.add_clusters(data, table, made, clusters, seed)
         result[part] = replace(data, vocabulary=words)
     return result
+
+
+def _entry(name: str, source: str, given: Mapping[str, Any] | None = None) -> Source:
+    """Returns the entry of a data set, with the task in the place of its name."""
+    entry = entry_of(name, source) if given is None else OWN
+    return entry._replace(task=tasks.as_task(entry.task))
 
 
 def _path(name: Any) -> str:
@@ -242,7 +248,7 @@ def _path(name: Any) -> str:
 
 def _usual_length(entry: Source, source: str, instructions: bool) -> int:
     """Returns the default of ``max_length``."""
-    encoder = entry.find_task().encoder
+    encoder = entry.task.encoder
     if source != "tiny" or encoder is None:
         return entry.settings.max_length
     return _TINY_REQUEST if instructions else encoder.stand_in_length
@@ -276,7 +282,7 @@ def _silo(
     for part in DATASETS[name].parts:
         place = str(folder / part) if folder else source
         entry, tables = load_tables(part, Reading(place, how.seed))
-        task, names = entry.find_task(), entry.label_names or ()
+        task, names = entry.task, entry.label_names or ()
         divided = silo.divide(part, tables, rule, how.seed)
         kept = {split: range(len(table))[: sizes.get(split)] for split, table in divided.items()}
         taken = arrays.take_rows(part, task, divided, names, kept, how)
@@ -301,17 +307,18 @@ def load_tables(name: str, how: Reading = USUAL) -> tuple[Source, dict[str, Tabl
     tabular.csv_form(how.csv)  # raises, also where no csv file is read
     if how.turns is not None:
         check_known("turns", how.turns, get_args(Turns))
-    entry = entry_of(name, source) if how.given is None else OWN
+    entry = _entry(name, source, how.given)
+    own = entry.task
     if how.task is not None:
         entry = entry._replace(task=tasks.as_task(how.task))
     if how.users is None:
         refuse(name, user_examples=how.user_examples)
-    tables = read_tables(name, entry, how._replace(source=source))
+    tables = read_tables(name, entry, how._replace(source=source), own)
     tables = {part: rename_columns(table, entry, how.columns) for part, table in tables.items()}
     if how.task is None and name not in DATASETS:
         first = next(iter(tables.values()))
         entry = entry._replace(task=tasks.for_columns(first.columns.keys(), first.origin))
-    encoder = encoder_of(entry.find_task())
+    encoder = encoder_of(entry.task)
     if how.label_names is not None:
         entry = entry._replace(label_names=_checked_names(name, encoder, how.label_names))
     for table in tables.values():
@@ -382,9 +389,9 @@ def check_header(
     Raises:
       InputError: a column is missing, or there is no such file.
     """
-    entry = entry_of(name, "auto")
+    entry = _entry(name, "auto")
     if name in DATASETS:
-        return task or entry.find_task()
+        return task or entry.task
     path = Path(name)
     chosen = (columns or {}).values()
     names = None if path.is_dir() else tabular.header(path, tabular.csv_form(csv), chosen)

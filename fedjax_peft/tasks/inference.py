@@ -210,7 +210,7 @@ def answer(
         return []
     names = [field.name for field in inputs.fields if field.name in rows[0]]
     if inputs.sampling is not None:
-        from fedjax_peft.models.generation import generate
+        from fedjax_peft.tasks.generation import generate
 
         if not names:
             fields = " or ".join(f'"{field.name}"' for field in inputs.fields)
