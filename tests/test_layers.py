@@ -2,18 +2,22 @@
 
 import ast
 import functools
+import graphlib
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import grimp
 import pytest
 
 import fedjax_peft
+from fedjax_peft.support.rooms import above
 
 ROOT = Path(fedjax_peft.__file__).parent
 
@@ -69,6 +73,25 @@ def test_every_module_was_read():
     assert len(imports()) > 200
     modules = {i.module for i in imports()}
     assert {"engine.round", "simulation.simulate", "models.hub", "numerics.tree"} <= modules
+
+
+def test_no_file_imports_itself_in_a_circle():
+    """Also by imports in functions, and by those for type checkers."""
+    graph = grimp.build_graph("fedjax_peft")
+    found = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    graphlib.TopologicalSorter(found).prepare()  # raises CycleError, which names a circle
+
+
+def test_only_methods_of_a_run_call_rooms_above():
+    """import-linter does not see calls by name, so here they all are."""
+    calls = {
+        (module, name)
+        for module, path in read_modules().items()
+        for name in re.findall(r"above\(\"(.+?)\"\)", path.read_text())
+    }
+    names = {"report.plots.plot", "report.hub.write_run", "report.hub.push_run"}
+    assert calls == {("simulation.run", name) for name in names}
+    assert all(callable(above(name)) for name in names)
 
 
 def test_the_engine_is_made_of_small_functions():

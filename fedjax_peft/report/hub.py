@@ -1,7 +1,8 @@
 """A trained adapter for the Hugging Face hub: its files, a model card made from the run, upload."""
 
 import re
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,14 @@ from fedjax_peft.report import wording
 from fedjax_peft.report.judgement import tested_examples
 from fedjax_peft.report.records import RunRecord, is_whole, load_run
 from fedjax_peft.report.separation import wilson
+from fedjax_peft.simulation.client_models import client_number
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.storage.record import as_asked, config_text, environment
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words, summary
 from fedjax_peft.support import assets
 from fedjax_peft.support.display import argument, markdown, one_line
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.errors import InputError, users_level
 from fedjax_peft.support.files import replace_file
 
 _CONFIG = "config.toml"
@@ -85,6 +87,53 @@ def write_folder(
 
     how: dict[str, Any] = {"format": format, "overwrite": overwrite, "finish": finish}
     return export(model, params, directory, base_model=_base(model, choices), **how)
+
+
+def write_run(
+    run: Run,
+    trained: tuple[Model, Params],
+    directory: str | Path,
+    chosen: Sequence[Any] = _NONE,
+    *,
+    client: int | str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Writes the folder of a run; see :func:`write_folder`.
+
+    Args:
+      trained: the model, and its leaves that the run has trained.
+      chosen: the fields of :class:`Choices`.
+    """
+    return write_folder(
+        *trained,
+        record_of(run),
+        directory,
+        choices=Choices(*chosen),
+        client=None if client is None else client_number(client, run.client_names),
+        moved=run.algorithm.server.frozen_delta is not None,
+        overwrite=overwrite,
+    )
+
+
+def push_run(
+    run: Run,
+    trained: tuple[Model, Params],
+    repository: str,
+    directory: str | Path | None,
+    chosen: Sequence[Any],
+    *,
+    private: bool,
+    **options: Any,
+) -> str | None:
+    """Does what :meth:`fedjax_peft.Run.push_to_hub` does; see :func:`write_run`."""
+    check_repository(repository)
+    usual = Path(repository).name if run.out is None else run.out / "hub"
+    folder = write_run(run, trained, directory or usual, chosen, **options)
+    try:
+        return upload(folder, repository, private=private)
+    except InputError as problem:
+        warnings.warn(str(problem), stacklevel=users_level())
+        return None
 
 
 def record_of(run: Run) -> RunRecord:

@@ -15,6 +15,7 @@ from fedjax_peft.report.figure_files import (
     styles,
 )
 from fedjax_peft.simulation.rows import field_is_lower_better, headline
+from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.summaries import series
 
@@ -113,6 +114,11 @@ def lines(
     if _is_log(x, found.values()):
         found = {n: line.at([i for i, x in enumerate(line.xs) if x]) for n, line in found.items()}
     return found
+
+
+def plot(run: Run, x: str = "round") -> "Figure":
+    """Returns the curve of a run; see :meth:`fedjax_peft.Run.plot`."""
+    return curves({run.algorithm.name: run.metrics}, x)
 
 
 def _is_log(x: str, found: Iterable[Line]) -> bool:

@@ -24,7 +24,8 @@ from fedjax_peft.simulation.client_models import (
 from fedjax_peft.simulation.rows import Row, by_class_of, client_names, headline, seen_clients
 from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.errors import InputError, users_level
+from fedjax_peft.support.rooms import above
 from fedjax_peft.tasks import classification
 from fedjax_peft.tasks.base import Task as BuiltTask
 from fedjax_peft.tasks.by_class import ByClass
@@ -96,9 +97,7 @@ class Run:
         self, x: Literal["round", "bytes", "simulated_seconds", "wall_seconds"] = "round"
     ) -> Any:
         """Returns a matplotlib figure of the test score (accuracy, F1) against ``x``."""
-        from fedjax_peft.report.plots import curves
-
-        return curves({self.algorithm.name: self.metrics}, x)
+        return above("report.plots.plot")(self, x)
 
     def export(
         self,
@@ -131,12 +130,12 @@ class Run:
         if format == "hub":
             if dtype != "float32":
                 raise InputError(f"dtype = {dtype!r} is for the format 'merged'.")
-            return self._hub_folder(directory, client, (), overwrite)
+            write, own = above("report.hub.write_run"), {"client": client, "overwrite": overwrite}
+            folder: Path = write(self, self._parts(client), directory, **own)
+            return folder
         check_format(format, moved=self.algorithm.server.frozen_delta is not None)
-        params = self._params_of(client)
-        model = self.model.replace(frozen=self.trained.frozen)
         how: dict[str, Any] = {"format": format, "overwrite": overwrite, "run": self.out}
-        return export(model, params, directory, **how, dtype=dtype)
+        return export(*self._parts(client), directory, **how, dtype=dtype)
 
     def push_to_hub(
         self,
@@ -172,18 +171,12 @@ class Run:
         Raises:
           InputError: as :meth:`export`, or the repository's name cannot be used.
         """
-        from fedjax_peft.report import hub
-
-        hub.check_repository(repository)
         self._warn_personal(client)
-        usual = Path(repository).name if self.out is None else self.out / "hub"
-        chosen = (merged, license, base_model)
-        folder = self._hub_folder(directory or usual, client, chosen, overwrite)
-        try:
-            return hub.upload(folder, repository, private=private)
-        except InputError as problem:
-            warnings.warn(str(problem), stacklevel=2)
-            return None
+        how = {"client": client, "private": private, "overwrite": overwrite}
+        place, chosen = (repository, directory), (merged, license, base_model)
+        push = above("report.hub.push_run")
+        address: str | None = push(self, self._parts(client), *place, chosen, **how)
+        return address
 
     def predict(
         self,
@@ -284,32 +277,15 @@ class Run:
         of_run: dict[str, Any] = {"task": task, "max_length": self.max_length}
         return generate(self.trained, self._params_of(client), prompts, **of_run, **options)
 
-    def _hub_folder(
-        self,
-        directory: str | Path,
-        client: int | str | None,
-        chosen: Sequence[Any],
-        overwrite: bool,
-    ) -> Path:
-        """Writes what :meth:`push_to_hub` uploads; ``chosen`` are :class:`report.hub.Choices`."""
-        from fedjax_peft.report import hub
-
-        return hub.write_folder(
-            self.model.replace(frozen=self.trained.frozen),
-            self._params_of(client),
-            hub.record_of(self),
-            directory,
-            choices=hub.Choices(*chosen),
-            client=None if client is None else client_number(client, self.client_names),
-            moved=self.algorithm.server.frozen_delta is not None,
-            overwrite=overwrite,
-        )
-
     def _warn_personal(self, client: int | str | None) -> None:
         """Warns of a client's model that the run's guarantee of privacy does not cover."""
         note = "" if client is None else personal_privacy_note(self.metrics)
         if note:
-            warnings.warn(note[0].upper() + note[1:], stacklevel=3)
+            warnings.warn(note[0].upper() + note[1:], stacklevel=users_level())
+
+    def _parts(self, client: int | str | None) -> tuple[Model, Params]:
+        """Returns the model with its trained frozen leaves, and what :meth:`_params_of` returns."""
+        return self.model.replace(frozen=self.trained.frozen), self._params_of(client)
 
     def _params_of(self, client: int | str | None) -> Params:
         """Returns the trainable leaves of a client's model, or of the global one."""
@@ -321,7 +297,7 @@ class Run:
         client = client_number(client, self.client_names)
         check_clients([client], self.client_state)
         if note := untrained_note([client], seen_clients(self.metrics)):
-            warnings.warn(note[0].upper() + note[1:], stacklevel=3)
+            warnings.warn(note[0].upper() + note[1:], stacklevel=users_level())
         return self.client_params(client)
 
     def __repr__(self) -> str:

@@ -1,5 +1,8 @@
 """The tables of a config that name a function, and the modules of these functions."""
 
+import importlib
+from typing import Any
+
 TABLES = {
     "partition": "fedjax_peft.data.partition",
     "peft": "fedjax_peft.peft",
@@ -20,3 +23,13 @@ TABLES = {
 ROOMS = {table: module.rpartition(".")[2] for table, module in TABLES.items()}
 """Table -> the first part of the names of its calls, such as ``algorithms`` of
 ``algorithms.fedprox``."""
+
+
+def above(name: str) -> Any:
+    """Returns a function of a room above, by its dotted name, such as ``report.plots.plot``.
+
+    ``run.plot()`` is such a call: users expect the method, and a run knows nothing of figures.
+    ``tests/test_layers.py`` lists all of them.
+    """
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(f"fedjax_peft.{module}"), function)
