@@ -72,7 +72,7 @@ _PATH, _INT, _FLOAT = {"type": Path}, {"type": int}, {"type": float}
 _ANY, _SOME = {"nargs": "*"}, {"nargs": "+", "type": Path}
 _CONFIG = ("config", "CONFIG.toml", None, _PATH)
 _OVERRIDES = ("overrides", "key=value", "replaces a config key; key= removes it", _ANY)
-_ONLY = ("--only", "NAME", "run only this [methods.NAME]", {"action": "append", "default": []})
+_ONLY = ("--only", "A,B", "run only these [methods.NAME]", {"action": "append", "default": []})
 _RUN_OUT = ("--out", "DIR", "default: runs/<config's name>", _PATH)
 _CLIENT = ("--client", "N|NAME", "use this client's model, not the global one")
 _VERBOSITY = {
@@ -151,6 +151,7 @@ def _add_running(command: Callable[..., Any]) -> None:
     _options(sweep, _CONFIG, _ONLY, ("--replicas", "N", replicas, _INT))
     _flags(sweep, {"--early-stop": early})
     _add_run_options(sweep)
+    _add_workers(sweep)
 
     resume = command("resume", "running.resume", "continue an interrupted run")
     _options(
@@ -160,6 +161,7 @@ def _add_running(command: Callable[..., Any]) -> None:
     )
     _flags(resume.add_mutually_exclusive_group(), _VERBOSITY)
     _add_distributed(resume)
+    _add_workers(resume)
     resume.set_defaults(resume=True, overwrite=False, dry_run=False)
 
     text = "run what a table or figure of a paper needs, and write it beside the printed one"
@@ -200,6 +202,23 @@ def _add_distributed(parser: argparse.ArgumentParser) -> None:
         ("--coordinator", "HOST:PORT", "where process 0 listens"),
         ("--processes", "N", "the number of processes", _INT),
         ("--process", "I", "this process, from 0", _INT),
+    )
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "workers of a study", "processes on any machines that see its directory share its points"
+    )
+    _flags(group, {"--share": "take the points that no other process has"})
+    _options(
+        group,
+        ("--workers", "N", "start N workers on this machine, one for each GPU", _INT),
+        ("--devices", "I,J", "of a worker: the GPUs of this machine that it uses, from 0"),
+        (
+            "--take-over",
+            "AGE",
+            "take points of other machines that gave no sign of life for so long, such as 1h",
+        ),
     )
 
 

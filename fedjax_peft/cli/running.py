@@ -42,6 +42,8 @@ def resume(options: argparse.Namespace) -> None:
     if sweeping.is_sweep(options.run):
         sweeping.resume(options)
         return
+    if options.share or options.workers or options.devices or options.take_over:
+        raise InputError(f"{options.run} is no sweep: only the points of a sweep can be shared.")
     stored = resuming.stored_configs(options.run)
     for text in options.overrides:
         if configs.of_method({"methods": stored}, text)[1].partition("=")[0].strip() == "preset":

@@ -2,12 +2,11 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from fedjax_peft.cli import resuming
+from fedjax_peft.cli import resuming, sweep_file, workers
 from fedjax_peft.cli.results import print_study
 from fedjax_peft.cli.sweep_display import SweepDisplay
 from fedjax_peft.config import config as configs
@@ -17,19 +16,26 @@ from fedjax_peft.report.records import find_runs, unstarted
 from fedjax_peft.report.study import SWEEP, read_study, read_sweep
 from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.points import Job, run_points
+from fedjax_peft.simulation.sharing import Share, failure_file
 from fedjax_peft.simulation.simulate import arguments, check_recorded
 from fedjax_peft.simulation.storage import record
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
-from fedjax_peft.support.files import replace_file
-from fedjax_peft.support.secrets import hide, without_secrets
 
 
 def sweep(options: argparse.Namespace) -> None:
     """Runs the points of a sweep, and prints the table of its methods."""
+    workers.choose_devices(options)
     raw, options.overrides = sweeps.read(options.config, options.overrides)
-    planned = sweeps.plan(raw, options.overrides, options.only)
     out, title = options.out or Path("runs") / options.config.stem, options.config.stem
+    again = {
+        "title": title,
+        "overrides": options.overrides,
+        "only": options.only,
+        "early_stop": options.early_stop,
+        "config": raw,
+    }
+    planned = sweep_file.plan([again])
     early.check(point.config for point in planned.points)
     for point in {one.method: one for one in planned.points}.values():
         for line in () if options.quiet else labels.notices(point.method, point.config):
@@ -39,20 +45,15 @@ def sweep(options: argparse.Namespace) -> None:
             print(display.printable(point.folder))
         print(f"{len(planned.points)} runs, swept: {', '.join(planned.keys)}")
         return
-    again = {
-        "title": title,
-        "overrides": options.overrides,
-        "only": options.only,
-        "early_stop": options.early_stop,
-        "config": raw,
-    }
     parts = Parts()
-    if options.resume:
-        before = read_sweep(out / SWEEP)
-        if any(before.get(key) != again[key] for key in ("overrides", "config")):
-            _check_begun(planned, out, title, parts)
-    _begin(out, planned, again, options)
-    _run(planned, out, title, options, parts)
+    if (options.resume or options.share) and again not in sweep_file.read(out):
+        _check_begun(planned, out, parts)
+    _begin(out, planned, options)
+    removed = list(dict.fromkeys(p.method for p in planned.points)) if options.only else None
+    sweep_file.add(out, [again], removed=removed if options.overwrite else ())
+    words = ["sweep", options.config, *options.overrides, "--out", out]
+    words += [word for name in options.only for word in ("--only", name)]
+    _run(planned, out, [*words, *["--early-stop"] * options.early_stop], options, parts)
 
 
 def is_sweep(directory: Path) -> bool:
@@ -65,41 +66,44 @@ def resume(options: argparse.Namespace) -> None:
 
     Overrides of this command count for the next one too, as in the config of a single run.
     """
-    table = read_sweep(options.run / SWEEP)
-    try:
-        again = {name: table[name] for name in ("title", "only", "early_stop", "config")}
-        again["overrides"] = [*table["overrides"], *options.overrides]
-        planned = sweeps.plan({**again["config"]}, again["overrides"], again["only"])
-    except (KeyError, TypeError):
-        raise InputError(
-            f"{options.run / SWEEP} is damaged. Give the sweep's command again, with --resume."
-        ) from None
-    options.only, options.early_stop, options.replicas = again["only"], again["early_stop"], None
-    parts = Parts()
+    workers.choose_devices(options)
+    out, calls, parts = options.run, sweep_file.read(options.run), Parts()
+    options.early_stop, options.replicas = all(call["early_stop"] for call in calls), None
+    calls = [{**call, "overrides": [*call["overrides"], *options.overrides]} for call in calls]
+    planned = sweep_file.plan(calls)
     if options.overrides:
-        _check_begun(planned, options.run, again["title"], parts)
-    _begin(options.run, planned, again, options)
-    _run(planned, options.run, again["title"], options, parts)
+        _check_begun(planned, out, parts)
+    sweep_file.add(out, calls)
+    _run(planned, out, ["resume", out], options, parts)
 
 
-def _check_begun(planned: sweeps.Sweep, out: Path, title: str, parts: Parts) -> None:
+def _check_begun(planned: sweeps.Sweep, out: Path, parts: Parts) -> None:
     """Raises the error of a begun run of a method that has other settings than its point.
 
     Such settings must not be kept in ``sweep.toml``, and no other point may be run with them.
     """
     begun = [point for point in planned.points if resuming.has_begun(out / point.folder)]
     for point in {point.method: point for point in begun}.values():
-        check_recorded(_job(point, title, parts).given(out / point.folder, True, None))
+        check_recorded(_job(point, parts).given(out / point.folder, True, None))
 
 
 def _run(
-    planned: sweeps.Sweep, out: Path, title: str, options: argparse.Namespace, parts: Parts
+    planned: sweeps.Sweep,
+    out: Path,
+    words: Sequence[Any],
+    options: argparse.Namespace,
+    parts: Parts,
 ) -> None:
-    """Runs the points of a planned sweep that have not finished; ``parts`` are shared by all."""
+    """Runs the points that have not finished, by several workers if they are asked for.
+
+    Args:
+      words: the command of another worker, without the options for workers.
+      parts: shared by all points.
+    """
     shown = SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet)
-    with shown, resuming.advising(out):
+    with workers.started(words, out, options), shown, resuming.advising(out):
         run_points(
-            [_job(point, title, parts) for point in planned.points],
+            [_job(point, parts) for point in planned.points],
             out=out,
             metric=planned.choose_by,
             early_stop=options.early_stop,
@@ -107,6 +111,7 @@ def _run(
             on_start=shown.start,
             on_point=shown.point,
             keep=False,
+            share=Share(options.take_over) if options.share else None,
         )
     study = read_study(out)
     present = study.baseline in study.methods  # `--only` may have left it out
@@ -114,61 +119,47 @@ def _run(
     print(f"\nCurves, and tables as files: {display.program()} report {display.argument(out)}")
 
 
-def _job(point: sweeps.Point, title: str, parts: Parts) -> Job:
-    """Returns a point of a sweep with this title as a job; ``parts`` are shared by all."""
-    config = {**point.config, "name": point.config["name"] or point.method or title}
+def _job(point: sweeps.Point, parts: Parts) -> Job:
+    """Returns a point of a sweep as a job; ``parts`` are shared by all."""
 
     def given(path: Path | None, resume: bool, stop: Any) -> Given:
         how = {"out": path, "resume": resume, "stop": stop}
-        made: Given = configs.run(config, parts=parts, act=arguments, **how)
+        made: Given = configs.run(point.config, parts=parts, act=arguments, **how)
         return made
 
-    return Job(point.folder, config["rounds"], given, point.method)
+    return Job(point.folder, point.config["rounds"], given, point.method)
 
 
-def _begin(
-    out: Path, planned: sweeps.Sweep, again: dict[str, Any], options: argparse.Namespace
-) -> None:
-    """Writes ``sweep.toml``, beside the runs that stay of an earlier sweep in the same directory.
+def _begin(out: Path, planned: sweeps.Sweep, options: argparse.Namespace) -> None:
+    """Makes room for a sweep, beside the runs that stay of an earlier one in the same directory.
 
     With ``options.resume`` they all stay, and what they vary stays swept. ``options.overwrite``
     removes them, also those of points that the new sweep does not have; with ``options.only``,
     those of these methods.
 
-    Args:
-      again: everything that :func:`resume` needs to plan the sweep again.
-
     Raises:
       InputError: the directory holds another sweep or anything else.
     """
-    file = out / SWEEP
-    known_keys: list[str] = []
-    if file.exists():
-        if not (options.resume or options.overwrite):
-            raise InputError(
-                f"{out} already holds a sweep: continue it, or add points to it, with --resume;"
-                " replace it with --overwrite; or choose another directory with --out."
-            )
-        if options.resume or options.only:
-            known_keys = read_sweep(file)["keys"]
-        if options.overwrite:
-            old = {out / point.folder for point in planned.points}
-            for place in [out / name for name in options.only] or [out]:
-                old |= {*find_runs(place), *unstarted(place)}
-            if any(map(resuming.has_begun, old)):
-                first = {point.method: point.config for point in reversed(planned.points)}
-                resuming.check_startable(first.values())
-            for run in old:
-                record.remove_run(run)
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if sweep_file.holds_something_else(out):
         raise InputError(f"{out} exists and is no sweep: choose another directory with --out.")
-    elif options.resume and not options.quiet:
-        text = f"fedjax-peft: there is nothing to continue in {out}, so the sweep begins"
-        print(display.one_line(text), file=sys.stderr)
-    out.mkdir(parents=True, exist_ok=True)
-    table = {"choose_by": planned.choose_by, "baseline": planned.baseline}
-    keys = list(dict.fromkeys([*known_keys, *planned.keys]))
-    known = {key: value for key, value in table.items() if value is not None}
-    given = [hide(text) if "trackers" in text else text for text in again["overrides"]]
-    table = without_secrets({**known, "keys": keys, **again, "overrides": given})
-    replace_file(file, tomli_w.dumps(table).encode())
+    if not (out / SWEEP).exists():
+        if options.resume and not options.quiet:
+            text = f"fedjax-peft: there is nothing to continue in {out}, so the sweep begins"
+            print(display.one_line(text), file=sys.stderr)
+    elif options.overwrite:
+        old = {out / point.folder for point in planned.points}
+        methods = {point.method for point in planned.points} if options.only else {""}
+        for place in [out / name for name in methods]:
+            old |= {*find_runs(place), *unstarted(place)}
+        if any(map(resuming.has_begun, old)):
+            first = {point.method: point.config for point in reversed(planned.points)}
+            resuming.check_startable(first.values())
+        for run in old:
+            record.remove_run(run)
+            failure_file(run).unlink(missing_ok=True)
+    elif not (options.resume or options.share):
+        raise InputError(
+            f"{out} already holds a sweep: continue it, or add points to it, with --resume;"
+            " work on it together with other processes with --share; replace it with --overwrite;"
+            " or choose another directory with --out."
+        )

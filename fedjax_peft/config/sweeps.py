@@ -116,6 +116,13 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
     return Sweep(points, list(keys), settings.get("choose_by"), baseline)
 
 
+def together(calls: Sequence[Sweep]) -> Sweep:
+    """Returns the sweep of several calls; of points in one folder, that of the last call stays."""
+    points = {point.folder: point for one in calls for point in one.points}
+    keys = dict.fromkeys(key for one in calls for key in one.keys)
+    return calls[-1]._replace(points=list(points.values()), keys=list(keys))
+
+
 def _values(raw: configs.Config, text: str) -> tuple[str | None, str, list[Any], bool]:
     """Returns the method of an override (None: all), its key, its values, and if it can have many.
 

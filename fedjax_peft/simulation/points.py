@@ -5,7 +5,7 @@ Runs go one after the other, or several at a time as one program (on an accelera
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,8 +17,10 @@ from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.interrupts import noted
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, has_ended, number, read_metrics
+from fedjax_peft.simulation.sharing import Queue, Share, note_failure
 from fedjax_peft.simulation.simulate import check_recorded, simulating
 from fedjax_peft.simulation.stopping import Stop, any_of, median_rule, was_given_up
+from fedjax_peft.simulation.storage.lock import InUse
 from fedjax_peft.support import memory
 from fedjax_peft.support.errors import InputError, first_line
 
@@ -69,6 +71,7 @@ def run_points(
     on_point: Callable[[PointDone], None] = lambda done: None,
     raises: bool = True,
     keep: bool = True,
+    share: Share | None = None,
 ) -> dict[str, Any]:
     """Runs the points of a sweep and returns name -> run, without those that had finished before.
 
@@ -85,10 +88,11 @@ def run_points(
       on_start: called before a point with the number of points that have ended.
       raises: raise the first reason at the end if points have failed.
       keep: return the runs; models and clients of all of them are then in memory.
+      share: share the points with the other processes that work in ``out``.
 
     Raises:
       InputError: points failed; the message names them and the first reason. Or ``early_stop``
-        without a metric.
+        without a metric; or as :class:`Queue`.
     """
     if early_stop and metric is None:
         raise InputError(
@@ -97,7 +101,7 @@ def run_points(
         )
     usual = _REPLICAS if jax.default_backend() != "cpu" else 1
     count = 1 if early_stop else min(usual if replicas == "auto" else replicas, len(jobs))
-    results = _Results(jobs, metric, early_stop, stop, on_start, on_point, keep)
+    results = _Results(jobs, out, metric, early_stop, stop, on_start, on_point, keep)
     finished = [j for j in jobs if out is not None and is_finished(out / j.name, j.rounds)]
     for job in finished:
         assert out is not None
@@ -108,24 +112,37 @@ def run_points(
         else:
             results.end(job, read_metrics(out / job.name / "metrics.jsonl"))
     missing = [job for job in jobs if job not in finished]
-    if count <= 1:
-        for job in missing:
-            alone(results.running(job, out, None))
+    if share is None or out is None:
+        _run(results, missing, count)
     else:
-        together = Replicas(count)
-        with noted(_NOTES) as request:
-            works = (results.running(job, out, together.program) for job in missing)
-            together.run(works, request.check)
+        results.queue = queue = Queue(missing, out, share)
+        while queue.left:
+            _run(results, queue.free(results.ended_elsewhere), count)
+            with noted(_WAITING) as request:
+                queue.wait(request.check)
     if raises:
         results.check()
     return results.runs
 
 
-_NOTES: dict[int, bytes] = {
-    number: b"\nfedjax_peft: %b: the runs side by side end at once. They continue from their last"
-    b" checkpoints.\n" % name
-    for number, name in ((signal.SIGINT, b"Ctrl-C"), (signal.SIGTERM, b"SIGTERM"))
-}
+def _run(results: "_Results", jobs: Iterable[Job], count: int) -> None:
+    """Runs points, ``count`` at a time; each is asked for when the one before it has ended."""
+    if count <= 1:
+        for job in jobs:
+            alone(results.running(job, None))
+        return
+    together = Replicas(count)
+    with noted(_NOTES) as request:
+        together.run((results.running(job, together.program) for job in jobs), request.check)
+
+
+def _notes(text: bytes) -> dict[int, bytes]:
+    names = {signal.SIGINT: b"Ctrl-C", signal.SIGTERM: b"SIGTERM"}
+    return {n: b"\nfedjax_peft: %b: %b.\n" % (name, text) for n, name in names.items()}
+
+
+_NOTES = _notes(b"the runs side by side end at once. They continue from their last checkpoints")
+_WAITING = _notes(b"this process ends; the others go on")
 
 
 @dataclass
@@ -133,12 +150,15 @@ class _Results:
     """The points that have ended, and the best of them; the fields are those of `run_points`."""
 
     jobs: Sequence[Job]
+    out: Path | None
     metric: str | None
     early_stop: bool
     stop: Callable[[str], Stop | None]
     on_start: Callable[[int, Job], None]
     on_point: Callable[[PointDone], None]
     keep: bool
+
+    queue: Queue | None = None
 
     def __post_init__(self) -> None:
         self.runs: dict[str, Any] = {}
@@ -148,12 +168,12 @@ class _Results:
         self._ended, self._computed = 0, 0
         self._began = time.perf_counter()
 
-    def running(self, job: Job, out: Path | None, engine: Any) -> Calling[None]:
+    def running(self, job: Job, engine: Any) -> Calling[None]:
         """Runs a point and reports it."""
         self.on_start(self._ended, job)
         others = self._rows.setdefault(job.group, [])
         median = median_rule(others, str(self.metric)) if self.early_stop else None
-        path = None if out is None else out / job.name
+        path = None if self.out is None else self.out / job.name
         resume = path is not None and (path / "config.toml").exists()
         began = time.perf_counter()
         try:
@@ -162,10 +182,15 @@ class _Results:
                 given = replace(given, placement=replace(given.placement, engine=engine))
             run = yield from simulating(given)
         except InputError as problem:
-            self.end(job, [], time.perf_counter() - began, str(problem))
+            if self.queue is not None and isinstance(problem, InUse):
+                self.queue.give_back(job)
+            else:
+                self.end(job, [], time.perf_counter() - began, str(problem))
         except Exception as problem:
             # Points side by side may have room one after the other: the user can ask for this.
             if engine is not None or not memory.is_exhausted(problem):
+                if path is not None:  # else each worker of a shared study would end by this point
+                    note_failure(path, f"{type(problem).__name__}: {first_line(problem)}")
                 raise
             reason = f"there is not enough memory: {first_line(problem)}"
             self.end(job, [], time.perf_counter() - began, reason)
@@ -174,6 +199,17 @@ class _Results:
                 self.runs[job.name] = run
             self.end(job, run.metrics, time.perf_counter() - began)
 
+    def ended_elsewhere(self, job: Job, error: str | None) -> bool:
+        """Reports a point that another process has finished, or which failed there."""
+        assert self.out is not None
+        path, rows = self.out / job.name, list[Row]()
+        if error is None:
+            if not is_finished(path, job.rounds):
+                return False
+            rows = read_metrics(path / "metrics.jsonl")
+        self.end(job, rows, error=error)
+        return True
+
     def end(
         self, job: Job, rows: list[Row], seconds: float | None = None, error: str | None = None
     ) -> None:
@@ -181,6 +217,8 @@ class _Results:
         self._rows.setdefault(job.group, []).append(rows)
         if error is not None:
             self._failed[job.name] = error
+        if self.out is not None and seconds is not None:
+            note_failure(self.out / job.name, error)
         value, best = _last(rows, self.metric), self._best
         if was_given_up(rows):
             pass

@@ -159,6 +159,39 @@ def test_overrides_of_resume_count_for_the_next_one(config, tmp_path, monkeypatc
     assert read_toml(tmp_path / "sweep.toml")["keys"] == ["seed", "optimizer.learning_rate"]
 
 
+def test_all_calls_of_a_sweep_are_resumed(config, tmp_path, monkeypatch):
+    """Not the points of the last call alone."""
+    asked = []
+
+    def run(planned, *_):
+        asked.append([point.folder for point in planned.points])
+
+    monkeypatch.setattr(sweeping, "_run", run)
+    command, file = ["sweep", config, "--out", str(tmp_path)], tmp_path / "sweep.toml"
+    for words in (
+        ["--only", "one", "seed=0"],
+        ["--only", "two", "--resume"],
+        ["--only", "one", "seed=1", "--share"],
+        ["--only", "one,two", "seed=1", "--resume"],  # has nothing new
+    ):
+        assert cli.main([*command, *words]) == 0
+    assert cli.main(["resume", str(tmp_path)]) == 0
+    assert sorted(asked.pop()) == sorted(POINTS)
+    assert cli.main([*command, "batch_size=2,4", "--only", "one", "--resume"]) == 0
+    assert cli.main(["resume", str(tmp_path), "rounds=4"]) == 0
+    assert len(asked.pop()) == len(POINTS) + 4
+    assert read_toml(file)["keys"] == ["seed", "optimizer.learning_rate", "batch_size"]
+
+    assert cli.main([*command, "--only", "one", "seed=0,1", "--overwrite"]) == 0
+    assert cli.main(["resume", str(tmp_path)]) == 0
+    assert sorted(asked.pop()) == sorted(POINTS)
+    assert cli.main([*command, "--resume"]) == 0
+    assert "earlier" not in read_toml(file), "the last call has all points"
+    assert cli.main([*command, "seed=5", "--overwrite"]) == 0
+    assert cli.main(["resume", str(tmp_path)]) == 0
+    assert asked.pop() == [f"{name}/seed=5,learning_rate=0.03" for name in METHODS]
+
+
 def test_runs_that_have_ended_leave_the_memory(config, tmp_path, monkeypatch):
     """Each has a model, what its clients keep, and with ``client_state = "disk"`` an open file."""
 

@@ -188,6 +188,8 @@ class Record:
         Args:
           tracked: what trackers get of it.
         """
+        if self._lock is not None:
+            self._lock.check()
         self.rows.append(row)
         if self.out is not None:
             append_metrics(self.out / "metrics.jsonl", row)
