@@ -380,6 +380,9 @@ model = fp.attach(plain, fp.peft.full())
 # fp.peft.head_only
 model = fp.attach(plain, fp.peft.head_only())
 
+# fp.peft.hira
+model = fp.attach(plain, fp.peft.hira(rank=4))
+
 # fp.peft.houlsby
 model = fp.attach(plain, fp.peft.houlsby())
 
@@ -401,8 +404,17 @@ model = fp.attach(plain, fp.peft.lora_sum())
 # fp.peft.lora_with_base
 model = fp.attach(plain, fp.peft.lora_with_base())
 
+# fp.peft.lora_xs
+model = fp.attach(plain, fp.peft.lora_xs(rank=4))
+
+# fp.peft.miss
+model = fp.attach(plain, fp.peft.miss(rank=4))
+
 # fp.peft.mixed_lora
 model = fp.attach(plain, fp.peft.mixed_lora())
+
+# fp.peft.oft
+model = fp.attach(plain, fp.peft.oft(block_size=8))
 
 # fp.peft.opendelta
 model = fp.attach(plain, fp.peft.opendelta())
@@ -419,8 +431,14 @@ model = fp.attach(plain, fp.peft.prompt_tuning())
 # fp.peft.ravan
 model = fp.attach(plain, fp.peft.ravan(rank=4))
 
+# fp.peft.shira
+model = fp.attach(plain, fp.peft.shira(rank=4))
+
 # fp.peft.slora
 model = fp.attach(plain, fp.peft.slora())
+
+# fp.peft.vera
+model = fp.attach(plain, fp.peft.vera(rank=16))
 
 # fp.privacy.adaptive
 privacy = fp.privacy.adaptive(clip=0.1, noise_multiplier=1.0)

@@ -82,6 +82,23 @@ class Adapted(nnx.Module):
         )
 
 
+class Layout(NamedTuple):
+    """How a file of Hugging Face PEFT holds a method of which each layer has its own tensors."""
+
+    peft_type: str
+    tensors: Mapping[str, tuple[str, str]]
+    """End of a tensor's name -> (leaf, axes in the file). The leaf has the same axes in reverse.
+    Axes ``in`` and ``out`` are the layer's, a number is a size, and others are free."""
+    options: Mapping[str, tuple[str, Any]]
+    """Field of the config -> (option of the method, PEFT's default, of the same type)."""
+    constant: Mapping[str, Any] = {}
+    """Fields that a file must have with these values, because others are not implemented."""
+    shared: tuple[str, ...] = ()
+    """The tensors of which all layers have a part: the file has one for the model."""
+    in_conv1d: bool = False
+    """Whether PEFT can attach it to GPT-2's layers too, which store their kernels ``[in, out]``."""
+
+
 @data_part
 def quantize(model: Model, how: Quantization) -> Model:
     """Returns the model with the kernels of its frozen linear layers in 8 or 4 bits.
@@ -314,6 +331,28 @@ def find_linear(
         if isinstance(site, Adapted) or ".base" in path:
             raise InputError(f"The submodule {path!r} is already adapted.")
     return sites
+
+
+def layer_method(
+    name: str,
+    options: Mapping[str, Any],
+    layer: Callable[[str, Any, Key], nnx.Module],
+    **more: Any,
+) -> Method:
+    """Returns the method that puts ``layer(path, linear layer, key)`` at every target.
+
+    Args:
+      options: with ``targets``, as :func:`listed` returns them.
+      layer: ``key`` is the model's.
+      **more: other fields of :class:`Method`.
+    """
+
+    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
+        for path, site in find_linear(module, options["targets"], defaults, head).items():
+            replace_module(module, path, layer(path, site, key))
+        return module
+
+    return Method(name, options, attach, **more)
 
 
 def in_layers(

@@ -34,8 +34,8 @@ from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam, Model
 from fedjax_peft.numerics.linalg import canonical, svd
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.peft.base import Defaults, Method, listed, replace_module
-from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
+from fedjax_peft.peft.base import Method, layer_method, listed
+from fedjax_peft.peft.cores import CoreLinear, orthonormal, sides
 from fedjax_peft.support.errors import InputError
 
 
@@ -70,16 +70,14 @@ def lora_sb(rank: Count = 64, *, targets: str | Sequence[str] | None = None) -> 
         above a matrix's side.
     """
 
-    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        for path, site in core_sites(module, targets, defaults, head, rank).items():
-            n_in, n_out = site.kernel.shape
-            a = orthonormal(stream(key, path, "a"), n_in, rank)
-            b = orthonormal(stream(key, path, "b"), n_out, rank).T
-            replace_module(module, path, SBLinear(site, a, jnp.zeros((rank, rank)), b))
-        return module
+    def layer(path: str, site: nnx.Linear, key: Key) -> SBLinear:
+        n_in, n_out = sides(path, site, rank)
+        a = orthonormal(stream(key, path, "a"), n_in, rank)
+        b = orthonormal(stream(key, path, "b"), n_out, rank).T
+        return SBLinear(site, a, jnp.zeros((rank, rank)), b)
 
     options = {"rank": rank, "targets": listed(targets)}
-    return Method("lora_sb", options, attach, start_missing=_start_missing)
+    return layer_method("lora_sb", options, layer, start_missing=_start_missing)
 
 
 def _start_missing(trainable: Params) -> str | None:

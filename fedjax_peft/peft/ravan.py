@@ -22,8 +22,8 @@ from fedjax_peft.contracts.arguments import Count
 from fedjax_peft.contracts.part import part
 from fedjax_peft.models.base import AdapterConst, AdapterParam
 from fedjax_peft.numerics.random import stream
-from fedjax_peft.peft.base import Defaults, Method, listed, replace_module
-from fedjax_peft.peft.cores import CoreLinear, core_sites, orthonormal
+from fedjax_peft.peft.base import Method, layer_method, listed
+from fedjax_peft.peft.cores import CoreLinear, orthonormal, sides
 
 
 class RavanLinear(CoreLinear):
@@ -81,13 +81,9 @@ def ravan(
             columns = jax.random.normal(key, (size, n)) / jnp.sqrt(size)
         return columns.reshape(size, heads, rank).transpose(1, 0, 2)
 
-    def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        room = heads * rank if init == "gram_schmidt" else rank
-        for path, site in core_sites(module, targets, defaults, head, room).items():
-            n_in, n_out = site.kernel.shape
-            a = bases(stream(key, path, "a"), n_in)
-            b = bases(stream(key, path, "b"), n_out).transpose(0, 2, 1)
-            replace_module(module, path, RavanLinear(site, a, b))
-        return module
+    def layer(path: str, site: nnx.Linear, key: Key) -> RavanLinear:
+        n_in, n_out = sides(path, site, heads * rank if init == "gram_schmidt" else rank)
+        a = bases(stream(key, path, "a"), n_in)
+        return RavanLinear(site, a, bases(stream(key, path, "b"), n_out).transpose(0, 2, 1))
 
-    return Method("ravan", options, attach)
+    return layer_method("ravan", options, layer)

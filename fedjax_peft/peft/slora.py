@@ -11,7 +11,6 @@ The simulation forms ``W + S`` for each lane, one dense matrix at a time for eac
 
 from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -28,6 +27,7 @@ from fedjax_peft.peft.lora import (
     low_rank_options,
     takes_low_rank_options,
 )
+from fedjax_peft.peft.shira import random_places
 
 
 class SparseLoRALinear(LoRALinear):
@@ -82,9 +82,8 @@ def slora(
     def draw_places(path: str, site: SparseLoRALinear, key: Key) -> None:
         n_in, n_out = site.base.kernel.shape
         count = max(1, round(density * n_in * n_out))
-        own = stream(key, path, "places")
-        places = jax.random.choice(own, n_in * n_out, (count,), replace=False)
-        site.sparse_index.set_value(jnp.sort(places).astype(jnp.int32))
+        places = random_places(stream(key, path, "places"), (n_in, n_out), count)
+        site.sparse_index.set_value(places)
         site.sparse_values.set_value(jnp.zeros(count))
 
     return low_rank_method("slora", checked, SparseLoRALinear, draw_places)

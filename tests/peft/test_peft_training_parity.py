@@ -11,7 +11,18 @@ import pytest
 import torch
 from closeness import assert_close, assert_small
 from internals import Method, client, default_targets
-from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import (
+    HiraConfig,
+    IA3Config,
+    LoraConfig,
+    MissConfig,
+    OFTConfig,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    ShiraConfig,
+    VeraConfig,
+    get_peft_model,
+)
 from torch_reference import FAMILIES, SHAPE, layers, padded_batch, saved, tensors, tiny_model
 
 import fedjax_peft as fp
@@ -36,6 +47,11 @@ def as_leaves(name, x, family):
     stem, _, last = name.rpartition(".")
     if last == "ia3_l":
         return {name: x.view(-1)}
+    if stem.endswith(".oft_R") or last in ("hira_A", "hira_B", "miss_block"):
+        path = stem.removesuffix(".oft_R") if last == "weight" else stem
+        return {f"{path}.{'oft_r' if last == 'weight' else last.lower()}": x.T}
+    if last.startswith(("shira_", "vera_")):
+        return {name: x}
     if match := re.search(r"\.lora_(A|B|magnitude)(_vector)?$", stem):
         return {f"{stem[: match.start()]}.lora_{match[1].lower()}": transposed(x)}
     if last == "weight" and stem.endswith("_embeddings"):
@@ -81,9 +97,10 @@ def with_peft(config, **options):
         whole = {"task_type": "SEQ_CLS", "modules_to_save": list(head)}
         if base.config.model_type == "vit":
             del whole["task_type"]  # PEFT has none for images
-        if config is LoraConfig:
+        if config not in (IA3Config, PrefixTuningConfig, PromptTuningConfig):
             whole["target_modules"] = list(default_targets(base.config.to_dict())["lora"])
-            whole["fan_in_fan_out"] = base.config.model_type == "gpt2"
+        if base.config.model_type == "gpt2":
+            whole["fan_in_fan_out"] = True
         return get_peft_model(base, config(**whole, **options))
 
     return make
@@ -121,6 +138,19 @@ CASES = {
         as_prefix,
         own_positions,
     ),
+    "hira": Case(peft.hira(RANK), with_peft(HiraConfig, r=RANK)),
+    "miss": Case(peft.miss(5), with_peft(MissConfig, r=5)),
+    "oft": Case(peft.oft(8), with_peft(OFTConfig, oft_block_size=8)),
+    "oft-6": Case(
+        peft.oft(16, block_share=True, terms=6),
+        with_peft(OFTConfig, oft_block_size=16, block_share=True, num_cayley_neumann_terms=6),
+    ),
+    "oft-exact": Case(
+        peft.oft(8, neumann=False),
+        with_peft(OFTConfig, oft_block_size=8, use_cayley_neumann=False),
+    ),
+    "shira": Case(peft.shira(RANK), with_peft(ShiraConfig, r=RANK)),
+    "vera": Case(peft.vera(48), with_peft(VeraConfig, r=48)),
     "full": Case(peft.full(), lambda base, head: base),
 }
 BOTH = ("lora-svd", "dora", "ia3", "prompt", "prefix")
@@ -129,6 +159,7 @@ PRODUCT = [
     *((method, "roberta") for method in BOTH),
     *(("lora", family) for family in FAMILIES if family != "bert"),
     *((method, family) for method in ("dora", "ia3") for family in ("llama", "qwen2")),
+    *((method, "gpt2") for method in ("hira", "vera")),
 ]
 DEEP = {"lora-patterns", "prefix"}
 """Methods whose layers differ, which need two of them."""
@@ -151,6 +182,18 @@ def leaves_in(reference, case, family):
             read = as_leaves if short == name else case.prompt
             found |= read(short, parameter.data, family)
     return found
+
+
+def give_constants(reference, model):
+    """Gives torch's model our random places and matrices, which it has drawn otherwise."""
+    constants = {n: np.array(x) for n, x in model.trainable.items() if model.kinds[n] == "fixed"}
+    for name, x in constants.items():
+        path, _, leaf = name.rpartition(".")
+        if leaf == "shira_indices":
+            layer = reference.base_model.model.get_submodule(path)
+            layer.shira_indices["default"] = torch.tensor(x.T)
+        if leaf in ("vera_a", "vera_b"):  # all layers of these tests have one size
+            getattr(reference.base_model, f"vera_{leaf[-1].upper()}")["default"] = torch.tensor(x.T)
 
 
 # -------------------------------------------------------------------------------------- training
@@ -190,8 +233,10 @@ def train_torch(reference, batches):
 @pytest.mark.parametrize(("method", "family"), PRODUCT)
 @pytest.mark.sample(
     *("lora-svd-bert", "full-bert", "prompt-roberta", "prefix-roberta", "dora-qwen2", "ia3-llama"),
-    *("lora-vit", "lora-gpt2"),
+    *("lora-vit", "lora-gpt2", "hira-gpt2", "miss-bert", "oft-exact-bert", "shira-bert"),
+    "vera-bert",
 )
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch, in peft's SHiRA
 def test_five_steps(method, family, tmp_path):
     case = CASES[method]
     depth = layers(family, 2 if method in DEEP else 1)
@@ -208,6 +253,7 @@ def test_five_steps(method, family, tmp_path):
         moved = 0.2 * rng.normal(size=x.shape) if model.kinds[name] == "adapter" else 0.0
         start[name] = (np.asarray(model.trainable[name]) + moved).astype(np.float32)
         x.copy_(torch.tensor(start[name]))
+    give_constants(reference, model)
     for name, x in model.frozen.items():  # an SVD start changes the frozen kernels
         if method == "lora-svd" and name.endswith(".base.kernel"):
             layer = base.get_submodule(name.removesuffix(".base.kernel")).base_layer

@@ -169,11 +169,11 @@ def _auto_class(model: Model) -> str:
 
 def _notes(model: Model, directory: Path, format: Format) -> list[str]:
     """Returns sentences on the rank in the file, for a low-rank adapter."""
-    low_rank = ("lora", "dora", "lora_sb", "lora_sum", "ravan", "slora")
+    low_rank = ("lora", "dora", "lora_sb", "lora_sum", "lora_xs", "ravan", "slora")
     if format != "peft" or model.method is None or model.method.name not in low_rank:
         return []
     rank = json.loads((directory / "adapter_config.json").read_text())["r"]
-    if model.method.name in ("lora_sb", "ravan"):
+    if model.method.name in ("lora_sb", "lora_xs", "ravan"):
         return [f"LoRA of rank {rank}: the products of bases and trained cores."]
     trained = model.method.options["rank"]
     if model.method.name == "lora_sum":

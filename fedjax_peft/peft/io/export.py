@@ -21,15 +21,19 @@ from fedjax_peft.peft.base import merge
 from fedjax_peft.peft.io.describe import card
 from fedjax_peft.peft.io.files import FORMATS, Format
 from fedjax_peft.peft.io.hfpeft import write_peft
+from fedjax_peft.peft.io.layouts import LAYOUTS
 from fedjax_peft.support.errors import InputError, check_known, nearest
 from fedjax_peft.support.files import replace_file
 
 _HOLDS: dict[str, tuple[str, ...]] = {
-    "peft": ("lora", "dora", "ia3", "prompt_tuning", "lora_sb", "lora_sum", "ravan", "slora"),
+    "peft": (
+        *("lora", "dora", "ia3", "prompt_tuning", "lora_sb", "lora_sum", "lora_xs", "ravan"),
+        *("slora", *LAYOUTS),
+    ),
     "adapterhub": ("houlsby", "pfeiffer", "bottleneck"),
     "merged": (
-        *("lora", "dora", "lora_sb", "lora_sum", "lora_with_base", "ravan", "slora", "ia3"),
-        *("bitfit", "layer_norm", "full", "head_only"),
+        *("lora", "dora", "lora_sb", "lora_sum", "lora_with_base", "lora_xs", "ravan", "slora"),
+        *("ia3", "bitfit", "layer_norm", "full", "head_only", *LAYOUTS),
     ),
 }
 """Format -> the methods that it can hold."""

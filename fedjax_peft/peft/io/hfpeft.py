@@ -29,6 +29,7 @@ from fedjax_peft.peft.io.files import (
     write_json,
     write_tensors,
 )
+from fedjax_peft.peft.io.layouts import LAYOUTS
 from fedjax_peft.peft.lora import by_pattern, scaling
 from fedjax_peft.peft.lora_sum import LoRASumLinear
 from fedjax_peft.support.errors import InputError
@@ -57,16 +58,19 @@ def write_peft(
     """Writes an adapter and its head into an existing directory, as Hugging Face PEFT does.
 
     Args:
-      model: with ``lora``, ``dora``, ``slora``, ``lora_sb``, ``lora_sum``, ``ravan``, ``ia3`` or
-        ``prompt_tuning`` attached; its ``trainable`` holds the initial values.
+      model: with a method attached that the format can hold; its ``trainable`` holds the initial
+        values.
       architecture: ``registry.class_name`` of the model.
     """
     contents = {"ia3": _ia3, "prompt_tuning": _prompt}
-    contents |= dict.fromkeys(("lora_sb", "lora_sum", "ravan"), _product)
+    contents |= dict.fromkeys(("lora_sb", "lora_sum", "lora_xs", "ravan"), _product)
+    contents |= dict.fromkeys(LAYOUTS, _by_layout)
     tensors, config = contents.get(model.method.name, _low_rank)(model, params)
-    # PEFT wraps the model in two modules, or in one module for a prompt.
+    # PEFT wraps the model in two modules, or in one module for a prompt. What layers share is in
+    # the outer one.
     prefix = "base_model." if model.method.name == "prompt_tuning" else "base_model.model."
-    whole = {n if n == "prompt_embeddings" else prefix + n: x for n, x in tensors.items()}
+    outer = {n: "" if n == "prompt_embeddings" else "base_model." for n in tensors if "." not in n}
+    whole = {outer.get(n, prefix) + n: x for n, x in tensors.items()}
     whole |= {prefix + n: x for n, x in head_tensors(model, params).items()}
     config |= {
         "task_type": next((t for end, t in _TASKS.items() if architecture.endswith(end)), None),
@@ -194,6 +198,30 @@ def _product(model: Model, params: Params) -> _Content:
         tensors[f"{path}.lora_B.weight"] = to_torch(b, transposed=True)
         ranks[path] = a.shape[1]
     return tensors, _lora_config(model, ranks, ranks)
+
+
+def _by_layout(model: Model, params: Params) -> _Content:
+    """Returns the contents of a method of which each layer has its own tensors."""
+    layout, _ = LAYOUTS[model.method.name]
+    ends = {end: f".{leaf}" for end, (leaf, _) in layout.tensors.items()}
+    first = next(iter(ends.values()))
+    paths = sorted(n.removesuffix(first) for n in params if n.endswith(first))
+    stored = _stored_as_ours(model, paths)
+    if stored and not layout.in_conv1d:
+        raise InputError(
+            f"Hugging Face PEFT has {layout.peft_type} for torch.nn.Linear alone, and the layers of"
+            f" {model.config['model_type']} are of the class Conv1D: export with format='merged'."
+        )
+    tensors: Tensors = {}
+    for end, leaf in ends.items():
+        found = {f"{path}.{end}": np.asarray(params[path + leaf]).T for path in paths}
+        if end in layout.shared:  # the layers have slices of one tensor
+            found = {end: max(found.values(), key=np.size)}
+        tensors |= found
+    options = {field: model.method.options[name] for field, (name, _) in layout.options.items()}
+    stored_as = {"fan_in_fan_out": stored} if layout.in_conv1d else {}
+    config = {"peft_type": layout.peft_type, "target_modules": paths, **layout.constant}
+    return tensors, config | stored_as | options
 
 
 def _ia3(model: Model, params: Params) -> _Content:

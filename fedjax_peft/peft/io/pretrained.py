@@ -23,9 +23,9 @@ from fedjax_peft.models.head_classes import in_order_of
 from fedjax_peft.models.modules import is_inside, replace_module, submodule, submodules
 from fedjax_peft.models.names import substituted
 from fedjax_peft.models.registry import FAMILIES
-from fedjax_peft.peft.base import Adapted, Defaults, Method
-from fedjax_peft.peft.dora import DoRALinear, dora
-from fedjax_peft.peft.ia3 import IA3Linear, ia3
+from fedjax_peft.peft.base import Adapted, Defaults, Layout, Method
+from fedjax_peft.peft.dora import dora
+from fedjax_peft.peft.ia3 import ia3
 from fedjax_peft.peft.io.files import (
     LABELS,
     Tensors,
@@ -35,7 +35,8 @@ from fedjax_peft.peft.io.files import (
     read_tensors,
     resolved,
 )
-from fedjax_peft.peft.lora import LoRALinear, by_pattern, lora, scaling
+from fedjax_peft.peft.io.layouts import LAYOUTS
+from fedjax_peft.peft.lora import by_pattern, lora
 from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
 from fedjax_peft.peft.selective import head_only
 from fedjax_peft.support.errors import InputError
@@ -43,7 +44,7 @@ from fedjax_peft.support.errors import InputError
 
 @part
 def pretrained(adapter: str | Path) -> Method:
-    """An adapter trained elsewhere (LoRA, DoRA, (IA)³, prompt or bottleneck) as initial values.
+    """An adapter trained elsewhere (LoRA, (IA)³, OFT, prompt, bottleneck, ...) as initial values.
 
     Attaching it sets the adapter's values, and those of the head that the directory holds; other
     leaves keep their values. The method has the name and the options of the adapter, such as
@@ -85,11 +86,13 @@ def pretrained(adapter: str | Path) -> Method:
         _set(whole)
         outside = {name: path for name, path in sites.items() if not is_inside(path, head)}
         for name in sites.keys() - outside.keys():  # the head is trained whole: this is its start
-            site = _adapted(submodule(module, sites[name]), method, name, contents.sites[name])
-            replace_module(module, sites[name], site.merged())
+            alone = nnx.List([submodule(module, sites[name])])
+            read(contents.at({name: "0"})).attach(alone, {}, key, ())
+            _fill(name, alone[0], contents.sites[name])
+            replace_module(module, sites[name], alone[0].merged())
         module = inner(outside).attach(module, defaults, key, head)
         for name, path in outside.items():
-            _fill(submodule(module, path), contents.sites[name])
+            _fill(name, submodule(module, path), contents.sites[name])
         if contents.prompt is not None:
             _set([(_prompt_of(module, contents.prompt, directory), contents.prompt)])
         return module
@@ -121,24 +124,17 @@ def pretrained(adapter: str | Path) -> Method:
     return Method(method.name, method.options, attach, complete=complete)
 
 
-def _adapted(layer: nnx.Linear, method: Method, name: str, tensors: Tensors) -> Adapted:
-    """Returns a layer with the adapter that a file has for it."""
-    site: Adapted
-    if "ia3_l" in tensors:
-        site = IA3Linear(layer, tensors["ia3_l"].shape[:1] == (1,))
-    else:
-        a, b = (jnp.asarray(tensors[f"lora_{x}.weight"].T) for x in "AB")
-        options = method.options
-        alpha = options["alpha_pattern"].get(name, options["alpha"])
-        scale = scaling(a.shape[1], alpha, options["rslora"])
-        make = DoRALinear if method.name == "dora" else LoRALinear
-        site = make(layer, a, b, scale, dropout=0.0)
-    _fill(site, tensors)
-    return site
-
-
-def _fill(site: Adapted, tensors: Tensors) -> None:
-    _set([(getattr(site, _LEAVES[kind]), x.T) for kind, x in tensors.items()])
+def _fill(name: str, site: Adapted, tensors: Tensors) -> None:
+    for kind, tensor in tensors.items():
+        variable, x = getattr(site, _TENSORS[kind][0]), tensor.T
+        if kind in _SHARED:
+            x = x[tuple(map(slice, variable.shape))]
+        if x.size != variable.size:
+            raise InputError(
+                f"{name}.{kind} is {list(tensor.shape)}, and by the adapter's config it should be"
+                f" {list(variable.shape[::-1])}."
+            )
+        _set([(variable, x)])
 
 
 def _set(values: Values) -> None:
@@ -165,7 +161,7 @@ class _Contents(NamedTuple):
     """The tensors of an adapter, in torch's layout."""
 
     sites: dict[str, Tensors]
-    """Path of an adapted module -> tensors by kind (a key of ``_LEAVES``)."""
+    """Path of an adapted module -> tensors by kind (a key of ``_TENSORS``)."""
     prompt: np.ndarray | None
     whole: Tensors
     """The other tensors, by name: those of modules that are trained whole."""
@@ -179,13 +175,15 @@ class _Contents(NamedTuple):
         return self._replace(sites=sites, old_names=olds)
 
 
-_LEAVES = {
-    "lora_A.weight": "lora_a",
-    "lora_B.weight": "lora_b",
-    "lora_magnitude_vector": "lora_magnitude",
-    "ia3_l": "ia3_l",
+_TENSORS = {
+    "lora_A.weight": ("lora_a", "r in"),
+    "lora_B.weight": ("lora_b", "out r"),
+    "lora_magnitude_vector": ("lora_magnitude", "out"),
+    "ia3_l": ("ia3_l", ""),  # [1, in] or [out, 1]
+    **{kind: leaf for layout, _ in LAYOUTS.values() for kind, leaf in layout.tensors.items()},
 }
-"""The end of a tensor's name -> the leaf, which is its transpose."""
+"""The end of a tensor's name -> the leaf, which is its transpose, and its axes."""
+_SHARED = {kind for layout, _ in LAYOUTS.values() for kind in layout.shared}
 
 
 _OUTSIDE = re.compile(r"^(?:.*\.)?base_model\.(?:model\.)?")
@@ -194,20 +192,26 @@ _OUTSIDE = re.compile(r"^(?:.*\.)?base_model\.(?:model\.)?")
 
 def _split(tensors: Tensors) -> _Contents:
     contents = _Contents({}, tensors.pop("prompt_embeddings", None), {}, {})
+    shared: Tensors = {}
     for key, x in tensors.items():
         name = _OUTSIDE.sub("", key)
-        kind = next((k for k in _LEAVES if name.endswith(f".{k}")), None)
-        if kind is None:
+        kind = next((k for k in _TENSORS if name.endswith(f".{k}")), None)
+        if name in _SHARED:
+            shared[name] = x
+        elif kind is None:
             contents.whole[_renamed(name)] = x
         else:
             path = name.removesuffix(f".{kind}")
             contents.sites.setdefault(_renamed(path), {})[kind] = x
             contents.old_names[_renamed(path)] = path
+    for site in contents.sites.values():
+        site |= shared
     return contents
 
 
 _ADAPTER = re.compile(
-    r"\.(lora_[AB]|lora_magnitude_vector|ia3_l|modules_to_save|prompt_encoder)\.(?!weight$)([^.]+)"
+    r"\.(lora_[AB]|lora_magnitude_vector|ia3_l|modules_to_save|prompt_encoder|oft_R|miss_block"
+    r"|hira_[AB]|shira_weight|shira_indices|vera_[AB]|vera_lambda_[bd])\.(?!weight$)([^.]+)"
 )
 """A part of a name in the state dict of a peft model, and the adapter's name after it."""
 _AS_SAVED = (
@@ -265,6 +269,9 @@ _INERT = {
     *("prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path"),
     *("tokenizer_kwargs", "num_attention_heads", "num_layers"),
     *("megatron_core", "qalora_group_size", "runtime_config", "ensure_weight_tying"),
+    # Of MiSS and OFT beside a value that is refused, or without an effect in PEFT.
+    *("mini_r", "eps", "module_dropout", "init_weights", "mask_type", "random_seed"),
+    *("projection_prng_key", "rank_pattern"),
 }
 """Config fields that do not change what the tensors mean."""
 
@@ -382,10 +389,30 @@ def _prompt(config: _Config, contents: _Contents) -> Method:
     return prompt_tuning(len(contents.prompt))
 
 
+def _by_layout(
+    layout: Layout, make: Callable[..., Method], config: _Config, contents: _Contents
+) -> Method:
+    """Returns a method whose layers each have their own tensors; ``make`` is its function."""
+    for field, wanted in layout.constant.items():
+        if config.get(field, wanted, (type(wanted), str)) != wanted:
+            raise InputError(
+                f"The adapter in {config.directory} has {field} = {config.values[field]!r}. Only"
+                f" {wanted!r} can be read."
+            )
+    options = {
+        option: config.get(field, default, _NUMBER if type(default) is float else None)
+        for field, (option, default) in layout.options.items()
+    }
+    config.check_used()
+    sites = dict(_sites_of(config, contents, set(layout.tensors)))
+    return make(targets=sorted(sites), **options)
+
+
 _READERS: dict[str, Callable[[_Config, _Contents], Method]] = {
     "LORA": _low_rank,
     "IA3": _ia3,
     "PROMPT_TUNING": _prompt,
+    **{layout.peft_type: partial(_by_layout, layout, make) for layout, make in LAYOUTS.values()},
 }
 
 
@@ -420,22 +447,34 @@ def _fit_sites(
             why = f" (it is {tied}, as the model's config ties them)" if tied else ""
             problems.append(f"there is no linear layer {name}{why}")
             continue
-        n_in, n_out = layer.kernel.shape
-        rank = len(tensors.get("lora_A.weight", ()))
-        one_in = "ia3_l" in tensors and tensors["ia3_l"].shape[:1] == (1,)
-        shapes = {
-            "lora_A.weight": (rank, n_in),
-            "lora_B.weight": (n_out, rank),
-            "lora_magnitude_vector": (n_out,),
-            "ia3_l": (1, n_in) if one_in else (n_out, 1),
-        }
-        problems += [
-            f"{name}.{kind} is {list(x.shape)}, the model needs {list(shapes[kind])}"
-            for kind, x in tensors.items()
-            if x.shape != shapes[kind]
-        ]
+        sizes = dict(zip(("in", "out"), layer.kernel.shape, strict=True))
+        for kind, x in tensors.items():
+            needed = _needed(kind, x, sizes)
+            # All layers have a part of a shared tensor, so it may be larger.
+            fits = x.ndim == len(needed) and all(
+                n == m or (kind in _SHARED and n > m) for n, m in zip(x.shape, needed, strict=True)
+            )
+            if not fits:
+                problems.append(f"{name}.{kind} is {list(x.shape)}, the model needs {needed}")
+            elif kind == "shira_indices" and (x.max(axis=1) >= layer.kernel.shape[::-1]).any():
+                problems.append(f"{name}.{kind} has places outside of the layer")
         found[name] = path
     return found, problems
+
+
+def _needed(kind: str, x: np.ndarray, sizes: dict[str, int]) -> list[int]:
+    """Returns the shape that a tensor should have.
+
+    Args:
+      sizes: of the axes that are known. Others get that of the first tensor that has them.
+    """
+    axes = _TENSORS[kind][1].split()
+    if kind == "ia3_l":
+        axes = ["1", "in"] if x.shape[:1] == (1,) else ["out", "1"]
+    if x.ndim == len(axes):
+        for axis, size in zip(axes, x.shape, strict=True):
+            sizes.setdefault(axis, int(axis) if axis.isdigit() else size)
+    return [sizes.get(axis, 0) for axis in axes]
 
 
 def _prompt_of(module: nnx.Module, prompt: np.ndarray, directory: Path) -> nnx.Variable:

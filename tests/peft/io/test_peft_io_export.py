@@ -108,11 +108,18 @@ LORA = {
     "dora": peft.dora(4, alpha=6.0, rslora=True, targets=["key", "dense"], rank_pattern={"key": 2}),
     "ia3": peft.ia3(targets=["value", "intermediate.dense"], feed_forward=[]),
     "prompt": peft.prompt_tuning(5),
+    "hira": peft.hira(4, dropout=0.1),
+    "miss": peft.miss(5, targets=["query", "dense"]),
+    "oft": peft.oft(8, terms=7),
+    "oft-exact": peft.oft(16, block_share=True, neumann=False),
+    "shira": peft.shira(4, targets=["query", "dense"]),
+    "vera": peft.vera(48, targets=["query", "dense"]),  # of three sizes
 }
 
 
 @pytest.mark.parametrize("name", LORA)
 @pytest.mark.sample("rslora", "svd-alpha", "patterns-svd", "dora", "ia3", "prompt")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch, in peft's SHiRA
 def test_peft_reads_every_method(base, name, tmp_path):
     assert_peft_reads(base, LORA[name], tmp_path)
 
@@ -140,12 +147,23 @@ def test_lora_of_every_head(family, kind, tmp_path):
 
 @pytest.mark.parametrize(
     "method",
-    [peft.lora(2, init="svd", alpha=3.0, rslora=True, parts=["v", "q"]), peft.dora(2), peft.ia3()],
-    ids=["parts", "dora", "ia3"],
+    [
+        *(peft.lora(2, init="svd", alpha=3.0, rslora=True, parts=["v", "q"]), peft.dora(2)),
+        *(peft.ia3(), peft.hira(2), peft.vera(2, targets=["c_attn", "c_fc"])),
+    ],
+    ids=["parts", "dora", "ia3", "hira", "vera"],
 )
 def test_gpt2(method, tmp_path):
     base = saved(tiny_model("gpt2", kind="causal_lm", n_layer=1), tmp_path / "base")
     assert_peft_reads(base, method, tmp_path, family="gpt2", kind="causal_lm")
+
+
+@pytest.mark.parametrize("name", ["miss", "oft", "shira"])
+def test_methods_that_peft_does_not_have_for_conv1d(name, tmp_path):
+    plain = fp.testing.tiny_model(3, model_type="gpt2")
+    adapted = fp.attach(plain, getattr(peft, name)(4, targets=["c_attn"]))
+    message = rf"{name.upper()} for torch.nn.Linear alone.* gpt2 .*format='merged'"
+    refused(message, export, adapted, adapted.trainable, tmp_path)
 
 
 def test_fresh_head_of_a_bare_encoder_is_exported_with_its_pooler(tmp_path):

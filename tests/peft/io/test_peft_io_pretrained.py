@@ -9,7 +9,17 @@ import pytest
 import torch
 from closeness import EXACT, assert_close
 from internals import TINY_BERT, export
-from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
+from peft import (
+    HiraConfig,
+    IA3Config,
+    LoraConfig,
+    MissConfig,
+    OFTConfig,
+    PromptTuningConfig,
+    ShiraConfig,
+    VeraConfig,
+    get_peft_model,
+)
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny import forward, trained
@@ -42,6 +52,11 @@ KEPT = {
     "ia3-none": peft.ia3(targets=["value"], feed_forward=[]),
     "prompt": peft.prompt_tuning(5),
     "houlsby": peft.houlsby(size=4),
+    "hira": peft.hira(4),
+    "miss": peft.miss(5, dropout=0.1),
+    "oft": peft.oft(16, terms=4, block_share=True),
+    "shira": peft.shira(3),
+    "vera": peft.vera(8, targets=["query", "dense"], d_initial=0.05),
 }
 
 
@@ -174,7 +189,16 @@ CONFIGS = {
         feedforward_modules=["intermediate.dense"],
     ),
     "prompt": PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
+    "hira": HiraConfig(**BOTH, r=4, rank_pattern={"value": 2}),  # peft 0.21 does not use it
+    "miss": MissConfig(**BOTH, r=5),
+    "oft": OFTConfig(**BOTH, oft_block_size=8),
+    "oft-exact": OFTConfig(
+        **BOTH, oft_block_size=16, block_share=True, use_cayley_neumann=False, module_dropout=0.1
+    ),
+    "shira": ShiraConfig(**BOTH, r=4, random_seed=1),
+    "vera": VeraConfig(task_type="SEQ_CLS", target_modules=["query", "output.dense"], r=9),
 }
+OF_PEFT = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch, in peft's SHiRA
 
 
 def assert_reads(base, adapter, reference, **options):
@@ -189,6 +213,7 @@ def assert_reads(base, adapter, reference, **options):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.sample("options", "some layers", "one layer", "dora", "ia3", "prompt")
+@OF_PEFT
 def test_logits_are_those_of_peft(base, name, tmp_path):
     reference = written(tmp_path, "bert", CONFIGS[name])
     model = assert_reads(base, tmp_path, reference)
@@ -282,6 +307,8 @@ IN_HEAD = {
     "ia3 of inputs": IA3Config(**POOLER, feedforward_modules=["pooler.dense"]),
     "above its side": LoraConfig(target_modules=["query", "classifier", "pooler.dense"], r=4),
     "alone": LoraConfig(task_type="SEQ_CLS", target_modules=["pooler.dense"], r=4),
+    "oft": OFTConfig(**POOLER, oft_block_size=8),
+    "vera": VeraConfig(**POOLER, r=9),
 }
 
 
@@ -292,8 +319,8 @@ def test_an_adapter_inside_the_head_becomes_its_start(base, name, tmp_path):
     model = assert_reads(base, tmp_path, reference)
     kinds = {leaf: kind for leaf, kind in model.kinds.items() if "pooler" in leaf}
     assert kinds == dict.fromkeys(("bert.pooler.dense.bias", "bert.pooler.dense.kernel"), "head")
-    method = {"alone": "head_only", "dora": "dora"}.get(name, "ia3" if "ia3" in name else "lora")
-    assert model.method.name == method
+    named = {"alone": "head_only", "dora": "dora", "oft": "oft", "vera": "vera"}
+    assert model.method.name == named.get(name, "ia3" if "ia3" in name else "lora")
     format = "merged" if name == "alone" else "peft"
     again = export(model, model.trainable, tmp_path / "again", format=format)
     if format == "peft":  # whose method has no place in the head any more
@@ -447,7 +474,7 @@ def test_starts_that_changed_the_base(spare, start):
 
 def test_every_field_of_peft_is_decided(model, tmp_path):
     """Every field of the config that ``get_peft_model`` writes is read."""
-    for name in ("defaults", "ia3", "prompt"):
+    for name in ("defaults", "ia3", "prompt", "hira", "miss", "oft", "shira", "vera"):
         written(tmp_path / name, "bert", CONFIGS[name])
         peft.pretrained(tmp_path / name)
 
@@ -455,7 +482,10 @@ def test_every_field_of_peft_is_decided(model, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"peft_type": "LOHA"}, r"peft_type = 'LOHA', .*\(LORA, IA3, PROMPT_TUNING are\)"),
+        (
+            {"peft_type": "LOHA"},
+            r"peft_type = 'LOHA', .*\(LORA, IA3, PROMPT_TUNING, HIRA, .* are\)",
+        ),
         ({"peft_type": None}, r"peft_type = None"),
         ({"r": 5}, r"query.lora_A.weight is \[4, 32\], but its config has rank 5"),
         ({"r": "4"}, r"has r = '4'"),
@@ -469,6 +499,39 @@ def test_every_field_of_peft_is_decided(model, tmp_path):
 def test_config_that_does_not_fit_the_tensors(spare, fields, complaint):
     edit(spare, **fields)
     refused(complaint, peft.pretrained, spare)
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "complaint"),
+    [
+        (MissConfig(**BOTH, r=4, init_weights="bat"), {}, "init_weights = 'bat'. Only True"),
+        (MissConfig(**BOTH, r=4, init_weights="mini"), {}, "init_weights = 'mini'"),
+        (OFTConfig(**BOTH, oft_block_size=8, coft=True), {}, "coft = True. Only False"),
+        (OFTConfig(**BOTH, oft_block_size=0, r=4), {}, "r = 4. Only 0"),
+        (VeraConfig(**BOTH, r=4), {"save_projection": False}, "save_projection = False. Only True"),
+        (ShiraConfig(**BOTH, r=4), {"r": 5}, r"shira_weight is \[256\], and by .* be \[320\]"),
+        (MissConfig(**BOTH, r=4), {"r": 5}, r"miss_block is \[4, 32\], and by .* be \[5, 32\]"),
+        (OFTConfig(**BOTH, oft_block_size=8), {"oft_block_size": 16}, r"oft_R.weight is \[4, 28\]"),
+        (HiraConfig(**BOTH, r=4), {"r": "4"}, "has r = '4'"),
+        (HiraConfig(**BOTH, r=4), {"r": 2}, r"hira_A is \[4, 32\], and by .* be \[2, 32\]"),
+        (HiraConfig(**BOTH, r=4), {"later": 1}, "later = 1, which is not implemented"),
+    ],
+)
+@OF_PEFT
+def test_other_methods_that_cannot_be_read(model, config, fields, complaint, tmp_path):
+    written(tmp_path, "bert", config)
+    edit(tmp_path, **fields)
+    with pytest.raises(fp.InputError, match=complaint):
+        attach(model, peft.pretrained(tmp_path))
+
+
+def test_places_outside_of_a_layer(model, tmp_path):
+    written(tmp_path, "bert", CONFIGS["shira"])
+
+    def change(stored):
+        next(x for n, x in stored.items() if n.endswith("shira_indices"))[1, 3] = 32
+
+    refused("shira_indices has places outside", attach, model, spoil(tmp_path, change))
 
 
 def test_files(spare, tmp_path):
