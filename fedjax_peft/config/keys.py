@@ -129,7 +129,7 @@ class EvaluationKeys(NamedTuple):
 
 
 class MethodKeys(NamedTuple):
-    """Keys of ``[peft]`` that are not arguments of its function. Two are for ``lora_sb`` only."""
+    """Keys of ``[peft]`` that are not arguments of its function; some are for one method only."""
 
     seed: int | None = None
     """The seed of the adapters' initial values."""
@@ -139,6 +139,9 @@ class MethodKeys(NamedTuple):
     gradient_examples: int = 50
     """How many training examples the gradient of ``gradient_start`` is taken of, drawn from all
     clients."""
+    activation_examples: int = 200
+    """How many training examples, drawn from all clients, give the activations for ``init = "eva"``
+    of ``lora``."""
 
 
 class PrivacyKeys(NamedTuple):

@@ -129,7 +129,8 @@ def resolve_table(table: str, given: keys.Config) -> keys.Config:
         fields |= {NOISE: (fields[NOISE][0] | None, None), **fields_of(keys.PrivacyKeys)}
     if table == "peft":
         own = fields_of(keys.MethodKeys)
-        fields |= own if function is peft.lora_sb else {"seed": own["seed"]}
+        starts = {peft.lora_sb: "gradient_", peft.lora: "activation_"}.get(function, "seed")
+        fields |= {k: v for k, v in own.items() if k == "seed" or k.startswith(starts)}
     return {"name": name, **_checked(table, function, fields, options)}
 
 

@@ -162,18 +162,23 @@ def started(config: Config, model: Model, clients: Clients, task: Task) -> Model
     Raises:
       InputError: a run with differential privacy, or a number that cannot be used.
     """
-    step, number = (config["peft"].get(f"gradient_{name}") for name in ("start", "examples"))
+    table = config["peft"]
+    step, key = table.get("gradient_start"), "peft.gradient_start"
     if step is None:
-        return model
+        if table.get("init") != "eva":
+            return model
+        key = "peft.init = 'eva'"
     if config["privacy"]:
         raise InputError(
-            "peft.gradient_start reads the clients' examples without noise, so the run's epsilon"
-            " would not hold. Leave gradient_start out, or the table [privacy]."
+            f"{key} reads the clients' examples without noise, so the run's epsilon would not hold."
+            " Leave it out, or the table [privacy]."
         )
+    source = "activation" if step is None else "gradient"
+    number = table[f"{source}_examples"]
     if number < 1:
-        raise InputError(f"peft.gradient_examples = {number} must be at least 1.")
+        raise InputError(f"peft.{source}_examples = {number} must be at least 1.")
     rows = np.concatenate(clients.indices)
-    rows = host_rng(config["seed"], "gradient start").permutation(rows)[:number]
+    rows = host_rng(config["seed"], f"{source} start").permutation(rows)[:number]
     size = min(config["batch_size"], len(rows))
 
     def batch(start: int) -> Batch:
@@ -182,6 +187,8 @@ def started(config: Config, model: Model, clients: Clients, task: Task) -> Model
         return {**columns, "mask": place < len(rows)}
 
     batches = map(batch, range(0, len(rows), size))
+    if step is None:
+        return peft.activation_start(model, batches)
     return peft.gradient_start(model, batches, task, step=step)
 
 

@@ -1,5 +1,7 @@
 """Parameter-efficient fine-tuning: one file per method."""
 
+# activation_start and gradient_start are not in __all__: they are no methods, but starts of one.
+from fedjax_peft.peft.activation_start import activation_start as activation_start
 from fedjax_peft.peft.bottleneck import bottleneck, houlsby, opendelta, pfeiffer
 from fedjax_peft.peft.dora import dora
 from fedjax_peft.peft.dual import dual
@@ -8,8 +10,6 @@ from fedjax_peft.peft.hira import hira
 from fedjax_peft.peft.ia3 import ia3
 from fedjax_peft.peft.io.pretrained import pretrained
 from fedjax_peft.peft.lora import lora
-
-# gradient_start is not in __all__: it is no method, but the start of one.
 from fedjax_peft.peft.lora_sb import gradient_start as gradient_start
 from fedjax_peft.peft.lora_sb import lora_sb
 from fedjax_peft.peft.lora_sum import lora_sum

@@ -35,11 +35,17 @@ from fedjax_peft.peft.base import (
     listed,
     replace_module,
 )
-from fedjax_peft.peft.lora_starts import orthonormal_factors, principal_factors, random_factors
+from fedjax_peft.peft.lora_starts import (
+    activations_missing,
+    minor_factors,
+    orthonormal_factors,
+    principal_factors,
+    random_factors,
+)
 from fedjax_peft.peft.quantized_start import quantized_start
 from fedjax_peft.support.errors import InputError, nearest
 
-_SHAPED = ("svd", "qr", "loftq")
+_SHAPED = ("svd", "pissa", "milora", "qr", "loftq")
 """Starts that change the frozen kernels too."""
 
 
@@ -144,7 +150,9 @@ def lora(
     *,
     alpha: Positive | None = None,
     targets: str | Sequence[str] | None = None,
-    init: Literal["kaiming", "gaussian", "svd", "qr", "loftq"] = "kaiming",
+    init: Literal[
+        "kaiming", "gaussian", "svd", "pissa", "milora", "qr", "loftq", "eva"
+    ] = "kaiming",
     dropout: Fraction = 0.0,
     rslora: bool = False,
     rank_pattern: Mapping[str, Count] | None = None,
@@ -164,10 +172,13 @@ def lora(
       init: ``kaiming`` (PEFT's default: A uniform in ±1/sqrt(in), B zero), ``gaussian``
         (A ~ N(0, 1/r²), B zero), ``svd`` (FeDeRA, Eq 6-10: the r largest singular directions of
         W split evenly between A and B, the residual W - s·AB frozen; outputs do not change),
+        ``pissa`` (Meng et al. 2024: another name of the same start), ``milora`` (Wang et al. 2025:
+        the same with the r smallest singular directions),
         ``qr`` (OLoRA, Büyükakyüz 2024, and ILoRA, Zhou et al. 2025: the same with the first r
-        directions of a QR decomposition of Wᵀ, B with orthonormal rows), or ``loftq`` (Li et al.
-        2024: factors that make up for the quantisation of the base). On a quantised base ``svd``
-        is QPiSSA (Meng et al. 2024). These starts read the checkpoint of a quantised base again.
+        directions of a QR decomposition of Wᵀ, B with orthonormal rows), ``loftq`` (Li et al.
+        2024: factors that make up for the quantisation of the base), or ``eva`` (Paischer et al.
+        2025: ``fp.peft.activation_start`` sets A, in a config the run does). On a quantised base
+        ``svd`` is QPiSSA. Starts from W read the checkpoint of a quantised base again.
       dropout: the dropout rate on the adapter's input.
       rslora: rank-stabilised scale (Kalajdzievski 2023).
       rank_pattern: other ranks for some layers, as in Hugging Face PEFT: {end of a path, or a
@@ -199,7 +210,8 @@ def lora(
         options["loftq_iterations"] = loftq_iterations
     if layers is not None:
         options["layers"] = tuple(layers)
-    return low_rank_method("lora", options, LoRALinear, start_shapes_frozen=init in _SHAPED)
+    more: dict[str, Any] = {"start_missing": activations_missing} if init == "eva" else {}
+    return low_rank_method("lora", options, LoRALinear, start_shapes_frozen=init in _SHAPED, **more)
 
 
 class LowRankOptions(TypedDict, total=False):
@@ -343,7 +355,7 @@ def _shaped_start(
 ) -> dict[str, tuple[Array, Array]]:
     """Returns the factors of a start that changes the frozen kernels too, and changes those."""
     parts, init = options["parts"], options["init"]
-    decompose = orthonormal_factors if init == "qr" else principal_factors
+    decompose = {"qr": orthonormal_factors, "milora": minor_factors}.get(init, principal_factors)
     plain = {p: site for p, site in sites.items() if not isinstance(site, QuantizedLinear)}
     if init == "loftq" and plain:
         raise InputError(

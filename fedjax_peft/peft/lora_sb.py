@@ -105,7 +105,7 @@ def gradient_start(model: Model, batches: Iterable[Batch], task: Task, *, step: 
       InputError: the model has no LoRA-SB, or there are no batches.
     """
     paths = sorted(n.removesuffix(".sb_r") for n in model.trainable if n.endswith(".sb_r"))
-    if not paths:
+    if model.method is None or model.method.name != "lora_sb":
         raise InputError("gradient_start is for a model with fp.peft.lora_sb() attached.")
     gradient = _gradient(model, task, paths)
     total: Params = {}

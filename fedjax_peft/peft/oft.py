@@ -118,11 +118,12 @@ def oft(
     def layer(path: str, site: nnx.Linear, key: Key) -> OFTLinear:
         n_in = site.kernel.shape[0]
         if n_in % block_size:
-            sizes = [b for b in range(2, n_in + 1) if n_in % b == 0]
-            near = sorted(sizes, key=lambda b: abs(b - block_size))[:2]
+            fitting = [b for b in range(2, n_in + 1) if n_in % b == 0]
+            near = [b for b in fitting if b < block_size][-1:]
+            near += [b for b in fitting if b > block_size][:1]
             raise InputError(
                 f"block_size = {block_size} does not divide the {n_in} inputs of {path!r}; the"
-                f" nearest that do are {' and '.join(map(str, sorted(near)))}."
+                f" nearest that do: {', '.join(map(str, near))}."
             )
         return OFTLinear(site, block_size, block_share, terms if neumann else None)
 

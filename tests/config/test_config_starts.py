@@ -1,10 +1,10 @@
-"""A start that a PEFT method takes from training examples, in a config: LoRA-SB's."""
+"""A start that a PEFT method takes from training examples, in a config: LoRA-SB's and EVA's."""
 
 import numpy as np
 import pytest
 from closeness import assert_close
+from internals import activation_start, gradient_start, running
 from internals import config as configs
-from internals import gradient_start, running
 from refusals import refused
 from small_config import small
 
@@ -65,6 +65,27 @@ def test_a_run_begins_with_the_gradient_of_its_clients_and_is_loaded_with_it(bas
 def test_a_run_without_it_warns(base):
     with pytest.warns(UserWarning, match=r"not LoRA-SB.*peft\.gradient_start = 0\.01"):
         configs.run(configs.resolve(base))
+
+
+def test_eva_takes_the_activations_of_the_clients(base, tmp_path):
+    table = {"name": "lora", "rank": 2, "init": "eva", "activation_examples": 100}
+    config = configs.resolve({**base, "algorithm": "fedavg", "peft": table})
+    run = configs.run(config, out=tmp_path / "run")
+    data, _ = configs.federation(config)
+    model = configs.build_model(config, data["train"].label_names)
+    columns = {**data["train"].columns, "mask": np.ones(len(data["train"]), bool)}
+    expected = activation_start(model, [columns]).trainable
+    loaded = load_run(tmp_path / "run").params
+    for name, a in expected.items():
+        if name.endswith(".lora_a"):
+            assert_close(run.params[name], a, rtol=0, atol=1e-3)
+        np.testing.assert_array_equal(loaded[name], run.params[name])
+    private = {"name": "central", "clip": 1.0, "noise_multiplier": 1.0}
+    refused("peft.init = 'eva' reads", configs.run, configs.resolve({**config, "privacy": private}))
+    config["peft"]["activation_examples"] = 0
+    refused("activation_examples = 0", configs.run, config)
+    with pytest.raises(fp.InputError, match=r"\[peft\] 'activation_examples'"):
+        configs.resolve({**base, "peft": {"name": "ia3", "activation_examples": 3}})
 
 
 def test_a_start_that_cannot_be_taken_is_refused(base):

@@ -74,7 +74,7 @@ _PLACES = {
     "numerics.roles": "assign_roles dual_roles head_roles",
     "numerics.schedules": "scheduled",
     "numerics.summation": "dense empty",
-    "peft": "bottleneck gradient_start houlsby pfeiffer",
+    "peft": "activation_start bottleneck gradient_start houlsby pfeiffer",
     "peft.base": "Method abstract_model attach attach_module",
     "peft.io": "describe",
     "peft.io.adapterhub": "export_adapterhub",

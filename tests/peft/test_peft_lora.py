@@ -10,7 +10,7 @@ from internals import AdapterParam, FusedLinear, LoRALinear, attach_module
 from tiny import logits, tiny
 
 import fedjax_peft as fp
-from fedjax_peft.peft.lora_starts import orthonormal_factors, principal_factors
+from fedjax_peft.peft.lora_starts import minor_factors, orthonormal_factors, principal_factors
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,8 @@ def test_gaussian_start_has_deviation_one_over_rank():
 
 
 @pytest.mark.parametrize(
-    ("init", "options"), [("svd", {"alpha": 10.0, "rslora": True}), ("qr", {"alpha": 10.0})]
+    ("init", "options"),
+    [("svd", {"alpha": 10.0, "rslora": True}), ("milora", {"alpha": 3.0}), ("qr", {"alpha": 10.0})],
 )
 def test_a_start_from_the_weights_changes_no_logit(init, options):
     plain = tiny()
@@ -109,7 +110,8 @@ def test_a_start_from_the_weights_changes_no_logit(init, options):
             a, b, s = (model.trainable[f"{path}.lora_{n}"] for n in ("a", "b", "scale"))
             residual = model.frozen[f"{path}.base.kernel"]
             assert_close(residual + s[0] * a @ b, kernel, rtol=0, atol=1e-5)
-            assert np.linalg.norm(residual) < 0.95 * np.linalg.norm(kernel)
+            share = np.linalg.norm(residual) / np.linalg.norm(kernel)
+            assert share > 0.98 if init == "milora" else share < 0.95
 
 
 @pytest.mark.parametrize("shape", [(12, 7), (7, 12)])
@@ -165,6 +167,37 @@ def test_qr_start_of_a_matrix_of_lower_rank_has_orthonormal_rows():
     a, b = factors["k"]
     assert_close(residuals["k"] + 2.0 * a @ b, kernel, rtol=0, atol=1e-5)
     assert_close(b @ b.T, np.eye(4), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(9, 5), (5, 9), (6, 6)])
+def test_milora_start_holds_the_smallest_directions(shape):
+    kernel = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    factors, residuals = minor_factors({"k": jnp.asarray(kernel)}, {"k": 3}, {"k": 2.0})
+    a, b = map(np.asarray, factors["k"])
+    u, s, vt = np.linalg.svd(kernel.astype(np.float64), full_matrices=False)
+    assert_close(2 * a @ b, u[:, -3:] * s[-3:] @ vt[-3:], rtol=0, atol=1e-5)
+    assert_close(residuals["k"], u[:, :-3] * s[:-3] @ vt[:-3], rtol=0, atol=1e-5)
+    for columns in (a, b.T):  # each has the root of a singular value, so that both train alike
+        assert_close(columns.T @ columns, np.diag(s[-3:] / 2), rtol=0, atol=1e-5)
+    assert (a[np.abs(a).argmax(0), range(3)] > 0).all()
+
+
+def test_milora_start_of_a_matrix_of_lower_rank_can_train():
+    kernel = np.zeros((6, 5), np.float32)
+    kernel[0, 0] = 1
+    factors, residuals = minor_factors({"k": jnp.asarray(kernel)}, {"k": 3}, {"k": 1.0})
+    a, b = map(np.asarray, factors["k"])
+    assert not b.any()
+    assert_close(np.linalg.norm(a, axis=0), 3**-0.5, rtol=1e-5)
+    np.testing.assert_array_equal(residuals["k"], kernel)
+
+
+def test_pissa_is_another_name_of_the_svd_start():
+    first, second = (fp.attach(tiny(), fp.lora(4, init=init)) for init in ("svd", "pissa"))
+    for name in first.trainable:
+        np.testing.assert_array_equal(first.trainable[name], second.trainable[name])
+    for name in first.frozen:
+        np.testing.assert_array_equal(first.frozen[name], second.frozen[name])
 
 
 @pytest.mark.parametrize("rank", [0, 2])

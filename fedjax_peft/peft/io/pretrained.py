@@ -24,7 +24,7 @@ from fedjax_peft.models.modules import is_inside, replace_module, submodule, sub
 from fedjax_peft.models.names import substituted
 from fedjax_peft.models.registry import FAMILIES
 from fedjax_peft.peft.base import Adapted, Defaults, Layout, Method
-from fedjax_peft.peft.dora import dora
+from fedjax_peft.peft.dora import DoRALinear, dora
 from fedjax_peft.peft.ia3 import ia3
 from fedjax_peft.peft.io.files import (
     LABELS,
@@ -35,8 +35,8 @@ from fedjax_peft.peft.io.files import (
     read_tensors,
     resolved,
 )
-from fedjax_peft.peft.io.layouts import LAYOUTS
-from fedjax_peft.peft.lora import by_pattern, lora
+from fedjax_peft.peft.io.layouts import LAYOUTS, SHARED, TENSORS, fit_sites
+from fedjax_peft.peft.lora import LoRALinear, by_pattern, lora, scaling
 from fedjax_peft.peft.prompt import PromptEmbed, prompt_tuning
 from fedjax_peft.peft.selective import head_only
 from fedjax_peft.support.errors import InputError
@@ -79,16 +79,19 @@ def pretrained(adapter: str | Path) -> Method:
     made_for = config.get("base_model_name_or_path")
 
     def attach(module: nnx.Module, defaults: Defaults, key: Key, head: Sequence[str]) -> nnx.Module:
-        sites, problems = _fit_sites(module, contents.sites)
+        sites, problems = fit_sites(module, contents.sites)
         whole, wrong = fit_head(module, head, contents.whole)
         base = f" It was made for {made_for!r}." if made_for else ""
         check_fits(f"The adapter in {directory}", problems + wrong, base)
         _set(whole)
         outside = {name: path for name, path in sites.items() if not is_inside(path, head)}
         for name in sites.keys() - outside.keys():  # the head is trained whole: this is its start
-            alone = nnx.List([submodule(module, sites[name])])
-            read(contents.at({name: "0"})).attach(alone, {}, key, ())
-            _fill(name, alone[0], contents.sites[name])
+            alone, tensors = nnx.List([submodule(module, sites[name])]), contents.sites[name]
+            if "lora_A.weight" in tensors:  # of a rank that may be above the layer's sides
+                alone[0] = _low_rank_layer(alone[0], method, name, tensors)
+            else:
+                read(contents.at({name: "0"})).attach(alone, {}, key, ())
+            _fill(name, alone[0], tensors)
             replace_module(module, sites[name], alone[0].merged())
         module = inner(outside).attach(module, defaults, key, head)
         for name, path in outside.items():
@@ -124,10 +127,19 @@ def pretrained(adapter: str | Path) -> Method:
     return Method(method.name, method.options, attach, complete=complete)
 
 
+def _low_rank_layer(layer: nnx.Linear, method: Method, name: str, tensors: Tensors) -> Adapted:
+    """Returns a layer with the LoRA or DoRA that a file has for it."""
+    a, b = (jnp.asarray(tensors[f"lora_{x}.weight"].T) for x in "AB")
+    options = method.options
+    alpha = options["alpha_pattern"].get(name, options["alpha"])
+    make = DoRALinear if method.name == "dora" else LoRALinear
+    return make(layer, a, b, scaling(a.shape[1], alpha, options["rslora"]), dropout=0.0)
+
+
 def _fill(name: str, site: Adapted, tensors: Tensors) -> None:
     for kind, tensor in tensors.items():
-        variable, x = getattr(site, _TENSORS[kind][0]), tensor.T
-        if kind in _SHARED:
+        variable, x = getattr(site, TENSORS[kind][0]), tensor.T
+        if kind in SHARED:
             x = x[tuple(map(slice, variable.shape))]
         if x.size != variable.size:
             raise InputError(
@@ -161,7 +173,7 @@ class _Contents(NamedTuple):
     """The tensors of an adapter, in torch's layout."""
 
     sites: dict[str, Tensors]
-    """Path of an adapted module -> tensors by kind (a key of ``_TENSORS``)."""
+    """Path of an adapted module -> tensors by kind (a key of ``layouts.TENSORS``)."""
     prompt: np.ndarray | None
     whole: Tensors
     """The other tensors, by name: those of modules that are trained whole."""
@@ -175,17 +187,6 @@ class _Contents(NamedTuple):
         return self._replace(sites=sites, old_names=olds)
 
 
-_TENSORS = {
-    "lora_A.weight": ("lora_a", "r in"),
-    "lora_B.weight": ("lora_b", "out r"),
-    "lora_magnitude_vector": ("lora_magnitude", "out"),
-    "ia3_l": ("ia3_l", ""),  # [1, in] or [out, 1]
-    **{kind: leaf for layout, _ in LAYOUTS.values() for kind, leaf in layout.tensors.items()},
-}
-"""The end of a tensor's name -> the leaf, which is its transpose, and its axes."""
-_SHARED = {kind for layout, _ in LAYOUTS.values() for kind in layout.shared}
-
-
 _OUTSIDE = re.compile(r"^(?:.*\.)?base_model\.(?:model\.)?")
 """What peft puts before the names of its base model, with what is around it."""
 
@@ -195,8 +196,8 @@ def _split(tensors: Tensors) -> _Contents:
     shared: Tensors = {}
     for key, x in tensors.items():
         name = _OUTSIDE.sub("", key)
-        kind = next((k for k in _TENSORS if name.endswith(f".{k}")), None)
-        if name in _SHARED:
+        kind = next((k for k in TENSORS if name.endswith(f".{k}")), None)
+        if name in SHARED:
             shared[name] = x
         elif kind is None:
             contents.whole[_renamed(name)] = x
@@ -427,54 +428,6 @@ def _sites_of(
             what = "is missing" if odd[0] in kinds else "is not used"
             raise InputError(f"In the adapter in {config.directory}, {path}.{odd[0]} {what}.")
         yield path, tensors
-
-
-# -------------------------------------------------------------------------------------------- fit
-
-
-def _fit_sites(
-    module: nnx.Module, sites: Mapping[str, Tensors]
-) -> tuple[dict[str, str], list[str]]:
-    """Returns the paths of the module's layers by the names of the sites, and what does not fit."""
-    modules = dict(submodules(module))
-    found: dict[str, str] = {}
-    problems = []
-    for name, tensors in sites.items():
-        path = resolved(name, modules)
-        layer = modules.get(path)
-        if not isinstance(layer, nnx.Linear):
-            tied = path == "lm_head" and getattr(module, "tied", None)
-            why = f" (it is {tied}, as the model's config ties them)" if tied else ""
-            problems.append(f"there is no linear layer {name}{why}")
-            continue
-        sizes = dict(zip(("in", "out"), layer.kernel.shape, strict=True))
-        for kind, x in tensors.items():
-            needed = _needed(kind, x, sizes)
-            # All layers have a part of a shared tensor, so it may be larger.
-            fits = x.ndim == len(needed) and all(
-                n == m or (kind in _SHARED and n > m) for n, m in zip(x.shape, needed, strict=True)
-            )
-            if not fits:
-                problems.append(f"{name}.{kind} is {list(x.shape)}, the model needs {needed}")
-            elif kind == "shira_indices" and (x.max(axis=1) >= layer.kernel.shape[::-1]).any():
-                problems.append(f"{name}.{kind} has places outside of the layer")
-        found[name] = path
-    return found, problems
-
-
-def _needed(kind: str, x: np.ndarray, sizes: dict[str, int]) -> list[int]:
-    """Returns the shape that a tensor should have.
-
-    Args:
-      sizes: of the axes that are known. Others get that of the first tensor that has them.
-    """
-    axes = _TENSORS[kind][1].split()
-    if kind == "ia3_l":
-        axes = ["1", "in"] if x.shape[:1] == (1,) else ["out", "1"]
-    if x.ndim == len(axes):
-        for axis, size in zip(axes, x.shape, strict=True):
-            sizes.setdefault(axis, int(axis) if axis.isdigit() else size)
-    return [sizes.get(axis, 0) for axis in axes]
 
 
 def _prompt_of(module: nnx.Module, prompt: np.ndarray, directory: Path) -> nnx.Variable:
