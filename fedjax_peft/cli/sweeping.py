@@ -16,8 +16,9 @@ from fedjax_peft.report.records import find_runs, unstarted
 from fedjax_peft.report.study import SWEEP, read_study, read_sweep
 from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.points import Job, run_points
+from fedjax_peft.simulation.settings import check_recorded
 from fedjax_peft.simulation.sharing import Share, failure_file
-from fedjax_peft.simulation.simulate import arguments, check_recorded
+from fedjax_peft.simulation.simulate import arguments
 from fedjax_peft.simulation.storage import record
 from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError

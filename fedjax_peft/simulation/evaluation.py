@@ -118,21 +118,19 @@ class Scores:
 
     session: Session
     evaluated: Mapping[str, Evaluated]
-    every: int
-    """Rounds between evaluations."""
-    each: bool
-    """Whether rows have the scores of every client."""
+    how: Evaluation
     phases: Phases
 
     def __call__(self, moment: Moment) -> Calling[Row]:
         """Returns the scores that a row still lacks."""
         found: Row = {}
-        if "eval_s" not in moment.seconds and (moment.last or not moment.round_index % self.every):
+        if "eval_s" not in moment.seconds and (moment.last or self.how.due(moment.round_index)):
             began = time.perf_counter()
             seen = seen_clients([*moment.rows, moment.row])
             # `Algorithm.init_client_state` knows no client, so that all begin with the same state.
             equal = moment.info is None and "origin" not in moment.row
-            how: dict[str, Any] = {"each": self.each, "seen": seen, "equal": equal}
+            each = "clients" in self.how.diagnostics
+            how: dict[str, Any] = {"each": each, "seen": seen, "equal": equal}
             if self.evaluated or moment.info is None:
                 found = yield from evaluate(self.evaluated, moment.state, self.phases, **how)
             moment.by_class = {BY_CLASS: found.pop(BY_CLASS)} if BY_CLASS in found else {}

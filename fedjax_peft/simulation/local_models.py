@@ -47,7 +47,7 @@ class LocalTest:
           moment: its state is that before the round; it is not consumed.
         """
         state, turn = moment.state, moment.turn
-        due = moment.last or (moment.round_index + 1) % self._how.every == 0
+        due = moment.last or self._how.due(moment.round_index + 1)
         if not due or turn is None or not turn.plan.useful:  # nobody takes part
             return {}
         plan, phases = turn.plan, self._phases

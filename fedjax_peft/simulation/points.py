@@ -17,8 +17,9 @@ from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.interrupts import noted
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, has_ended, number, read_metrics
+from fedjax_peft.simulation.settings import check_recorded
 from fedjax_peft.simulation.sharing import Queue, Share, note_failure
-from fedjax_peft.simulation.simulate import check_recorded, simulating
+from fedjax_peft.simulation.simulate import simulating
 from fedjax_peft.simulation.stopping import Stop, any_of, median_rule, was_given_up
 from fedjax_peft.simulation.storage.lock import InUse
 from fedjax_peft.support import memory

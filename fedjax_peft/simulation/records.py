@@ -223,6 +223,10 @@ class Evaluation:
             check_known("diagnostic", wanted, get_args(Diagnostic))
         check_stop(self.stop)
 
+    def due(self, round_index: int) -> bool:
+        """Returns whether a round has an evaluation. The last round always has one."""
+        return round_index % self.every == 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Records:

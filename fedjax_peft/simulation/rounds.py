@@ -141,19 +141,19 @@ class Driver:
         moment = yield from self.rounds.start(state, row)
         return (yield from self._drive(moment))
 
-    def go_on(self, state: State, every: int, lanes: Lanes) -> Calling[State]:
+    def go_on(self, state: State, due: Callable[[int], bool], lanes: Lanes) -> Calling[State]:
         """Returns the state after the last round of a run that goes on.
 
         Args:
           state: of its last checkpoint.
-          every: rounds between evaluations.
+          due: round -> whether it has an evaluation.
           lanes: as for ``Placement``.
         """
         rounds, record = self.rounds, self.saver.record
         rounds.clock.recall(record.rows)
         if lanes == "auto":  # a resumed run keeps its lanes, also on other devices
             rounds.session.request_lanes(record.rows[-1].get("lanes", lanes))
-        rows = going_on(record.rows, every)
+        rows = going_on(record.rows, due)
         finished = record.rows[-1]["round"] >= rounds.last
         why = None if finished else self._met(rows)
         if finished or why:

@@ -47,10 +47,9 @@ from fedjax_peft.simulation.rounds import Driver, Listeners, Rounds, told
 from fedjax_peft.simulation.rows import CLIENT_NAMES, Row
 from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import federation_of, session_of
-from fedjax_peft.simulation.storage import calls
+from fedjax_peft.simulation.settings import settings
 from fedjax_peft.simulation.storage.checkpoint import saved_parts
-from fedjax_peft.simulation.storage.fingerprint import check_same, check_same_run, fingerprint
-from fedjax_peft.simulation.storage.record import Record, device_name, recorded_config
+from fedjax_peft.simulation.storage.record import Record, device_name
 from fedjax_peft.simulation.storage.saver import Saver
 from fedjax_peft.simulation.time_model import Slowness, preload_bytes, start_seconds
 from fedjax_peft.simulation.trained_rows import (
@@ -211,25 +210,13 @@ def simulating(raw: Given) -> Calling[Run]:
     _check(raw)
     given, records, seed = in_models_classes(raw), raw.records, raw.seed
     session = session_of(given)
-    check_test_data(given.model, given.clients, given.tested, given.task)
-    check_step_memory(session, given.model, session.schedule(seed), given.placement.lanes)
+    _check_made(given, session)
     state = session.init(seed)
     facts = federation_of(session.schedule(seed), given.clients.data, session.setup.algorithm)
     private = _private(given, session, facts)
-    compared = given.out is not None or processes() > 1
-    config, found = dict(records.config or {}), fingerprint(vars(raw)) if compared else {}
-    complete = records.config is not None and "point" not in config
-    if not complete and (compared or records.trackers):
-        begins = None if records.origin is None else origin_text(records.origin)
-        config = {**calls.settings(raw, begins), **config}
+    config, found = settings(raw)
     before = rows_before(records.origin, given.out if given.resume else None)
     trained_on = when_asked(given.clients, given.tested, before)
-    tables = {"placement": given.placement, "evaluation": given.evaluation, "records": records}
-    own = {
-        table: {n: x for n, x in vars(one).items() if isinstance(x, int | str)}
-        for table, one in tables.items()
-    }
-    check_same_run({**config, **found, "of this process": own})
     shown = records.progress if is_writer() else False
     on_round = () if records.on_round is None else (told(records.on_round),)
     with (
@@ -258,9 +245,16 @@ def simulating(raw: Given) -> Calling[Run]:
                 state, row = _begin(given, session, saver.clients.begin(state), facts)
                 state = yield from run.begin(state, row)
             else:
-                lanes = given.placement.lanes
-                state = yield from run.go_on(saved, given.evaluation.every, lanes)
+                how = given.evaluation
+                state = yield from run.go_on(saved, how.due, given.placement.lanes)
     return _ended(given, session, state, record.rows, trained_on)
+
+
+def _check_made(given: Given, session: Session) -> None:
+    """Raises InputError if the model cannot be tested on the data, or the memory is too small."""
+    check_test_data(given.model, given.clients, given.tested, given.task)
+    lanes = given.placement.lanes
+    check_step_memory(session, given.model, session.schedule(given.seed), lanes)
 
 
 def _check(given: Given) -> None:
@@ -297,7 +291,7 @@ def _scores(given: Given, session: Session, phases: Phases) -> Scores:
     triggered = None if attack is None else attack.triggered
     sets = (given.test, given.validation, how)
     tested = evaluations(session, *sets, triggered=triggered, seed=given.seed)
-    return Scores(session, tested, how.every, "clients" in how.diagnostics, phases)
+    return Scores(session, tested, how, phases)
 
 
 def _rounds(
@@ -404,18 +398,6 @@ def _ended(
         trained_on,
         others[0] if others else {},
     )
-
-
-def check_recorded(given: Given) -> None:
-    """Raises InputError if the run in ``out`` is not that of these arguments of :func:`simulate`.
-
-    Nothing is compiled or written.
-    """
-    directory = Path(given.out or "")
-    recorded, config = recorded_config(directory), given.records.config or {}
-    if "point" in config:  # the run has recorded other settings as well
-        recorded = {"point": recorded.get("point")}
-    check_same(directory, recorded, config, fingerprint(vars(given)))
 
 
 def _early(request: Request, out: str | Path | None) -> Callable[[Phase], None]:

@@ -36,7 +36,8 @@ from fedjax_peft import (
     transforms,
 )
 from fedjax_peft.simulation.description import describe
-from fedjax_peft.simulation.simulate import arguments, check_recorded
+from fedjax_peft.simulation.settings import check_recorded
+from fedjax_peft.simulation.simulate import arguments
 from fedjax_peft.simulation.storage.fingerprint import (
     MAY_CHANGE,
     changed_base,

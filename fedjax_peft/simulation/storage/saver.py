@@ -1,6 +1,6 @@
 """The checkpoints of a run: where its rounds begin again, and where they are saved."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedjax_peft.engine.devices.distributed import agree_on_signal
@@ -85,18 +85,18 @@ class Saver:
             self.clients.keep(self.record.checkpoints.rounds)
 
 
-def going_on(rows: Sequence[Row], every: int) -> list[Row]:
+def going_on(rows: Sequence[Row], due: Callable[[int], bool]) -> list[Row]:
     """Returns the rows of a run that goes on as those of a run that was never interrupted.
 
     They lose what they have because the run ended or was stopped there: a stop rule would count the
     scores of an evaluation that the schedule does not have.
 
     Args:
-      every: rounds between evaluations.
+      due: round -> whether it has an evaluation.
     """
     found = []
     for row in rows:
         if row is rows[-1] or "stopped" in row:
-            row = without_end(row if row["round"] % every == 0 else without_scores(row))
+            row = without_end(row if due(row["round"]) else without_scores(row))
         found.append(row)
     return found
