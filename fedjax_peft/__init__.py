@@ -26,6 +26,7 @@ _PLACES = {
     "numerics": ("optimizers", "schedules", "tree"),
     "peft.base": ("attach", "count", "merge", "quantize"),
     "peft.lora": ("lora",),
+    "report": ("executors",),
     "report.sweep": ("Sweep", "grid", "sweep"),
     "report.tune": ("Tuned", "tune"),
     "simulation": ("trackers",),
@@ -76,6 +77,7 @@ __all__ = [
     "distributed",
     "early_stop",
     "embed",
+    "executors",
     "generate",
     "grid",
     "heads",
@@ -137,6 +139,7 @@ if TYPE_CHECKING:
     from fedjax_peft.numerics import optimizers, schedules, tree
     from fedjax_peft.peft.base import attach, count, merge, quantize
     from fedjax_peft.peft.lora import lora
+    from fedjax_peft.report import executors
     from fedjax_peft.report.sweep import Sweep, grid, sweep
     from fedjax_peft.report.tune import Tuned, tune
     from fedjax_peft.simulation import trackers

@@ -3,42 +3,30 @@
 It stands here, above the simulation, because its result is a study.
 """
 
-import copy
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import tomli_w
 
 from fedjax_peft.contracts import Algorithm
-from fedjax_peft.contracts.part import Call, below, call_of, tagged
 from fedjax_peft.data.dataset import Clients
-from fedjax_peft.engine.devices.distributed import processes
-from fedjax_peft.models.base import Forward, Model
-from fedjax_peft.numerics.hyperparameters import Maker, Values
+from fedjax_peft.models.base import Model
+from fedjax_peft.numerics.hyperparameters import Values
+from fedjax_peft.report import executors
+from fedjax_peft.report.points import Point, Points, point_key, recorded
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import Cell, Study, make_study, summarise
 from fedjax_peft.report.table_files import TextTable
-from fedjax_peft.simulation.arguments import Given
-from fedjax_peft.simulation.description import describe
-from fedjax_peft.simulation.points import Job, PointDone, run_points
-from fedjax_peft.simulation.records import Evaluation, Records
+from fedjax_peft.simulation.points import PointDone, Results, run_points
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.run import Run
-from fedjax_peft.simulation.simulate import arguments
-from fedjax_peft.simulation.stopping import Stop, any_of
-from fedjax_peft.support.display import show
+from fedjax_peft.simulation.sharing import Share
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import folder_names, replace_file
-from fedjax_peft.support.nested import Watched, flatten
-
-Point = Mapping[str, Any]
-"""Name -> value of one run, such as ``{"seed": 0, "learning_rate": 1e-3}``."""
+from fedjax_peft.support.nested import flatten
 
 
 def grid(
@@ -131,6 +119,8 @@ def sweep(
     privacy: Any = None,
     attack: Any = None,
     on_point: Callable[[PointDone], None] = lambda done: None,
+    executor: Any = None,
+    jobs: int | None = None,
     **options: Any,
 ) -> Sweep:
     """Runs ``simulate`` for every point, and compiles one program for all numbers and seeds.
@@ -166,6 +156,12 @@ def sweep(
       privacy: likewise.
       attack: likewise.
       on_point: called after every point.
+      executor: runs the points in other processes that see ``out``: anything with
+        ``submit(function, *arguments)`` that returns a future, such as those of
+        ``concurrent.futures``, submitit and Dask, or :func:`fedjax_peft.report.executors.ray`. The
+        results are those of ``out``, and ``Sweep.runs`` is empty.
+      jobs: the largest number of jobs of the executor; by default one for each program. Points of
+        one program are in one job, as long as there are no more jobs than programs.
       **options: of ``simulate``, the same for all points, such as ``rounds`` and ``test``.
 
     Raises:
@@ -173,90 +169,70 @@ def sweep(
         complete); or as ``simulate``.
     """
     functions = {"transforms": transforms, "privacy": privacy, "attack": attack}
-    made = Points(algorithm, model, clients, functions, options)
     path, named = None if out is None else Path(out), named_points(points)
+    given = (algorithm, model, clients, functions, options)
+    asked = _Asked(given, named, choose_by, early_stop, replicas)
     write_table(path, named.values(), choose_by)
-    runs = run_points(
-        [made.job(name, point) for name, point in named.items()],
-        out=path,
-        metric=choose_by,
-        early_stop=early_stop,
-        replicas=replicas,
-        on_point=on_point,
-    )
-    return collect(path, named, runs, choose_by)
+    if executor is None:
+        runs = asked.run(list(named), path, on_point=on_point)
+        return collect(path, named, runs, choose_by)
+    if path is None:
+        raise InputError("An executor's jobs leave their runs in a directory: give out=...")
+    asked.submit(executor, jobs, path, on_point)
+    return collect(path, named, {}, choose_by)
 
 
-class Points:
-    """Makes the jobs of points, which share models, clients and compiled programs."""
+class _Asked(NamedTuple):
+    """What a sweep was asked for; the jobs of an executor get it."""
 
-    def __init__(
+    given: tuple[Any, ...]
+    """The arguments of :class:`Points`."""
+    named: Mapping[str, Point]
+    choose_by: str | None
+    early_stop: bool
+    replicas: int | Literal["auto"]
+
+    def run(
         self,
-        algorithm: Algorithm | Callable[[Values], Algorithm],
-        model: Model | Callable[[Point], Model],
-        clients: Clients | Callable[[Point], Clients],
-        functions: Mapping[str, Any],
-        options: Mapping[str, Any],
-    ):
-        """The arguments are those of :func:`sweep`.
+        names: Sequence[str],
+        out: Path | None,
+        on_point: Callable[[PointDone], None] | None = None,
+    ) -> dict[str, Run]:
+        """Runs some points: all of them for the caller of ``sweep``, or those of one of its jobs.
 
         Args:
-          functions: ``transforms``, ``privacy`` and ``attack``.
-          options: of ``simulate``, the same for all points.
-
-        Raises:
-          InputError: there are several processes.
+          on_point: of ``sweep``; a job has none.
         """
-        if processes() > 1:
-            raise InputError(
-                "A sweep runs in one process: several processes share one run at a time."
-            )
-        self._functions = {"algorithm": algorithm, **functions}
-        self._given = (model, clients)
-        made = {name: call_of(one) for name, one in self._functions.items()}
-        self._constants = {x for name, call in made.items() if call for x in call.constants(name)}
-        self._model, self._clients = _Shared(model), _Shared(clients)
-        self._options = {"records": Records(progress=False), **options}
-        self._forward: list[tuple[Any, Any]] = []
+        made, share = Points(*self.given), Share(wait=False) if on_point is None else None
+        return run_points(
+            [made.job(name, self.named[name]) for name in names],
+            out=out,
+            metric=self.choose_by,
+            early_stop=self.early_stop,
+            replicas=self.replicas,
+            share=share,
+            keep=share is None,
+            on_point=on_point or (lambda done: None),
+        )
 
-    def job(self, name: str, point: Point) -> Job:
-        """Returns the job of a point."""
-        _check_used(point, self._functions, self._given)
-        evaluation = self._options.get("evaluation", Evaluation())
+    def submit(
+        self, executor: Any, jobs: int | None, out: Path, on_point: Callable[[PointDone], None]
+    ) -> None:
+        """Runs all points as jobs of an executor."""
+        made, groups = Points(*self.given), dict[str, list[str]]()
+        every = {name: made.job(name, point) for name, point in self.named.items()}
+        results = Results(list(every.values()), out, self.choose_by, on_point=on_point)
+        for job in results.missing():
+            constants = point_key(made.constants_of(self.named[job.name]))
+            groups.setdefault(constants, []).append(job.name)
+        together = 1 if self.replicas == "auto" else self.replicas
+        parts = executors.parts_of(groups, jobs, together)
 
-        def given(path: Path | None, resume: bool, stop: Stop | None) -> Given:
-            ends = replace(evaluation, stop=any_of(evaluation.stop, stop))
-            return self._given_for(point, out=path, resume=resume, evaluation=ends)
+        def ended(name: str, error: str | None) -> bool:
+            return results.ended_elsewhere(every[name], error)
 
-        return Job(name, self._options.get("rounds", 0), given)
-
-    def _given_for(self, point: Point, **others: Any) -> Given:
-        """Returns the arguments of the run of a point."""
-        numbers = {n: x for n, x in point.items() if _is_runtime(n, x) and n not in self._constants}
-        fixed = {n: x for n, x in point.items() if n not in numbers and n != "seed"}
-        built, own = self.model(point), self._clients(point)
-        options = {"seed": 0, **self._options, **others}
-        options["seed"] = point.get("seed", options["seed"])
-        options["records"] = replace(options["records"], config={"point": _recorded(point)})
-        options |= {n: _made(n, x, point, fixed) for n, x in self._functions.items()}
-        return arguments(built, options.pop("algorithm"), own, values=numbers, **options)
-
-    def model(self, point: Point) -> Model:
-        """Returns the model of a point, with the first forward pass that equals its own.
-
-        Models that a seed has given other initial values then share their programs.
-        """
-        built = self._model(point)
-        own = built.graph, built.forward, built.dtype
-        bound = isinstance(built.apply, Forward)  # the graph then says what it does
-        for known, apply in self._forward:
-            if apply is built.apply:
-                return built
-            if bound and known == own:
-                call, made = call_of(built), built.replace(apply=apply)
-                return made if call is None else tagged(made, call)
-        self._forward.append((own if bound else None, built.apply))
-        return built
+        executors.run(executor, self, parts, out, ended)
+        results.check()
 
 
 def write_table(out: Path | None, points: Iterable[Point], choose_by: str | None) -> None:
@@ -270,7 +246,7 @@ def write_table(out: Path | None, points: Iterable[Point], choose_by: str | None
 
 def _keys(points: Iterable[Point]) -> list[str]:
     """Returns the dotted keys of the values of points, as their runs record them."""
-    return list(dict.fromkeys(k for point in points for k in flatten({"point": _recorded(point)})))
+    return list(dict.fromkeys(k for point in points for k in flatten({"point": recorded(point)})))
 
 
 def collect(
@@ -284,15 +260,10 @@ def collect(
     for name, point in named.items():
         file = folder / name / "metrics.jsonl"
         rows = runs[name].metrics if name in runs else read_metrics(file)
-        done.append(RunRecord("sweep", folder / name, {"point": _recorded(point)}, {}, rows))
+        done.append(RunRecord("sweep", folder / name, {"point": recorded(point)}, {}, rows))
     keys = _keys(named.values())
     in_order = {name: runs[name] for name in named if name in runs}  # not as they ended
     return Sweep(make_study(done, keys=keys, choose_by=choose_by), in_order, named)
-
-
-def _is_runtime(name: str, value: Any) -> bool:
-    """Returns whether a point's value becomes a run-time value of the program."""
-    return name != "seed" and isinstance(value, float) and value != 0
 
 
 def named_points(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
@@ -316,125 +287,3 @@ def named_points(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
             raise InputError(f"The point {text} occurs twice.")
         texts[point_key(point)] = text
     return dict(zip(folder_names(texts).values(), map(dict, points), strict=True))
-
-
-def point_key(values: Point) -> str:
-    """Returns a text that is equal for equal values, arrays and lists included."""
-    return json.dumps(describe(dict(values)), sort_keys=True)
-
-
-def _recorded(value: Any) -> Any:
-    """Returns a value of a point as TOML can hold it; large arrays and objects as descriptions."""
-    if hasattr(value, "tolist") and value.size <= _SHOWN:
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(name): _recorded(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return ["None" if item is None else _recorded(item) for item in value]
-    plain = isinstance(value, bool | int | float | str | None)
-    return value if plain else describe(value)
-
-
-_SHOWN = 64
-"""The largest number of elements of an array that a run's config records."""
-
-
-def _owned(value: Any) -> Any:
-    """Returns a value of a point that a function may change: a copy of what can be changed."""
-    return copy.deepcopy(value) if isinstance(value, list | dict | set | np.ndarray) else value
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A function of the run-time values; equal functions with equal constants are equal."""
-
-    function: Callable[[Values], Any]
-    key: str
-    constants: Point = field(compare=False)
-
-    def __call__(self, values: Values) -> Any:
-        constants = {name: _owned(value) for name, value in self.constants.items()}
-        return self.function({**constants, **values})
-
-
-def _built(values: Values, name: str, call: Call) -> Any:
-    """Returns the part of a call with the values under its name."""
-    return call.build(_inside(name, values), name)
-
-
-def _inside(name: str, values: Values) -> dict[str, Any]:
-    """Returns the values for arguments of a part, by their names in it."""
-    return {key: value for key, value in below(name, values) if key}
-
-
-def _made(name: str, given: Any, point: Point, fixed: Point) -> Any:
-    """Returns an argument of ``simulate`` for a point: an object, or a function of the values.
-
-    Raises:
-      InputError: a value is for a part that does not know its call.
-    """
-    if callable(given):
-        return _Made(given, point_key(fixed), fixed)
-    if not _inside(name, point):
-        return given
-    if (call := call_of(given)) is None:
-        raise InputError(
-            f"The point has values for {name}, which is {show(given)}: it does not know the call"
-            " that made it. Give a part as its function returned it, or a function of the point:"
-            f" {name} = lambda p: ..."
-        )
-    return Maker(_built, (name, call_of(_built(fixed, name, call))))
-
-
-def _check_used(point: Point, functions: Mapping[str, Any], others: Sequence[Any]) -> None:
-    """Raises InputError for a value that no part takes, where there is no function of the point."""
-    if any(callable(x) and not isinstance(x, Model) for x in (*functions.values(), *others)):
-        return
-    known = {f"{n}.{k}" for n, x in functions.items() if (c := call_of(x)) for k in c.flat() if k}
-    for key in point:
-        if key != "seed" and key.partition(".")[0] not in functions:
-            raise InputError(f"The points have values for {key!r}. {nearest(key, sorted(known))}")
-
-
-class _Shared:
-    """An object, or a function that is called once for all points that it cannot tell apart."""
-
-    def __init__(self, made: Any):
-        self._made = made
-        self._known: list[tuple[dict[str, str], Any]] = []
-
-    def __call__(self, point: Point) -> Any:
-        if not callable(self._made) or isinstance(self._made, Model | Clients):
-            return self._made
-        for read, made in self._known:
-            if all(point_key({name: point[name]}) == text for name, text in read.items()):
-                return made
-        reads = _Reads(point)
-        made = self._made(reads)
-        reads.close()
-        read = {name: point_key({name: point[name]}) for name in sorted(reads.read)}
-        self._known = [*self._known[-3:], (read, made)]  # models and data are large
-        return made
-
-
-class _Reads(Watched):
-    """A point that notes which of its values are read, and gives copies of them."""
-
-    _closed = False
-
-    def close(self) -> None:
-        """Ends the notes: values that nobody has read cannot be read any more."""
-        self._closed = True
-
-    def __getitem__(self, name: str) -> Any:
-        """Returns a value.
-
-        Raises:
-          InputError: the function that was given the point has returned without reading it.
-        """
-        if self._closed and name in self and name not in self.read:
-            raise InputError(
-                f"A function of a sweep's point reads {name!r} after it has returned, when its"
-                f" result may already serve other points. Read it before: value = p[{name!r}]."
-            )
-        return _owned(super().__getitem__(name))

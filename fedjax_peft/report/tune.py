@@ -11,15 +11,8 @@ from fedjax_peft.contracts import Algorithm
 from fedjax_peft.data.dataset import Clients
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.hyperparameters import Values
-from fedjax_peft.report.sweep import (
-    Point,
-    Points,
-    Sweep,
-    collect,
-    named_points,
-    point_key,
-    write_table,
-)
+from fedjax_peft.report.points import Point, Points, point_key
+from fedjax_peft.report.sweep import Sweep, collect, named_points, write_table
 from fedjax_peft.simulation.points import PointDone, run_points
 from fedjax_peft.simulation.rows import Row, field_is_lower_better, fields, number
 from fedjax_peft.simulation.run import Run

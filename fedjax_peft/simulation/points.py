@@ -102,17 +102,8 @@ def run_points(
         )
     usual = _REPLICAS if jax.default_backend() != "cpu" else 1
     count = 1 if early_stop else min(usual if replicas == "auto" else replicas, len(jobs))
-    results = _Results(jobs, out, metric, early_stop, stop, on_start, on_point, keep)
-    finished = [j for j in jobs if out is not None and is_finished(out / j.name, j.rounds)]
-    for job in finished:
-        assert out is not None
-        try:
-            check_recorded(job.given(out / job.name, True, None))
-        except InputError as problem:
-            results.end(job, [], error=str(problem))
-        else:
-            results.end(job, read_metrics(out / job.name / "metrics.jsonl"))
-    missing = [job for job in jobs if job not in finished]
+    results = Results(jobs, out, metric, early_stop, stop, on_start, on_point, keep)
+    missing = results.missing()
     if share is None or out is None:
         _run(results, missing, count)
     else:
@@ -126,7 +117,7 @@ def run_points(
     return results.runs
 
 
-def _run(results: "_Results", jobs: Iterable[Job], count: int) -> None:
+def _run(results: "Results", jobs: Iterable[Job], count: int) -> None:
     """Runs points, ``count`` at a time; each is asked for when the one before it has ended."""
     if count <= 1:
         for job in jobs:
@@ -147,18 +138,17 @@ _WAITING = _notes(b"this process ends; the others go on")
 
 
 @dataclass
-class _Results:
+class Results:
     """The points that have ended, and the best of them; the fields are those of `run_points`."""
 
     jobs: Sequence[Job]
     out: Path | None
     metric: str | None
-    early_stop: bool
-    stop: Callable[[str], Stop | None]
-    on_start: Callable[[int, Job], None]
-    on_point: Callable[[PointDone], None]
-    keep: bool
-
+    early_stop: bool = False
+    stop: Callable[[str], Stop | None] = lambda name: None
+    on_start: Callable[[int, Job], None] = lambda index, job: None
+    on_point: Callable[[PointDone], None] = lambda done: None
+    keep: bool = False
     queue: Queue | None = None
 
     def __post_init__(self) -> None:
@@ -168,6 +158,21 @@ class _Results:
         self._failed: dict[str, str] = {}
         self._ended, self._computed = 0, 0
         self._began = time.perf_counter()
+
+    def missing(self) -> list[Job]:
+        """Reports the points that had finished before, and returns the others."""
+        left, out = list[Job](), self.out
+        for job in self.jobs:
+            if out is None or not is_finished(out / job.name, job.rounds):
+                left.append(job)
+                continue
+            try:
+                check_recorded(job.given(out / job.name, True, None))
+            except InputError as problem:
+                self.end(job, [], error=str(problem))
+            else:
+                self.end(job, read_metrics(out / job.name / "metrics.jsonl"))
+        return left
 
     def running(self, job: Job, engine: Any) -> Calling[None]:
         """Runs a point and reports it."""

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,13 +175,18 @@ def _check_versions(run: Path) -> None:
     check_versions(theirs, f"The worker that has {run}")
 
 
-def check_versions(theirs: dict[str, str], who: str) -> None:
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that numbers depend on."""
+    return {"python": ".".join(map(str, sys.version_info[:2])), **environment()["versions"]}
+
+
+def check_versions(theirs: Mapping[str, str], who: str) -> None:
     """Raises InputError if versions differ from those of this process.
 
     Args:
       who: has them, such as ``The process that submits``.
     """
-    mine = environment()["versions"]
+    mine = versions()
     other = [f"{n} {x}, here {mine[n]}" for n, x in theirs.items() if n in mine and mine[n] != x]
     if other:
         raise InputError(
