@@ -524,6 +524,9 @@ task = fp.tasks.multiple_choice()
 # fp.tasks.next_token
 task = fp.tasks.next_token()
 
+# fp.tasks.preference
+task = fp.tasks.preference(loss="dpo", beta=0.1)
+
 # fp.tasks.question_answering
 task = fp.tasks.question_answering()
 

@@ -106,8 +106,9 @@ def planned(config: Mapping[str, Any], device: Device | None = None) -> Planned:
     size, image = config["batch_size"], _image(resolved, model.config)
     if image is None:
         length = _length(resolved, model.longest_text)
-        batch = example_batch(kind, batch_size=size, length=length)
-        words = f"{size} x {length} tokens"
+        texts = 2 if task.name == "preference" else 1
+        batch = example_batch(kind, batch_size=size, length=length, texts=texts)
+        words = f"{size} x {texts * length} tokens"
     else:
         batch = example_batch(kind, batch_size=size, image=image)
         words = f"{size} images of {image[1]} x {image[2]} pixels"

@@ -7,7 +7,7 @@ unpacked examples.
 """
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
@@ -24,21 +24,23 @@ def packed(
 
     Args:
       columns: ``input_ids``, ``attention_mask`` and ``loss_mask`` ``[examples, tokens]``, padded on
-        the right. Other columns are left out: they belong to single examples.
+        the right; of preferences also ``segment_ids``, ``position_ids`` and ``preferred``. Other
+        columns are left out: they belong to single examples.
       length: tokens of a row.
 
     Returns:
-      ``input_ids`` int32, ``attention_mask`` and ``loss_mask`` bool, ``segment_ids`` int32 (1, 2,
-      ... in each row; 0: padding) and ``position_ids`` int32, each ``[rows, length]``; and the rows
-      of each client.
+      the columns of :func:`side_by_side`; of preferences also ``preferred``
+      ``[rows, most texts of a row]``; and the rows of each client.
 
     Raises:
       InputError: data without these columns, or an example of more than ``length`` tokens.
     """
     missing = [column for column in _TOKENS if column not in columns]
     if missing:
-        raise InputError(f"Packing is for instruction_tuning; {name!r} has no {missing[0]!r}.")
-    if "segment_ids" in columns:
+        raise InputError(
+            f"Packing is for instruction_tuning and preference; {name!r} has no {missing[0]!r}."
+        )
+    if is_packed(columns):
         raise InputError(f"The rows of {name!r} are packed already.")
     mask = columns["attention_mask"].astype(bool)
     sizes = mask.sum(axis=1)
@@ -54,16 +56,37 @@ def packed(
         first = len(rows)
         rows += [[int(own[i]) for i in one] for one in bins(sizes[own], length)]
         owned.append(np.arange(first, len(rows), dtype=np.int32))
-    return _rows(columns, rows, sizes, mask, length), tuple(owned)
+    made = side_by_side(columns, rows, length)
+    if "preferred" in columns:
+        texts = [np.concatenate([columns["preferred"][i] for i in one]) for one in rows]
+        made["preferred"] = padded(texts, max(map(len, texts)), 0)[0].astype(bool)
+    return made, tuple(owned)
 
 
-def _rows(
-    columns: Mapping[str, np.ndarray],
-    rows: list[list[int]],
-    sizes: np.ndarray,
-    mask: np.ndarray,
-    length: int,
+def is_packed(columns: Container[str]) -> bool:
+    """Returns whether rows hold several examples: only rows of one have a prompt of their own."""
+    return "segment_ids" in columns and "prompt_ids" not in columns
+
+
+def side_by_side(
+    columns: Mapping[str, np.ndarray], rows: Sequence[Sequence[int]], length: int
 ) -> dict[str, np.ndarray]:
+    """Returns rows of tokens, each with the texts of some examples.
+
+    Args:
+      columns: as for :func:`packed`.
+      rows: the examples of each row.
+      length: tokens of a row.
+
+    Returns:
+      ``input_ids`` int32, ``attention_mask`` and ``loss_mask`` bool, ``segment_ids`` int32 (1, 2,
+      ... for the texts of each row; 0: padding) and ``position_ids`` int32, each
+      ``[rows, length]``.
+    """
+    mask = columns["attention_mask"].astype(bool)
+    sizes, whole = mask.sum(axis=1), np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
+    given = {"segment_ids": np.broadcast_to(np.int32(1), mask.shape), "position_ids": whole}
+    given = {name: columns.get(name, x) for name, x in given.items()}
     ids, loss = columns["input_ids"], columns["loss_mask"].astype(bool)
     padding = ids[~mask][0] if not mask.all() else 0
     tokens, learned, segments, places = [], [], [], []
@@ -71,15 +94,18 @@ def _rows(
         own = [(example, int(sizes[example])) for example in examples]
         tokens.append(np.concatenate([ids[example, :size] for example, size in own]))
         learned.append(np.concatenate([loss[example, :size] for example, size in own]))
-        places.append(np.concatenate([np.arange(size) for _, size in own]))
-        segments.append(np.repeat(np.arange(1, len(own) + 1), sizes[examples]))
+        places.append(np.concatenate([given["position_ids"][i, :size] for i, size in own]))
+        texts = [given["segment_ids"][i, :size] for i, size in own]
+        before = np.cumsum([0, *(part.max(initial=0) for part in texts)])
+        pairs = zip(texts, before, strict=False)
+        segments.append(np.concatenate([part + first for part, first in pairs]))
     packed = {
         "input_ids": padded(tokens, length, padding)[0],
         "segment_ids": padded(segments, length, 0)[0],
         "position_ids": padded(places, length, 0)[0],
     }
     packed["attention_mask"] = packed["segment_ids"] > 0
-    # Nothing comes before the first token of an example.
+    # Nothing comes before the first token of a text.
     packed["loss_mask"] = (padded(learned, length, 0)[0] > 0) & (packed["position_ids"] > 0)
     return packed
 

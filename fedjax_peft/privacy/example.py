@@ -93,10 +93,13 @@ def example(
             " all that is used of an example"
         )
         check_compatible(algorithm, {Feature.EXAMPLE_PRIVACY: what})
-        if "segment_ids" in dict(federation.columns):
+        columns = dict(federation.columns)
+        if "segment_ids" in columns and "prompt_ids" not in columns:  # several examples in a row
             raise InputError(
-                "Example-level privacy protects single rows, and the rows are packed: one of them"
-                " holds several examples, and which ones depends on the others. Leave packing out."
+                "Example-level privacy protects single rows, and here one of them holds texts of"
+                " several examples, and which ones depends on the others: the rows are packed, or"
+                " loss = 'kto' compares answers of a client. Leave packing out, or take another"
+                " loss."
             )
         own = private_gradient(clip, noise_multiplier, federation.batch_size, microbatch)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from fedjax_peft import tasks
 from fedjax_peft.data.classes import (
     has_names,
     in_classes,
@@ -46,17 +47,50 @@ def in_models_classes(given: Arguments) -> Arguments:
         return others(data if value is clients.data else value, what)  # one copy for both
 
     if isinstance(given, Given):
-        own, how = ("client_test", "client_validation"), given.evaluation
-        changed["evaluation"] = replace(how, **{n: _read(getattr(how, n), n, read) for n in own})
-        changed |= {n: _read(getattr(given, n), n, read) for n in ("test", "validation")}
+        how = given.evaluation
+        changed["evaluation"] = replace(how, **{n: _read(getattr(how, n), n, read) for n in _OWN})
+        changed |= {n: _read(getattr(given, n), n, read) for n in _GLOBAL}
     found = replace(given, **changed)
     return in_models_classes(found) if "model" in changed else found  # it has names now
 
 
-def reader(model: Model, clients: Clients) -> Callable[..., Any]:
+def prepared(given: Arguments) -> Arguments:
+    """Returns the arguments as a run uses them: in the classes of the model, and with what the task
+    adds to examples before the first round (``Task.prepare``).
+
+    Raises:
+      InputError: data have a class that the model does not have, or the task cannot use them.
+    """
+    given = in_models_classes(given)
+    model, clients = given.model, given.clients
+    usable = isinstance(model, Model) and isinstance(clients, Clients)
+    if not (usable and isinstance(clients.data, Dataset)):
+        return given  # a check refuses it
+    prepare = getattr(given.task or tasks.for_data(clients.data), "prepare", None)
+    if prepare is None:
+        return given
+
+    def read(value: Any) -> Any:
+        if isinstance(value, Clients):
+            return replace(value, data=prepare(model, value.data, value.indices))
+        return prepare(model, value, ()) if isinstance(value, Dataset) else value
+
+    changed: dict[str, Any] = {"clients": read(clients)}
+    if isinstance(given, Given):
+        how = given.evaluation
+        changed["evaluation"] = replace(how, **{name: read(getattr(how, name)) for name in _OWN})
+        changed |= {name: read(getattr(given, name)) for name in _GLOBAL}
+    return replace(given, **changed)
+
+
+_GLOBAL = ("test", "validation")
+_OWN = ("client_test", "client_validation")
+
+
+def reader(model: Model, clients: Clients, task: Any = None) -> Callable[..., Any]:
     """Returns the function (examples, role) -> the same in the classes of a model.
 
-    Examples that are no :class:`Dataset` stay as they are.
+    Examples that are no :class:`Dataset` stay as they are. A ``task`` prepares the others too.
     """
     known, whose = _known(model, clients)
 
@@ -65,6 +99,8 @@ def reader(model: Model, clients: Clients) -> Callable[..., Any]:
             return data
         # A model without labels may have more classes than its training data.
         more = () if model.labels else numbered(len(data.label_names))[len(known) :]
+        prepare = getattr(task, "prepare", None)
+        data = data if prepare is None else prepare(model, data, ())
         return with_all_names(in_classes(data, (*known, *more), what, whose), (*known, *more))
 
     return read

@@ -29,7 +29,7 @@ from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import rank_masks
 from fedjax_peft.simulation import asynchrony, checks
 from fedjax_peft.simulation.arguments import OfSession, Transforms
-from fedjax_peft.simulation.classes import in_models_classes, reader
+from fedjax_peft.simulation.classes import prepared, reader
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.description import describe
 from fedjax_peft.simulation.ledger import Ledger
@@ -113,7 +113,7 @@ def session(
         placement=placement,
         diagnostics=diagnostics,
     )
-    return session_of(in_models_classes(given))
+    return session_of(prepared(given))
 
 
 def session_of(given: OfSession) -> Session:
@@ -165,7 +165,8 @@ def session_of(given: OfSession) -> Session:
     hashable = tuple(uploads) if isinstance(uploads, list) else uploads
     setup = setup._replace(maker=Makers(make, Maker(_joined, (hashable,))))
     place = (placement.engine, placement.client_state, placement.examples)
-    computation = Computation(placement.lanes, given.rounds, *place, read=reader(model, clients))
+    read = reader(model, clients, setup.task)
+    computation = Computation(placement.lanes, given.rounds, *place, read=read)
     if placement.reuse != "none":
         setup, computation = _reusing(given, setup, computation)
     return Session(

@@ -21,7 +21,7 @@ from fedjax_peft.numerics.hyperparameters import Values
 from fedjax_peft.simulation.arguments import Given, Transforms
 from fedjax_peft.simulation.asynchrony import check_asynchronous
 from fedjax_peft.simulation.checks import check_counts, check_test_data, check_test_objects
-from fedjax_peft.simulation.classes import in_models_classes
+from fedjax_peft.simulation.classes import prepared
 from fedjax_peft.simulation.clock import Clock
 from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.estimate import estimate
@@ -208,7 +208,7 @@ def simulating(raw: Given) -> Calling[Run]:
     """Does what :func:`simulate` does, in step with other runs; see ``engine/calls.py``."""
     use_compilation_cache()
     _check(raw)
-    given, records, seed = in_models_classes(raw), raw.records, raw.seed
+    given, records, seed = prepared(raw), raw.records, raw.seed
     session = session_of(given)
     _check_made(given, session)
     state = session.init(seed)

@@ -17,6 +17,7 @@ from fedjax_peft.tasks.image_classification import image_classification
 from fedjax_peft.tasks.instruction_tuning import instruction_tuning
 from fedjax_peft.tasks.multiple_choice import multiple_choice
 from fedjax_peft.tasks.next_token import next_token
+from fedjax_peft.tasks.preference import preference
 from fedjax_peft.tasks.question_answering import question_answering
 from fedjax_peft.tasks.tagging import tagging
 
@@ -26,6 +27,7 @@ __all__ = [
     "instruction_tuning",
     "multiple_choice",
     "next_token",
+    "preference",
     "question_answering",
     "tagging",
 ]
@@ -37,6 +39,7 @@ _FUNCTIONS: dict[str, Callable[..., Task]] = {
     "next_token": next_token,
     "instruction_tuning": instruction_tuning,
     "multiple_choice": multiple_choice,
+    "preference": preference,
     "question_answering": question_answering,
     "tagging": tagging,
 }

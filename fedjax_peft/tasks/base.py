@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 
 from fedjax_peft.contracts import Batch, Metrics, Outputs, Sampling
 from fedjax_peft.data.dataset import Dataset
@@ -105,6 +106,10 @@ class Task(NamedTuple):
     by_class: Callable[[Predictions, Any], ByClass] | None = None
     """(predictions, evaluated data) -> the counts of each class, for scores by class; None: the
     task has no classes. Arguments are those of ``score``."""
+    prepare: Callable[[Any, Dataset, Sequence[np.ndarray]], Dataset] | None = None
+    """(model that a run starts from, data, the rows of each client) -> the data with what the loss
+    needs beside the examples, such as the log-likelihoods of a reference model. Called once before
+    the first round, for each data set; evaluated data have no clients' rows."""
 
     def __repr__(self) -> str:
         return f"Task({self.name!r})"

@@ -75,7 +75,7 @@ def predict(
             return names[:0] if output == "labels" else np.zeros((0, len(names)), np.float32)
         columns = tokenize(tokenizer, texts, pairs, max_length=max_length)
     function = _logits if output == "logits" else _class_logits
-    logits = _over_batches(model, params, columns, function, batch_size)["logits"]
+    logits = over_batches(model, params, columns, function, batch_size)["logits"]
     if output == "labels":
         names = names if len(names) else np.array(numbered(logits.shape[1]))
         return names[logits.argmax(axis=1)]
@@ -139,7 +139,7 @@ def scores_by_class(
         data = encode(task, table, model.labels, tokenizer, max_length=max_length, name="table")
     task.check(data, "given")
     data = with_all_names(in_classes(data, model.labels, "given"), model.labels)
-    return by_class(_over_batches(model, params, data.columns, predict_rows, batch_size), data)
+    return by_class(over_batches(model, params, data.columns, predict_rows, batch_size), data)
 
 
 def embed(
@@ -173,7 +173,7 @@ def embed(
     if not len(texts):
         raise InputError("There is no text to embed.")
     columns = tokenize(tokenizer, texts, max_length=max_length)
-    return _over_batches(model, model.trainable, columns, _pooled(pooling), batch_size)["pooled"]
+    return over_batches(model, model.trainable, columns, _pooled(pooling), batch_size)["pooled"]
 
 
 @functools.cache  # one function, so that its program is found again
@@ -225,7 +225,7 @@ def answer(
     predict_rows = inputs.predict or task.predict
     if predict_rows is None:
         raise InputError(f"The task {task.name!r} has inputs, but no predict function.")
-    predictions = _over_batches(model, params, data.columns, predict_rows, batch_size)
+    predictions = over_batches(model, params, data.columns, predict_rows, batch_size)
     return inputs.answers(predictions, data)
 
 
@@ -240,7 +240,7 @@ def _inputs(task: Task) -> Inputs:
     return task.inputs
 
 
-def _over_batches(
+def over_batches(
     model: Model,
     params: Params,
     columns: Mapping[str, np.ndarray],

@@ -136,12 +136,18 @@ def plan_memory(
 
 
 def example_batch(
-    head: str, *, batch_size: int, length: int = 0, image: Sequence[int] | None = None
+    head: str,
+    *,
+    batch_size: int,
+    length: int = 0,
+    image: Sequence[int] | None = None,
+    texts: int = 1,
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a batch for a head; the columns are those that its task reads.
 
     Args:
       image: channels, height and width of an image; None: examples are texts.
+      texts: how many texts of this length a row has; those of a preference are two.
     """
     whole, truth = jnp.int32, jnp.bool_
     columns: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -153,6 +159,13 @@ def example_batch(
     match head:
         case "causal_lm":
             columns |= {"loss_mask": ((length,), truth), "is_answer": ((), truth)}
+            if texts > 1:
+                columns = {name: ((texts * length,), kind) for name, (_, kind) in columns.items()}
+                columns |= dict.fromkeys(
+                    ("segment_ids", "position_ids"), ((texts * length,), whole)
+                )
+                columns |= {"preferred": ((texts,), truth), "reference": ((texts,), jnp.float32)}
+                columns |= {"prompt_ids": ((length,), whole)}
         case "token_classification":
             columns |= {"labels": ((length,), whole)}
         case "span_classification":

@@ -1,0 +1,215 @@
+"""Preferences: losses and gradients beside TRL's, forms of rows, and what is refused."""
+
+import functools
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from closeness import assert_close
+from internals import Table, encode, encoder_of
+from refusals import refused
+from safetensors.numpy import load_file
+
+import fedjax_peft as fp
+
+pytestmark = pytest.mark.slow
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "preferences" / "trl.safetensors"
+PAIRS = [
+    ("Is it red?", "Yes, it is.", "No."),
+    ("Say a word.", "Word", "I would rather say three words"),
+    ("2 and 2?", "4", "It is 5, I think."),
+    ("Who are you", "nobody at all, really", "me"),
+]
+"""Those of ``preferences_golden.py``, as its models are."""
+OPTIONS = {
+    "dpo": {"beta": 0.2},
+    "ipo": {"beta": 0.2},
+    "orpo": {"beta": 0.2},
+    "simpo": {"beta": 2.0, "gamma": 0.7},
+    "kto": {"beta": 0.2, "desirable_weight": 1.2},
+}
+LEAVES = ("model.layers.0.self_attn.q_proj", "model.norm")
+
+
+def rows(pairs=PAIRS):
+    return dict(
+        zip(("prompt", "chosen", "rejected"), map(list, zip(*pairs, strict=True)), strict=True)
+    )
+
+
+@functools.cache
+def golden():
+    return load_file(GOLDEN)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    how = {"initializer_range": 0.1, "num_hidden_layers": 1}
+    folder, write = tmp_path_factory.mktemp("models"), fp.testing.write_tiny_language_model
+    paths = [write(folder / str(seed), seed=seed, **how) for seed in (0, 1)]
+    return [fp.load_model(path, head=fp.heads.causal_lm()) for path in paths]
+
+
+def encoded(model, columns, loss="dpo", max_length=64, **options):
+    task = fp.tasks.preference(loss, **options)
+    table = encoder_of(task).prepare(Table("rows", columns))
+    return encode(task, table, (), model.tokenizer, max_length=max_length, name="rows")
+
+
+@functools.cache
+def loss_and_gradient(apply, of_task):
+    def loss(leaves, frozen, trainable, batch):
+        outputs = apply({**frozen, **leaves}, trainable, batch, None, False)
+        total, count = of_task(outputs, batch)
+        return total / count
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
+def measured(model, data):
+    leaves = {name: x for name, x in model.frozen.items() if name.startswith(LEAVES)}
+    function = loss_and_gradient(model.apply, data.task.loss)
+    return function(leaves, model.frozen, model.trainable, dict(data.columns))
+
+
+@pytest.mark.parametrize("loss", OPTIONS)
+def test_losses_and_gradients_are_those_of_trl(models, loss):
+    """As single rows, with a padded row, and packed."""
+    policy, reference = models
+    data = encoded(policy, rows(), loss, **OPTIONS[loss])
+    clients = fp.Clients(data, (np.arange(len(data), dtype=np.int32),))
+    prepare = data.task.prepare or (lambda model, data, owned: data)
+    single = prepare(reference, data, clients.indices)
+    padded = {name: np.concatenate([x, x[:1]]) for name, x in single.columns.items()}
+    padded["mask"] = np.arange(len(data) + 1) < len(data)
+    forms = [single, fp.Dataset(padded, task=data.task)]
+    if loss != "kto":
+        packed = clients.pack(256)
+        assert len(packed.data) < len(data)
+        forms.append(prepare(reference, packed.data, packed.indices))
+    expected = {name: golden()[f"{loss}.{name}.weight"] for name in LEAVES}
+    for form in forms:
+        value, gradients = measured(policy, form)
+        # Sums over 32 tokens, of terms of a few nats.
+        assert_close(value, golden()[f"{loss}.loss"], rtol=1e-5)
+        for name, gradient in gradients.items():
+            known = expected[name.rpartition(".")[0]]
+            known = known.T if name.endswith("kernel") else known
+            assert_close(gradient, known, rtol=0, atol=1e-5 * np.abs(known).max())
+
+
+def test_tokens_are_those_of_trl(models):
+    data = encoded(models[0], rows())
+    names = ("input_ids", "attention_mask", "completion_mask")
+    ids, mask, answers = (golden()[f"dpo.{name}"] for name in names)
+    for row in range(len(PAIRS)):
+        for text, other in enumerate((row, row + len(PAIRS)), 1):
+            own = data.columns["segment_ids"][row] == text
+            length = own.sum()
+            assert data.columns["input_ids"][row][own].tolist() == ids[other][:length].tolist()
+            assert data.columns["loss_mask"][row][own].tolist() == answers[other][:length].tolist()
+            assert not mask[other][length:].any()
+
+
+def said(role, content):
+    return {"role": role, "content": content}
+
+
+ASKED, ANSWERED = said("user", "Hi?"), said("assistant", "Ho.")
+TALK = [ASKED, ANSWERED, said("user", "Who?")]
+FORMS = {
+    "lists with a prompt": {
+        "prompt": [TALK],
+        "chosen": [[said("assistant", "I")]],
+        "rejected": [[said("assistant", "you")]],
+    },
+    "whole lists": {
+        "prompt": ["Who?"],
+        "chosen": [[*TALK, said("assistant", "I")]],
+        "rejected": [[*TALK, said("assistant", "you")]],
+    },
+    "texts of HH": {
+        "chosen": ["\n\nHuman: Hi?\n\nAssistant: Ho.\n\nHuman: Who?\n\nAssistant: I"],
+        "rejected": ["\n\nHuman: Hi?\n\nAssistant: Ho.\n\nHuman: Who?\n\nAssistant: you"],
+    },
+    "a prompt of HH": {
+        "prompt": ["\n\nHuman: Hi?\n\nAssistant: Ho.\n\nHuman: Who?\n\nAssistant:"],
+        "chosen": ["I"],
+        "rejected": ["you"],
+    },
+}
+
+
+def test_all_forms_give_the_same_rows(models):
+    found = [encoded(models[0], columns) for columns in FORMS.values()]
+    decode = models[0].tokenizer.decode
+    for data in found:
+        for name, column in data.columns.items():
+            np.testing.assert_array_equal(column, found[0].columns[name], err_msg=name)
+        for text, answer in enumerate(("I", "you"), 1):
+            own = (data.columns["segment_ids"][0] == text) & data.columns["loss_mask"][0]
+            assert decode(data.columns["input_ids"][0][own]).startswith(answer)
+        assert data.references == ("I",)
+
+
+def test_labelled_answers(models):
+    columns = {"prompt": ["a", "b"], "completion": ["x", "y"], "label": ["false", True]}
+    data = encoded(models[0], columns, "kto")
+    assert data.columns["preferred"].tolist() == [[False], [True]]
+    pairs = encoded(models[0], rows(), "kto")
+    assert pairs.meta["unit"].tolist() == [0, 1, 2, 3] * 2
+    assert pairs.columns["preferred"][:, 0].tolist() == [True] * 4 + [False] * 4
+
+
+def test_unrelated_answers_are_of_the_same_client(models):
+    policy, _ = models
+    data = encoded(policy, rows(), "kto")
+    owned = (np.array([0, 4, 1]), np.array([7]))
+    made = data.task.prepare(policy, data, owned).columns
+    ids, real, answers = (made[name] for name in ("input_ids", "segment_ids", "loss_mask"))
+    for rows_of in owned:
+        for row, before in zip(rows_of, np.roll(rows_of, 1), strict=True):
+            given = ids[before][(real[before] == 1) & answers[before]]
+            assert ids[row][(real[row] == 2) & answers[row]].tolist() == given.tolist()
+    assert "prompt_ids" not in made  # a row is no single example any more
+    assert "prompt_ids" in data.task.prepare(policy, data, ()).columns
+
+
+def changed(**columns):
+    return lambda model: encoded(model, {**rows(), **columns})
+
+
+REFUSED = (
+    (changed(rejected=["a", None, "b", "c"]), "Row 2 of rows has no 'rejected' answer"),
+    (changed(rejected=["a", "b", " ", "c"]), "Row 3 of rows has no 'rejected' answer"),
+    (changed(rejected=["No", "a", "4 ", "c"]), "Row 3 of rows has equal answers"),
+    (changed(prompt=["a", "b", "c", "d" * 90]), "Row 4 of rows has a prompt of at least 64 tokens"),
+    (changed(chosen=[[ASKED]] * 4), "Row 1 of rows needs in 'chosen' an answer"),
+    (lambda m: encoded(m, {"chosen": ["a"], "rejected": ["b"]}), "Row 1 of rows needs in 'chosen'"),
+    (
+        lambda m: encoded(m, {"prompt": ["a"], "completion": ["b"], "label": [True]}),
+        'are for [task] loss = "kto"',
+    ),
+    (
+        lambda m: encoded(m, {"prompt": ["a"], "completion": ["b"], "label": ["good"]}, "kto"),
+        "Row 1 of rows has the label 'good'",
+    ),
+    (lambda m: encoded(m, {"prompt": ["a"], "chosen": ["b"]}), "has no pairs of answers"),
+)
+
+
+@pytest.mark.parametrize(("call", "named"), REFUSED)
+def test_refusals(models, call, named):
+    refused(re.escape(named), call, models[0])
+
+
+def test_pairs_of_different_prompts_are_left_out(models):
+    other = [said("user", "Where?"), said("assistant", "here")]
+    columns = {"chosen": [other, [ASKED, ANSWERED]], "rejected": [[ASKED, ANSWERED]] * 2}
+    columns["rejected"][1] = [ASKED, said("assistant", "no")]
+    with pytest.warns(UserWarning, match="1 of 2 pairs of rows are left out"):
+        data = encoded(models[0], columns)
+    assert len(data) == 1
