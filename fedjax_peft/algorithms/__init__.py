@@ -9,8 +9,10 @@ from fedjax_peft.algorithms.fedbabu import fedbabu
 from fedjax_peft.algorithms.feddpa import feddpa_f, feddpa_t
 from fedjax_peft.algorithms.feddyn import feddyn
 from fedjax_peft.algorithms.fedex import fedex
+from fedjax_peft.algorithms.fedkseed import fedkseed
 from fedjax_peft.algorithms.fedmatch import fedmatch
 from fedjax_peft.algorithms.fedmcp import fedmcp
+from fedjax_peft.algorithms.fedmezo import fedmezo
 from fedjax_peft.algorithms.fedmomentum import fedmomentum
 from fedjax_peft.algorithms.fednova import fednova
 from fedjax_peft.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -53,8 +55,10 @@ __all__ = [
     "feddpa_t",
     "feddyn",
     "fedex",
+    "fedkseed",
     "fedmatch",
     "fedmcp",
+    "fedmezo",
     "fedmomentum",
     "fednova",
     "fedper",

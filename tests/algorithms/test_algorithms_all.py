@@ -41,6 +41,8 @@ POOLED = toy.clients([33])
 OPTIONS = {
     "apfl": {"adaptive": True},
     "scaffold": {"learning_rate": 0.1},
+    "fedkseed": {"seeds": 8, "epsilon": 0.1},
+    "fedmezo": {"steps": 8, "epsilon": 0.1},
     "fra_ffa": {"at": 1},
     "hilora": {"clients": 5, "root_rounds": 1, "cluster_rounds": 1},
     "slora": {"sparse_rounds": 1},
@@ -348,6 +350,7 @@ PRIVACY_REFUSED = {
     "hetlora": "weights a client by what it sends",
     "hetlora_prunes": "weights a client by what it sends",
     "fedavg_flora_na": "looks at the uploads one by one",
+    "fedmezo": "looks at the uploads one by one",
     "hilora": "looks at the uploads one by one",
     "fedavg_median": "looks at the uploads one by one",
     "fedavg_geometric_median_product": "looks at the uploads one by one",

@@ -14,17 +14,19 @@ RELAYED = ("fedex", "fedmomentum", "flora")
 SINGLE = ("fedavg_flora_na", "fedavg_geometric_median_product", "fedavg_median")
 PRODUCTS = ("fedavg_flexlora", "fedavg_fra", "fedavg_ilora", "fedavgm_product")
 STAGED = ("fra_ffa", "fra_ffa_plateau", "hilora", "slora")
+ZEROTH = ("fedkseed", "fedmezo")
 TURNS = ("lora_a2", "lora_a2_one", "rolora")
 
 REFUSED = {
-    fp.contracts.Feature.TRANSFORMS: ("flora", "hetlora_prunes"),
+    fp.contracts.Feature.TRANSFORMS: (*ZEROTH, "flora", "hetlora_prunes"),
     fp.contracts.Feature.SERVER_TRANSFORMS: (
-        *(*RELAYED, *SINGLE, *PRODUCTS, "fedavg_hetlora", "fedavg_lora_fair"),
+        *(*RELAYED, *SINGLE, *PRODUCTS, "fedavg_hetlora", "fedavg_lora_fair", "fedmezo"),
         *("fra_ffa", "fra_ffa_plateau", "hetlora", "hetlora_prunes", "hilora"),
     ),
     fp.contracts.Feature.DOWNLINK: (
         *RELAYED,
         *STAGED,
+        *ZEROTH,
         "fedalt",
         "fednova",
         "fedsvd",
@@ -32,19 +34,26 @@ REFUSED = {
         "scaffold",
     ),
     fp.contracts.Feature.KEPT_OPTIMIZER: (
-        *(*STAGED, *TURNS, "fedmomentum", "fednova", "fedrot", "fedsvd", "flora"),
+        *(*STAGED, *TURNS, *ZEROTH, "fedmomentum", "fednova", "fedrot", "fedsvd", "flora"),
         *("hetlora_prunes", "ravan", "scaffold"),
     ),
     fp.contracts.Feature.NEW_FACTORS: (
         *(*TURNS, "apfl", "centralised", "ditto", "fedadagrad", "fedadam", "fedavgm", "fedopt"),
         *("fedavg_keeps_optimizer", "feddyn", "fedyogi", "scaffold", "slora"),
     ),
-    fp.contracts.Feature.CLIENT_RANKS: ("fedavg_lora_fair", "fedex", "fedmomentum", "hilora"),
-    fp.contracts.Feature.CLIENT_PRIVACY: (*RELAYED, *SINGLE, "fra_ffa_plateau", "hilora"),
-    fp.contracts.Feature.EXAMPLE_PRIVACY: ("feddpa_f", "feddpa_t", "fedmcp", "fra_ffa_plateau"),
+    fp.contracts.Feature.CLIENT_RANKS: (
+        *(*ZEROTH, "fedavg_lora_fair", "fedex", "fedmomentum", "hilora"),
+    ),
+    fp.contracts.Feature.CLIENT_PRIVACY: (
+        *(*RELAYED, *SINGLE, "fedmezo", "fra_ffa_plateau", "hilora"),
+    ),
+    fp.contracts.Feature.EXAMPLE_PRIVACY: (
+        *(*ZEROTH, "feddpa_f", "feddpa_t", "fedmcp", "fra_ffa_plateau"),
+    ),
     fp.contracts.Feature.ATTACKS: ("local",),
     fp.contracts.Feature.ASYNCHRONY: (
-        *(*RELAYED, *PRODUCTS, *STAGED, *TURNS, "fedalt", "fedavg_geometric_median_product"),
+        *(*RELAYED, *PRODUCTS, *STAGED, *TURNS, *ZEROTH, "fedalt"),
+        "fedavg_geometric_median_product",
         *("feddyn", "fednova", "fedsvd", "hetlora_prunes", "scaffold"),
     ),
 }

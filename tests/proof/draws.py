@@ -51,10 +51,12 @@ def _sometimes(share: float) -> dict[Value, float]:
 
 ALGORITHMS = (
     *("apfl", "centralised", "ditto", "fedadagrad", "fedadam", "fedalt", "fedavg", "fedavgm"),
-    *("fedbabu", "feddyn", "fedex", "fedmomentum", "fednova", "fedper", "fedprox", "fedrep"),
+    *("fedbabu", "feddyn", "fedex", "fedkseed", "fedmezo", "fedmomentum", "fednova", "fedper"),
+    *("fedprox", "fedrep"),
     *("fedrot", "fedsa", "fedsb", "fedsvd", "fedyogi", "ffa", "flora", "fra_ffa", "hetlora"),
     *("hilora", "local", "lora_a2", "moon", "pfedlora", "ravan", "rolora", "scaffold", "slora"),
 )
+ZEROTH = ("fedkseed", "fedmezo")
 SLOW = ("pfedme", "fedmcp", "fedmatch", "feddpa_f", "feddpa_t")
 """Their programs take longest to compile."""
 
@@ -283,7 +285,7 @@ def _options(d: dict[str, Value]) -> dict[str, Value]:
     if d["peft"] == "head_only":
         out["head"] = None
     refuse = (*STAGED, *TURNS, *RELAYED, "fednova", "fedrot", "fedsvd", "ravan", "scaffold")
-    if name in refuse or (d["aggregator"] and _stem(d["aggregator"]) in FACTORING):
+    if name in (*refuse, *ZEROTH) or (d["aggregator"] and _stem(d["aggregator"]) in FACTORING):
         out["keep_optimizer"] = "no"
     if name not in OWN_OPTIONS:
         out["own option"] = "none"
@@ -335,9 +337,9 @@ def _protection(d: dict[str, Value]) -> dict[str, Value]:
     out["availability"] = None
     of_examples = _stem(private) == "example"
     hindered = (
-        ("feddpa_f", "feddpa_t", "fedmcp", "fra_ffa")
+        (*ZEROTH, "feddpa_f", "feddpa_t", "fedmcp", "fra_ffa")
         if of_examples
-        else (*RELAYED, "fra_ffa", "hilora", "slora", "local", "centralised", "fedalt")
+        else (*RELAYED, "fedmezo", "fra_ffa", "hilora", "slora", "local", "centralised", "fedalt")
     )
     if name in hindered:
         return out | {"privacy": None}
@@ -368,7 +370,7 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
     factoring = bool(aggregator and (_stem(aggregator) in FACTORING or "product" in aggregator))
     if d["asynchronous"]:
         late = (*RELAYED, *STAGED, *TURNS, "fedalt", "feddyn", "fednova", "fedsvd", "scaffold")
-        if name in (*late, "local", "centralised") or factoring or d["privacy"]:
+        if name in (*late, *ZEROTH, "local", "centralised") or factoring or d["privacy"]:
             out["asynchronous"] = None
         else:
             out |= {"sampling": "uniform", "deadline": None, "space": None}
@@ -379,7 +381,7 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
     down = ("fedalt", "fednova", "fedsvd", "ravan", "scaffold", *RELAYED, *STAGED)
     if str(d["second transform"]).startswith("downlink") and name in (*down, "local"):
         out["second transform"] = None
-    if name in ("flora", "local", "centralised"):
+    if name in (*ZEROTH, "flora", "local", "centralised"):
         out |= {"transform": None, "second transform": None}
     if name == "hetlora" and d["own option"] == "first":
         out |= {"transform": None, "second transform": None, "keep_optimizer": "no"}
@@ -389,6 +391,7 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
 def _systems(d: dict[str, Value]) -> dict[str, Value]:
     out: dict[str, Value] = {}
     unable = ("fedex", "fedmomentum", "hilora", "fedsb", "ravan", "slora", "feddpa_f", "feddpa_t")
+    unable = (*unable, *ZEROTH)
     if d["client_ranks"]:
         cannot = d["peft"] in ("lora_1", "lora_svd", "dora") or d["algorithm"] in unable
         others = d["aggregator"] and _stem(d["aggregator"]) in (*ROBUST, "lora_fair")
