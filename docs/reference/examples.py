@@ -152,8 +152,14 @@ algorithm = fp.algorithms.fedex(optimizer)
 # fp.algorithms.fedmatch
 algorithm = fp.algorithms.fedmatch(optimizer)  # over fp.peft.dual()
 
+# fp.algorithms.fedkseed
+algorithm = fp.algorithms.fedkseed(optax.sgd(1e-4), seeds=4096)
+
 # fp.algorithms.fedmcp
 algorithm = fp.algorithms.fedmcp(optimizer)  # over fp.peft.dual()
+
+# fp.algorithms.fedmezo
+algorithm = fp.algorithms.fedmezo(optax.sgd(1e-4))
 
 # fp.algorithms.fedmomentum
 algorithm = fp.algorithms.fedmomentum(optimizer)

@@ -112,7 +112,7 @@ REFUSED = {
     " out.",
     c.Feature.ASYNCHRONY: "Clients and server rebuild the model from what was learned from one"
     " version. Use 'fedavg'.",
-    c.Feature.TRANSFORMS: "Its uploads are a few scalars, not the leaves that transforms and attacks"
-    " change. Leave them out, or use 'fedavg'.",
+    c.Feature.TRANSFORMS: "Its uploads are a few scalars, not the leaves that transforms and"
+    " attacks change. Leave them out, or use 'fedavg'.",
 }
 """What no zeroth-order algorithm can be combined with."""

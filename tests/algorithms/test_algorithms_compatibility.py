@@ -4,7 +4,7 @@ import re
 
 import pytest
 from internals import check_method, check_transforms
-from test_algorithms_all import NAMES, SGD, clients_of, facts, make, model_of
+from test_algorithms_all import NAMES, SGD, ZEROTH, clients_of, facts, make, model_of
 from toy_transforms import feedback
 
 import fedjax_peft as fp
@@ -14,7 +14,6 @@ RELAYED = ("fedex", "fedmomentum", "flora")
 SINGLE = ("fedavg_flora_na", "fedavg_geometric_median_product", "fedavg_median")
 PRODUCTS = ("fedavg_flexlora", "fedavg_fra", "fedavg_ilora", "fedavgm_product")
 STAGED = ("fra_ffa", "fra_ffa_plateau", "hilora", "slora")
-ZEROTH = ("fedkseed", "fedmezo")
 TURNS = ("lora_a2", "lora_a2_one", "rolora")
 
 REFUSED = {
