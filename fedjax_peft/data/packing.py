@@ -85,8 +85,8 @@ def side_by_side(
     """
     mask = columns["attention_mask"].astype(bool)
     sizes, whole = mask.sum(axis=1), np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
-    given = {"segment_ids": np.broadcast_to(np.int32(1), mask.shape), "position_ids": whole}
-    given = {name: columns.get(name, x) for name, x in given.items()}
+    one = np.broadcast_to(np.int32(1), mask.shape)
+    of_text, place = columns.get("segment_ids", one), columns.get("position_ids", whole)
     ids, loss = columns["input_ids"], columns["loss_mask"].astype(bool)
     padding = ids[~mask][0] if not mask.all() else 0
     tokens, learned, segments, places = [], [], [], []
@@ -94,8 +94,8 @@ def side_by_side(
         own = [(example, int(sizes[example])) for example in examples]
         tokens.append(np.concatenate([ids[example, :size] for example, size in own]))
         learned.append(np.concatenate([loss[example, :size] for example, size in own]))
-        places.append(np.concatenate([given["position_ids"][i, :size] for i, size in own]))
-        texts = [given["segment_ids"][i, :size] for i, size in own]
+        places.append(np.concatenate([place[i, :size] for i, size in own]))
+        texts = [of_text[i, :size] for i, size in own]
         before = np.cumsum([0, *(part.max(initial=0) for part in texts)])
         pairs = zip(texts, before, strict=False)
         segments.append(np.concatenate([part + first for part, first in pairs]))

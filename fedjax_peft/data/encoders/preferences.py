@@ -86,13 +86,14 @@ def _answers(
 ) -> Dataset:
     """Returns the conversations of a column as tokens, of which the last answer counts alone."""
     conversations = replace(table, columns={"messages": table.columns[side]})
-    how = {"max_length": max_length, "name": name, "template": template}
-    data = encode_conversations(conversations, (), tokenizer, **how)
+    data = encode_conversations(
+        conversations, (), tokenizer, max_length=max_length, name=name, template=template
+    )
     mask, prompts = data.columns["loss_mask"], data.columns["prompt_mask"].sum(axis=1)
     starts = mask & ~np.pad(mask[:, :-1], ((0, 0), (1, 0)))
     last = mask.shape[1] - 1 - np.argmax(starts[:, ::-1], axis=1)
-    for number, tokens, some in table.numbered(prompts, mask.any(axis=1)):
-        if tokens >= max_length or not some:
+    for number, tokens, learned in table.numbered(prompts, mask.sum(axis=1)):
+        if tokens >= max_length or not learned:
             raise table.error(
                 number,
                 f"has a prompt of {'at least ' * int(tokens >= max_length)}{tokens:,} tokens, which"
