@@ -225,7 +225,7 @@ def _prepared(loss: str) -> Callable[[Any, Dataset, Sequence[np.ndarray]], Datas
     def prepare(model: Any, data: Dataset, owned: Sequence[np.ndarray]) -> Dataset:
         if REFERENCE in data.columns:
             return data
-        from fedjax_peft.models.inference import over_batches  # imports this room
+        from fedjax_peft.models.passes import over_batches  # models load slowly
 
         data = _with_unrelated(data, owned) if loss == "kto" else data
         columns = {name: x for name, x in data.columns.items() if not name.startswith("prompt_")}
