@@ -121,6 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_report(command)
     _add_trained(command)
     _add_init(command)
+    _add_deploy(command)
     _add_planning(command)
     _add_names(command, parser)
     return parser
@@ -190,6 +191,13 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     _flags(parser, {"--dry-run": dry})
     _flags(parser.add_mutually_exclusive_group(), _VERBOSITY)
     _flags(parser.add_mutually_exclusive_group(), _EXISTING)
+
+
+def _add_deploy(command: Callable[..., Any]) -> None:
+    text = "write an app that runs a config with real clients, through Flower"
+    deploy = command("deploy", "deploying.deploy", text)
+    folder = {**_PATH, "required": True}
+    _options(deploy, _CONFIG, _OVERRIDES, _ONLY, ("--out", "DIR", "the folder to write", folder))
 
 
 def _add_distributed(parser: argparse.ArgumentParser) -> None:

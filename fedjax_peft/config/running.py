@@ -76,20 +76,25 @@ def run(
         model = started(config, model, clients, task)
     watching = {"on_round": on_round, "on_phase": on_phase, "progress": False}
     objects = {"config": config, "origin": origin, **watching, **evaluated}
-    made = building.build_records(config, objects, stop=stop)
-    return act(
-        model,
-        clients=clients,
-        test=evaluated["test"],
-        validation=evaluated["validation"],
+    data = {"clients": clients, "task": task, **{n: evaluated[n] for n in ("test", "validation")}}
+    return act(model, **data, **arguments_of(config, objects, stop), out=out, resume=resume)
+
+
+def arguments_of(
+    config: Config, objects: dict[str, Any], stop: Stop | None = None
+) -> dict[str, Any]:
+    """Returns the arguments of ``simulate`` that a config makes without its model and its data.
+
+    Args:
+      objects: fields of the records that are no values of a config.
+      stop: a rule that can end the run in addition to the one of the config's ``[stop]``.
+    """
+    return {
         **made_from_values(config),
-        task=task,
-        asynchronous=building.build(config, "asynchronous"),
-        **made,
-        out=out,
-        resume=resume,
+        "asynchronous": building.build(config, "asynchronous"),
+        **building.build_records(config, objects, stop=stop),
         **{name: config[name] for name in fields_of(simulate)},
-    )
+    }
 
 
 def _federation(config: Config, parts: Parts) -> tuple[Config, Dataset, Clients, dict[str, Any]]:

@@ -10,7 +10,7 @@ is the same program with clients that measure and do not train (:mod:`~fedjax_pe
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -43,6 +43,8 @@ class RoundResult(NamedTuple):
     predictions: dict[str, Array]
     """Step outputs for each example, ``[time steps, lanes, batch, ...]``; see ``PREDICTIONS``."""
     shares: dict[str, Array] = {}  # noqa: RUF012
+    plan: Any = ()
+    """The plan without the clients that were lost in the round; ``()``: nobody was."""
 
 
 _PLAIN = RoundOptions()

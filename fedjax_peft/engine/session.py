@@ -199,7 +199,7 @@ class Session:
         result = yield Call(self.program(plan, seed, places=places), state, plan, round_index)
         self._prefetch(result.state.client_state, round_index + 1, seed, own)
         measured = {name: getattr(result, name) for name in RoundInfo._fields[2:]}
-        info = RoundInfo(round_index, plan, **measured)
+        info = RoundInfo(round_index, result.plan or plan, **measured)
         return result.state._replace(round_index=round_index, seed=seed), info
 
     def _prefetch(self, clients: Any, round_index: int, seed: int, own: bool) -> None:

@@ -109,8 +109,11 @@ class Clock:
           row: of the round, with ``clients``.
           seconds: for which this machine has trained.
         """
-        index, (plan, schedule, late, left, opening) = info.round_index, turn
+        index, (planned, schedule, late, left, opening) = info.round_index, turn
+        plan = info.plan
         found: Row = {"failed": schedule.failed(index)} if schedule.failure_rate else {}
+        if lost := planned.client_steps.keys() - plan.client_steps.keys():
+            found["failed"] = sorted({*found.get("failed", ()), *lost})
         if self.system.deadline is not None:
             found["late"] = [client for client, steps in late.items() if not steps]
         if self.system.late == "partial":

@@ -204,19 +204,27 @@ def arguments(*arguments: Any, **options: Any) -> Given:
     return Given(**bound.arguments, diagnostics=how.diagnostics)
 
 
-def simulating(raw: Given) -> Calling[Run]:
-    """Does what :func:`simulate` does, in step with other runs; see ``engine/calls.py``."""
+def simulating(raw: Given, adapt: Callable[[Session], None] | None = None) -> Calling[Run]:
+    """Does what :func:`simulate` does, in step with other runs; see ``engine/calls.py``.
+
+    Args:
+      adapt: changes the session before it is used, for a run whose clients are elsewhere.
+    """
     use_compilation_cache()
     _check(raw)
     given, records, seed = prepared(raw), raw.records, raw.seed
     session = session_of(given)
+    if adapt is not None:
+        adapt(session)
     _check_made(given, session)
     state = session.init(seed)
     facts = federation_of(session.schedule(seed), given.clients.data, session.setup.algorithm)
     private = _private(given, session, facts)
     config, found = settings(raw)
     before = rows_before(records.origin, given.out if given.resume else None)
-    trained_on = when_asked(given.clients, given.tested, before)
+    trained_on: Callable[[], np.ndarray | None] = _nothing_known
+    if adapt is None:
+        trained_on = when_asked(given.clients, given.tested, before)
     shown = records.progress if is_writer() else False
     on_round = () if records.on_round is None else (told(records.on_round),)
     with (
@@ -232,7 +240,8 @@ def simulating(raw: Given) -> Calling[Run]:
         ):
             if record.out is not None:
                 _save_start(record.out, given)
-                save_rows(record.out, trained_on())
+                if (rows := trained_on()) is not None:
+                    save_rows(record.out, rows)
             saver = Saver(session, given.model, record, phases, request, records.checkpoint_every)
             saved = saver.restore(state)
             details = _details(given, rounds, state, saved, record) | {
@@ -409,6 +418,10 @@ def _early(request: Request, out: str | Path | None) -> Callable[[Phase], None]:
             request.check()
 
     return check
+
+
+def _nothing_known() -> None:
+    """Returns None: the training examples are not here."""
 
 
 def _text_length(data: Dataset) -> int | None:

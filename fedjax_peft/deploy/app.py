@@ -1,0 +1,261 @@
+"""A Flower app that stands alone: the command ``deploy`` writes it, and Flower runs it.
+
+The app is a folder with the complete config of a run. Its two Python files only call :func:`client`
+and :func:`server` of this module.
+"""
+
+import functools
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_peft.config import building
+from fedjax_peft.config.keys import Config, DataKeys
+from fedjax_peft.config.resolving import resolve_recorded
+from fedjax_peft.config.running import arguments_of
+from fedjax_peft.data import sources
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.data.formats import tabular
+from fedjax_peft.deploy.flower import client_app, server_app
+from fedjax_peft.deploy.server import check_deployable
+from fedjax_peft.simulation.arguments import Given
+from fedjax_peft.simulation.simulate import arguments
+from fedjax_peft.simulation.storage.record import config_text, read_config
+from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.files import replace_file
+from fedjax_peft.support.toml import literal
+
+_SPLITS = ("name", "source", "split", "csv", "test_share", "validation_share")
+_SIZES = ("train_examples", "validation_examples", "test_examples", "users", "user_examples")
+_OWN_TESTS = ("client_test", "client_validation", "global_validation")
+_HOLDOUTS = ("client_holdout", "client_validation_holdout", "holdout_seed")
+
+
+def client(folder: Path) -> Any:
+    """Returns the ``ClientApp`` of an app's folder.
+
+    A SuperNode's config says ``client=NUMBER`` and ``data="FILE"``, perhaps ``state="FOLDER"``.
+    """
+
+    def make(context: Any) -> Given:
+        config, path = _config(folder), context.node_config.get("data")
+        if path is None:
+            raise InputError(
+                "The SuperNode does not say where its client's examples are: start it with"
+                " --node-config 'client=0 data=\"FILE\"'."
+            )
+        return _given(config, own_examples(config, Path(str(path)).expanduser()))
+
+    return client_app(make)
+
+
+def server(folder: Path, clients: int) -> Any:
+    """Returns the ``ServerApp`` of an app's folder; the keys of its ``--run-config`` are those of
+    ``[tool.flwr.app.config]``.
+    """
+
+    def make(context: Any) -> Given:
+        config, chosen = _config(folder), context.run_config
+        nobody = Dataset({"labels": np.zeros(1, np.int32)}, ("nothing",))
+        test = None
+        if chosen["test"]:
+            test = own_examples(config, Path(str(chosen["test"])).expanduser()).data
+        own = {"test": test, "out": chosen["out"], "resume": bool(chosen["resume"])}
+        return _given(config, Clients(nobody, (np.zeros(1, np.int32),)), **own)
+
+    return server_app(make, clients)
+
+
+@functools.cache
+def _config(folder: Path) -> Config:
+    return resolve_recorded(read_config(folder))
+
+
+def _given(config: Config, clients: Clients, **objects: Any) -> Given:
+    """Returns the arguments of the run, with the examples of one client."""
+    model = building.build_model(config, config["model"]["labels"])
+    made = arguments_of(config, {"config": config, "progress": False})
+    return arguments(model, clients=clients, task=building.task_of(config), **made, **objects)
+
+
+def own_examples(config: Config, path: Path) -> Clients:
+    """Returns the rows of a file as the examples of one client, encoded as the config says.
+
+    Raises:
+      InputError: the file cannot be read, or its rows do not fit.
+    """
+    if not path.is_file() or tabular.kind(path) is None:
+        endings = tabular.endings_advice(path)
+        raise InputError(f"{path} must be a file with examples, which ends in {endings}")
+    table, left_out = config["data"], {*DataKeys._fields, *_SPLITS, *_SIZES}
+    read = tabular.read_file(path, alone=True, form=tabular.csv_form(table["csv"])).columns
+    rows = [dict(zip(read, row, strict=True)) for row in zip(*read.values(), strict=True)]
+    options = {key: x for key, x in table.items() if key not in left_out}
+    options |= {"name": {"train": rows, "test": rows}}
+    if config["model"]["labels"]:
+        options["label_names"] = config["model"]["labels"]
+    parts = {"tokenizer": building.tokenizer_of(config), "task": building.named_task(config)}
+    data = building.seeded(sources.load_dataset, config, options, **parts)["train"]
+    one = Clients(data, (np.arange(len(data), dtype=np.int32),))
+    return one if table["packing"] is None else one.pack(table["packing"])
+
+
+def write_app(given: Given, out: Path) -> list[str]:
+    """Writes the app of a run to a new folder; returns notices about what it leaves out.
+
+    Args:
+      given: the arguments of the simulated run, with its complete config.
+
+    Raises:
+      InputError: the folder exists, or the run cannot be deployed.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} exists: choose another folder with --out.")
+    config, notices = _deployed(given)
+    count = len(given.clients)
+    files = {
+        "config.toml": config_text(config),
+        "pyproject.toml": _PROJECT.format(name=literal(out.resolve().name), count=count),
+        "client_app.py": _APP.format(what="client", arguments="Path(__file__).parent"),
+        "server_app.py": _APP.format(what="server", arguments=f"Path(__file__).parent, {count}"),
+        "README.md": _readme(config, count),
+        ".flwr/config.toml": _CONNECTIONS,
+    }
+    for name, text in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        replace_file(out / name, text.encode())
+    return notices
+
+
+def _deployed(given: Given) -> tuple[Config, list[str]]:
+    """Returns the config of a deployed run, and what it leaves out of the simulated run's."""
+    check_deployable(given)
+    config = {**(given.records.config or {})}
+    for key, why in {
+        "peft.gradient_start": "no machine has the examples of all clients",
+        "data.vocabulary": "its words are counted in the texts of all clients",
+        "data.instructions": "its requests are made for named data sets",
+        "origin": "its model is on this machine alone: export it, and name it in [model]",
+    }.items():
+        table, _, name = key.rpartition(".")
+        if (config[table] if table else config).get(name or key):
+            raise InputError(f"{key} cannot be deployed: {why}.")
+    notices = []
+
+    def without(table: str, values: Mapping[str, Any], why: str) -> None:
+        before = {name: config[table].get(name) for name in values}
+        config[table] = {**config[table], **values}
+        if left := [f"{table}.{name}" for name, x in values.items() if before[name] != x]:
+            notices.append(f"{', '.join(left)}: left out, {why}")
+
+    labels = list(given.clients.data.label_names)
+    config["model"] = {**config["model"], "labels": labels or config["model"]["labels"]}
+    real = "because real clients fail and rest on their own"
+    without("system", {"failure_rate": 0.0, "failure_exponent": 0.0, "late": "drop"}, real)
+    if config["availability"]:
+        config["availability"] = {}
+        notices.append(f"availability: left out, {real}")
+    why = "because the clients' models and examples stay with them"
+    without("evaluation", dict.fromkeys(_OWN_TESTS, False) | dict.fromkeys(_HOLDOUTS), why)
+    return config, notices
+
+
+def _readme(config: Config, count: int) -> str:
+    data = Path(str(config["data"]["name"]))
+    ending = data.suffix or ".jsonl"
+    model = shlex.quote(str(config["model"]["source"] or config["model"]["name"]))
+    return _README.format(last=count - 1, count=count, ending=ending, model=model)
+
+
+_APP = """\
+from pathlib import Path
+
+from fedjax_peft.deploy import app as apps
+
+app = apps.{what}({arguments})
+"""
+
+_PROJECT = """\
+[project]
+name = {name}
+version = "1.0.0"
+description = "A federated fine-tuning run with {count} real clients"
+dependencies = []  # each machine has fedjax_peft[deploy] already, of the same version
+
+[tool.flwr.app]
+publisher = "local"
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+
+[tool.flwr.app.config] # of the server; flwr run . --run-config 'resume=true' changes one
+out = "run"            # the run directory, relative to where the SuperLink was started
+test = ""              # a file with examples of the server's own, to evaluate the model on
+resume = false         # whether the run in `out` goes on
+"""
+
+_CONNECTIONS = """\
+[superlink]
+default = "here"
+
+[superlink.here]
+address = "127.0.0.1:8000"
+insecure = true
+
+[superlink.secure]
+address = "127.0.0.1:8000"
+root-certificates = "ca.crt"
+"""
+
+_README = """\
+# A federated run with {count} real clients
+
+`config.toml` is the complete config. On every machine: Python with `fedjax_peft[deploy]`, the same
+version, and the model {model} at the same place. Frozen weights are never sent: each client loads
+them itself, and the server refuses a client whose weights are others. Clients are numbered from 0
+to {last}. A client's own examples are one file with the columns that the config names.
+
+## All on one machine
+
+In this folder:
+
+```bash
+export FLWR_HOME=$PWD/.flwr FLWR_TELEMETRY_ENABLED=0
+flower-superlink --insecure --disable-runtime-dependency-installation &
+for i in $(seq 0 {last}); do
+  flower-supernode --insecure --superlink 127.0.0.1:8000 --port $((8100 + i)) \\
+    --node-config "client=$i data=\\"$PWD/data/client-$i{ending}\\" state=\\"$PWD/state\\"" &
+done
+flwr run . here --stream
+```
+
+The run directory is `run`: `fedjax-peft report run`. To continue a run whose server was stopped:
+`flwr run . here --run-config 'resume=true'`. To evaluate on examples of the server's own:
+`--run-config 'test="/path/to/test{ending}"'`.
+
+## Several machines
+
+The server: `flower-superlink --insecure --host 0.0.0.0 --disable-runtime-dependency-installation`,
+and then, on the same machine, `flwr run . here`. Each client, on its own machine:
+
+```bash
+flower-supernode --insecure --superlink SERVER:8000 \\
+  --node-config 'client=0 data="/home/me/examples{ending}" state="/home/me/fedjax_peft_state"'
+```
+
+Keep the folder `state`: it has what the client keeps between rounds, and its secret for private
+noise.
+
+## With TLS
+
+```bash
+flower-superlink --host 0.0.0.0 --disable-runtime-dependency-installation \\
+  --ssl-certfile server.pem --ssl-keyfile server.key --ssl-ca-certfile ca.crt
+flower-supernode --superlink SERVER:8000 --root-certificates ca.crt --node-config '...'
+flwr run . secure
+```
+"""

@@ -1,0 +1,244 @@
+"""Flower's side: the ``ClientApp`` and the ``ServerApp`` of a deployed run.
+
+A message of Flower holds one array of bytes (:mod:`fedjax_peft.deploy.wire`) and a small table.
+Nothing else of Flower is used: no strategy, and none of its own aggregation.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_peft.contracts import Algorithm
+from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.deploy.client import Client
+from fedjax_peft.deploy.rounds import Lost
+from fedjax_peft.deploy.server import serve
+from fedjax_peft.deploy.wire import pack, table_of
+from fedjax_peft.models.base import Model
+from fedjax_peft.simulation.arguments import Given
+from fedjax_peft.simulation.simulate import arguments
+from fedjax_peft.support.errors import InputError
+
+_BYTES, _TABLE, _POLL = "bytes", "table", 0.5
+
+
+def flower(
+    model: Model | Callable[[], Model],
+    algorithm: Algorithm | Callable[[], Algorithm],
+    data: Callable[[Any], Dataset],
+    *,
+    clients: int,
+    rounds: int,
+    patience: float = 600.0,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Returns the ``ClientApp`` and the ``ServerApp`` of a run whose clients are real.
+
+    Each client is a SuperNode with ``--node-config 'client=NUMBER'``, numbered from 0, and keeps
+    its state in the folder ``state=FOLDER`` of that config (by default ``fedjax_peft_state`` in its
+    working directory).
+
+    Args:
+      model: as for :func:`fedjax_peft.simulate`, or a function that returns it, so that a process
+        loads it when it needs it.
+      algorithm: likewise.
+      data: Flower's context of a client -> its training examples.
+      clients: how many there are.
+      rounds: communication rounds.
+      patience: seconds that the server waits for clients before the first round.
+      **options: of :func:`fedjax_peft.simulate`, such as ``batch_size``, ``transforms``, ``test``
+        (examples of the server's own) and ``out``, which is on the server's machine. ``deadline``
+        of ``system`` is in real seconds here.
+    """
+
+    def make(own: Dataset | None) -> Given:
+        made = [x() if callable(x) and not isinstance(x, Model) else x for x in (model, algorithm)]
+        examples = own or Dataset({"labels": np.zeros(1, np.int32)}, ("nothing",))
+        rows = np.arange(len(examples), dtype=np.int32)
+        return arguments(*made, Clients(examples, (rows,)), rounds=rounds, **options)
+
+    return client_app(lambda context: make(data(context))), server_app(
+        lambda context: make(None), clients, patience
+    )
+
+
+def client_app(make: Callable[[Any], Given]) -> Any:
+    """Returns a ``ClientApp``.
+
+    Args:
+      make: Flower's context -> the arguments of the run, with the examples of this client alone.
+    """
+    flwr = _flwr()
+    app = flwr.clientapp.ClientApp()
+
+    def answer(message: Any, context: Any, act: Callable[[Client, Any], bytes]) -> Any:
+        try:
+            number, folder = _number(context), context.node_config.get("state", "fedjax_peft_state")
+            given = replace(make(context), out=None, resume=False, test=None, validation=None)
+            reply = act(Client(given, number, Path(str(folder))), message.content)
+        except InputError as error:  # the server says it, too
+            print(f"fedjax_peft: {error}", flush=True)
+            reply = pack({}, {"error": str(error), "client": context.node_config.get("client")})
+        return flwr.app.Message(_content(reply, {}), reply_to=message)
+
+    @app.query()
+    def query(message: Any, context: Any) -> Any:
+        return answer(message, context, lambda client, sent: client.hello(_bytes(sent)))
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        def act(client: Client, sent: Any) -> bytes:
+            return client.train(_bytes(sent), int(sent[_TABLE]["kept"]))
+
+        return answer(message, context, act)
+
+    return app
+
+
+def server_app(make: Callable[[Any], Given], clients: int, patience: float = 600.0) -> Any:
+    """Returns a ``ServerApp``; the arguments are those of :func:`flower`."""
+    app = _flwr().serverapp.ServerApp()
+
+    @app.main()
+    def main(grid: Any, context: Any) -> None:
+        given = make(context)
+        serve(given, _Nodes(grid, patience, given.system.deadline), clients)
+
+    return app
+
+
+class _Nodes:
+    """The clients behind Flower's grid."""
+
+    def __init__(self, grid: Any, patience: float, deadline: float | None):
+        self._grid, self._patience, self._deadline = grid, patience, deadline
+        self._nodes: dict[int, int] = {}  # client -> node
+        self._asked: set[int] = set()
+
+    def greet(self, request: bytes, clients: int) -> dict[int, bytes]:
+        """Returns number -> ``Client.hello``, when all have answered or the patience is at its end.
+
+        Raises:
+          InputError: two nodes say the same number, or one says a number that there is not.
+        """
+        found: dict[int, bytes] = {}
+        sent: dict[str, int] = {}
+        end = time.monotonic() + self._patience
+        while len(found) < clients and time.monotonic() < end:
+            new = [node for node in self._grid.get_node_ids() if node not in self._asked]
+            self._asked |= {*new}
+            sent |= self._push("query", "hello", {node: (request, {}) for node in new})
+            for node, reply in self._pull(sent):
+                if isinstance(reply, Lost):
+                    raise InputError(f"A client cannot begin: {reply}")
+                number = table_of(reply, f"node {node}").get("client")
+                if not isinstance(number, int) or not 0 <= number < clients or number in found:
+                    known = "is there already" if number in found else f"is not below {clients}"
+                    raise InputError(
+                        f"A SuperNode says that it is client {number!r}, which {known}: start each"
+                        " with another --node-config 'client=NUMBER', from 0."
+                    )
+                found[number], self._nodes[number] = reply, node
+        return found
+
+    def train(
+        self, round_index: int, message: bytes, kept: Mapping[int, int]
+    ) -> Iterator[tuple[int, bytes | Lost]]:
+        """Yields the clients' answers in the order in which they arrive."""
+        online = {*self._grid.get_node_ids()}
+        if online - self._asked:
+            self._find_again(online)
+        there = {self._nodes[c]: c for c in kept if self._nodes.get(c) in online}
+        for client in sorted({*kept} - {*there.values()}):
+            yield client, Lost("its SuperNode is not connected")
+        messages = {node: (message, {"kept": kept[client]}) for node, client in there.items()}
+        sent = self._push("train", str(round_index), messages)
+        end = None if self._deadline is None else time.monotonic() + self._deadline
+        while sent:
+            for node, reply in self._pull(sent):
+                yield there[node], reply
+            if end is not None and time.monotonic() > end:
+                for node in sent.values():
+                    yield there[node], Lost(f"no answer within {self._deadline:g} seconds")
+                return
+
+    def _find_again(self, online: set[int]) -> None:
+        """Notes which clients new nodes are: a SuperNode that was started again is another node."""
+        new = online - self._asked
+        self._asked |= new
+        sent = self._push("query", "hello", {node: (pack({}, {}), {}) for node in new})
+        end = time.monotonic() + self._patience
+        while sent and time.monotonic() < end:
+            for node, reply in self._pull(sent):
+                number = -1 if isinstance(reply, Lost) else table_of(reply, "a node").get("client")
+                if isinstance(number, int) and self._nodes.get(number) not in online:
+                    self._nodes[number] = node
+
+    def _push(self, kind: str, group: str, messages: Mapping[int, Any]) -> dict[str, int]:
+        """Sends messages; returns the number of each message -> its node."""
+        message = _flwr().app.Message
+        made = [
+            message(_content(*parts), node, kind, group_id=group, ttl=self._deadline)
+            for node, parts in messages.items()
+        ]
+        return dict(zip(self._grid.push_messages(made), messages, strict=True)) if made else {}
+
+    def _pull(self, sent: dict[str, int]) -> Iterator[tuple[int, bytes | Lost]]:
+        """Yields the answers that have come, and removes their messages from ``sent``."""
+        replies = list(self._grid.pull_messages([*sent])) if sent else []
+        for reply in replies:
+            node = sent.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error():
+                yield node, Lost(reply.error.reason or f"error {reply.error.code} of Flower")
+            else:
+                yield node, _bytes(reply.content)
+        if not replies:
+            time.sleep(_POLL)
+
+
+def _content(message: bytes, table: dict[str, Any]) -> Any:
+    """Returns the records of a message of Flower."""
+    app = _flwr().app
+    array = app.Array("uint8", (len(message),), "safetensors", message)
+    arrays = app.ArrayRecord({_BYTES: array})
+    return app.RecordDict({_BYTES: arrays, _TABLE: app.ConfigRecord(table)})
+
+
+def _bytes(content: Any) -> bytes:
+    """Returns the bytes of a message of Flower."""
+    try:
+        return bytes(content[_BYTES][_BYTES].data)
+    except (KeyError, AttributeError, TypeError) as error:
+        raise InputError(f"A message of Flower has no bytes of fedjax_peft: {error!r}.") from None
+
+
+def _number(context: Any) -> int:
+    number = context.node_config.get("client")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise InputError(
+            f"The SuperNode does not say which client it is (client = {number!r}): start it with"
+            " --node-config 'client=NUMBER', numbered from 0."
+        )
+    return number
+
+
+def _flwr() -> Any:
+    """Returns Flower.
+
+    Raises:
+      InputError: it is not installed.
+    """
+    try:
+        import flwr.app
+        import flwr.clientapp
+        import flwr.serverapp
+    except ImportError:
+        raise InputError(
+            "Real clients need Flower: pip install 'fedjax_peft[deploy]', in an environment of its"
+            " own, because Flower limits the versions of some libraries."
+        ) from None
+    return flwr
