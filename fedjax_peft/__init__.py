@@ -8,7 +8,7 @@ from fedjax_peft.support.version import __version__ as __version__
 _PLACES = {
     "": (
         *("aggregators", "algorithms", "asynchronous", "attacks", "availability", "contracts"),
-        *("peft", "privacy", "tasks", "testing", "transforms"),
+        *("deploy", "peft", "privacy", "tasks", "testing", "transforms"),
     ),
     "config": ("lm_eval",),
     "contracts.part": ("call_of", "part"),
@@ -72,6 +72,7 @@ __all__ = [
     "combine",
     "contracts",
     "count",
+    "deploy",
     "devices",
     "differentiable",
     "distributed",
@@ -117,6 +118,7 @@ if TYPE_CHECKING:
         attacks,
         availability,
         contracts,
+        deploy,
         peft,
         privacy,
         tasks,

@@ -148,7 +148,7 @@ def _deployed(given: Given) -> tuple[Config, list[str]]:
     def without(table: str, values: Mapping[str, Any], why: str) -> None:
         before = {name: config[table].get(name) for name in values}
         config[table] = {**config[table], **values}
-        if left := [f"{table}.{name}" for name, x in values.items() if before[name] != x]:
+        if left := [f"{table}.{n}" for n, x in values.items() if before[n] not in (x, None)]:
             notices.append(f"{', '.join(left)}: left out, {why}")
 
     labels = list(given.clients.data.label_names)

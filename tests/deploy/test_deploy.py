@@ -1,14 +1,17 @@
 """A deployed run is the simulated run: its leaves, its rows, and what goes wrong."""
 
+import json
 
 import jax
 import numpy as np
 import pytest
 import toy
 from closeness import assert_close, assert_trees_close
-from deployed import deployed, kept
+from deployed import Exchange, client_of, deployed, kept, served
+from refusals import refused
 
 import fedjax_peft as fp
+from fedjax_peft.deploy.wire import pack, table_of
 
 SGD = fp.optimizers.sgd(0.1)
 SIZES = [5, 11, 8, 3]
@@ -70,3 +73,169 @@ def session_salt(make, algorithm, options):
         make(), algorithm, CLIENTS, **{k: options[k] for k in options if k != "seed"}
     )
     return np.asarray(session.init(options["seed"]).salt)
+
+
+FOUR = {**HOW, "clients_per_round": 4}
+
+
+def changed(answer, **table):
+    """Returns an answer with another table."""
+    return pack({}, {**table_of(answer, "test"), **table})
+
+
+def spoiled(kind, answers):
+    """Returns what makes the answer of client 2 in round 2 unusable."""
+
+    def spoil(index, client, answer):
+        answers.setdefault(client, answer)  # of round 1
+        if (index, client) != (2, 2):
+            return answer
+        return {
+            "late": None,
+            "an old round": answers[client],
+            "another client": changed(answer, client=1),
+            "garbage": b"\x00" * 64,
+            "too large": b"\x00" * (2 << 20),
+            "another model": pack({"other": np.zeros((9, 9), np.float32)}, table_of(answer, "x")),
+            "a client's error": pack({}, {"error": "its disk is full", "client": 2}),
+        }[kind]
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("late", "has not answered"),
+        ("an old round", "answers for round 1 instead of 2"),
+        ("another client", "answers for client 1 instead of 2"),
+        ("garbage", "is damaged"),
+        ("too large", "sent 2,097,152 bytes"),
+        ("another model", "sent other leaves"),
+        ("a client's error", "its disk is full"),
+    ],
+)
+def test_a_round_goes_on_without_an_answer_that_cannot_be_used(kind, why, tmp_path, capsys):
+    """Its numbers are those of a simulated round in which the client failed."""
+    spoil = spoiled(kind, {})
+    run, _ = deployed(toy.lora_model(), FEDAVG, CLIENTS, tmp_path, spoil=spoil, **FOUR)
+    row = run.metrics[2]
+    assert row["clients"] == [0, 1, 3]
+    assert row["failed"] == [2]
+    assert why in row["lost"]["2"]
+    assert f"round 2 goes on without client 2: {row['lost']['2']}"[:60] in capsys.readouterr().err
+    assert "failed" not in run.metrics[3]
+    session = fp.session(toy.lora_model(), FEDAVG, CLIENTS, **FOUR, placement=fp.Placement(lanes=1))
+    state = session.init(0)
+    for index in (1, 2, 3):
+        state, _ = session.step(state, session.plan(index, 0, [2] if index == 2 else []))
+    assert_trees_close(run.server, state.server, rtol=0, atol=1e-6)
+
+
+def test_an_upload_that_is_not_finite_is_dropped(tmp_path):
+    poisoned = toy.poisoned(CLIENTS, 1)
+    run, _ = deployed(toy.lora_model(), FEDAVG, poisoned, tmp_path, **{**FOUR, "rounds": 1})
+    expected = fp.simulate(toy.lora_model(), FEDAVG, poisoned, **{**FOUR, "rounds": 1})
+    assert run.metrics[1]["dropped"] == expected.metrics[1]["dropped"] == [1]
+    assert_trees_close(run.server, expected.server, rtol=0, atol=1e-6)
+
+
+def test_server_and_clients_go_on_where_they_were(tmp_path):
+    """A server that was killed goes back to its checkpoint, and its clients go back with it."""
+    scaffold = CASES["scaffold"][1]
+    options = {**FOUR, "records": fp.Records(checkpoint_every=2)}
+    expected = simulated(toy.lora_model, scaffold, **FOUR)
+
+    class Killed(Exception):
+        pass
+
+    def kill(index, client, answer):
+        if (index, client) == (3, 1):  # clients 3, 2 and 1 have trained in round 3 already
+            raise Killed
+        return answer
+
+    with pytest.raises(Killed):
+        deployed(
+            *(toy.lora_model(), scaffold, CLIENTS, tmp_path / "clients"),
+            **{**options, "out": tmp_path / "run"},
+            spoil=kill,
+        )
+    again = {**options, "out": tmp_path / "run", "resume": True}
+    run, _ = deployed(toy.lora_model(), scaffold, CLIENTS, tmp_path / "clients", **again)
+    assert_trees_close(run.server, expected.server, rtol=0, atol=1e-6)
+    assert [row["round"] for row in run.metrics] == [0, 1, 2, 3]
+
+
+def test_a_client_without_its_folder_is_lost_and_named(tmp_path):
+    scaffold = CASES["scaffold"][1]
+
+    def forget(index, client, answer):
+        for path in (tmp_path / "client-3").rglob("round-1.safetensors"):
+            path.unlink()
+        return answer
+
+    options = {**FOUR, "rounds": 2}
+    run, _ = deployed(toy.lora_model(), scaffold, CLIENTS, tmp_path, spoil=forget, **options)
+    assert "Client 3 has no state of round 1" in run.metrics[2]["lost"]["3"]
+
+
+def test_a_server_has_nothing_of_its_clients(tmp_path):
+    """Its checkpoints hold no private leaves, and no file says what was trained on."""
+    make, algorithm, _ = CASES["fedmcp"]
+    options = {**HOW, "rounds": 1, "out": tmp_path / "run"}
+    run, exchange = deployed(make(), algorithm, CLIENTS, tmp_path / "clients", **options)
+    assert not jax.tree.leaves(run.client_state)
+    assert not (tmp_path / "run" / "trained_rows.safetensors").exists()
+    table = json.loads((tmp_path / "run" / "federation.json").read_text())
+    assert [one["examples"] for one in table] == SIZES
+    assert {"examples", "weight", "columns", "labels", "task"} == {*table[0]}
+    refused("private leaves", served, make(), algorithm, exchange, **HOW, test=TEST)
+
+
+def other_model():
+    model = toy.lora_model()
+    leaf = "layer.base.kernel"
+    return model.replace(frozen={leaf: model.frozen[leaf] + 0.1})
+
+
+def greeted(tmp_path, **changes):
+    """Returns a server's arguments, with client 1 made in another way."""
+    parts = {"model": toy.lora_model(), "federation": CLIENTS, **changes}
+    clients = [client_of(toy.lora_model(), FEDAVG, CLIENTS, n, tmp_path, **HOW) for n in range(4)]
+    own = (parts["model"], FEDAVG, parts["federation"], 1)
+    clients[1] = client_of(*own, tmp_path, **HOW)
+    return Exchange(clients)
+
+
+def test_clients_that_do_not_fit_are_named(tmp_path):
+    """Frozen weights are compared by name, classes by their names, columns by their shapes."""
+    names = ("class 0", "class 2", "class 1")
+    data = CLIENTS.data
+    renamed = fp.Clients(fp.Dataset(data.columns, names, "toy"), CLIENTS.indices)
+    columns = {**data.columns, "more": np.zeros(len(data), np.float32)}
+    wider = fp.Clients(fp.Dataset(columns, data.label_names, "toy"), CLIENTS.indices)
+    for change, why in (
+        ({"model": other_model()}, "Client 1 has another model: its leaf 'layer.base.kernel'"),
+        ({"federation": renamed}, "Client 1 has the classes"),
+        ({"federation": wider}, "Client 1 has other columns than the first client: more"),
+    ):
+        refused(why, served, toy.lora_model(), FEDAVG, greeted(tmp_path, **change), **HOW)
+    missing = greeted(tmp_path)
+    missing.clients[2] = None
+    refused("Of 4 clients, 2 cannot be reached", served, toy.lora_model(), FEDAVG, missing, **HOW)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"attack": fp.attacks.sign_flip(0.5)}, "attack cannot be deployed"),
+        ({"asynchronous": fp.asynchronous.fedbuff(2)}, "asynchronous cannot be deployed"),
+        ({"evaluation": fp.Evaluation(diagnostics=["local"])}, "diagnostics = .'local'"),
+        (
+            {"privacy": fp.privacy.distributed(clip=1.0, noise_multiplier=1.0)},
+            "the server sees the sum",
+        ),
+    ],
+)
+def test_what_only_a_simulation_can_have_is_refused(options, why):
+    refused(why, served, toy.lora_model(), FEDAVG, Exchange([None]), **HOW, **options)
