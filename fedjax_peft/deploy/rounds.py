@@ -126,7 +126,7 @@ class Rounds:
                 if isinstance(reply, Lost):
                     raise InputError(reply)
                 sender = f"client {client}"
-                report = _report(table_of(reply, sender), client, table, setup, plan)
+                report = _report(table_of(reply, sender, form), client, table, setup, plan)
                 upload = unpack(reply, form, sender, base, wires)[0]
                 arrived[slots[client]] = upload, report
             except InputError as error:

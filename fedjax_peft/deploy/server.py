@@ -9,7 +9,6 @@ lost: the round goes on as with a client that failed, and its row names the clie
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from fedjax_peft.engine.calls import alone
 from fedjax_peft.engine.session import Session
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.arguments import Given
+from fedjax_peft.simulation.moment import Measure
 from fedjax_peft.simulation.records import Placement, System
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.simulate import simulating
@@ -48,16 +48,19 @@ def serve(given: Given, exchange: Exchange, clients: int) -> Run:
     check_deployable(given)
     known = _introduced(given, exchange, clients)
     rounds = Rounds(exchange, known, given)
-    measures = (*given.evaluation.measures, rounds.measure)
     engine: Any = rounds.program  # which a user cannot choose
     served = replace(
         given,
         clients=_clients(known),
         system=on_server(given.system),
         placement=replace(Placement(lanes=1), engine=engine),
-        evaluation=replace(given.evaluation, measures=measures),
     )
-    return alone(simulating(served, adapt=partial(without_clients_state, given.test)))
+
+    def adapt(session: Session) -> list[Measure]:
+        without_clients_state(session, given.test)
+        return [rounds.measure]
+
+    return alone(simulating(served, adapt))
 
 
 def on_server(system: System) -> System:
@@ -91,7 +94,7 @@ def check_deployable(given: Given) -> None:
             raise InputError(f"{name} cannot be deployed: {reason}.")
 
 
-def without_clients_state(test: Dataset | None, session: Session) -> None:
+def without_clients_state(session: Session, test: Dataset | None) -> None:
     """Changes a session to that of a server, which keeps nothing of its clients.
 
     Raises:

@@ -127,12 +127,7 @@ def unpack(
       InputError: the message is too large, is damaged, or has another form.
     """
     wanted, known = leaves_of(form), {} if base is None else leaves_of(base)
-    most = _ROOM + 2 * sum(x.size * x.dtype.itemsize for x in wanted.values())
-    if len(message) > most:
-        raise InputError(
-            f"{sender} sent {len(message):,} bytes, and here a message has at most {most:,}."
-        )
-    stored, ways, table = _read(message, sender)
+    stored, ways, table = _read(message, form, sender)
     if table["leaves"] != digest([*wanted]) or len(ways) != len(wanted):
         raise InputError(
             f"{sender} sent other leaves than there are here, such as {show(next(iter(wanted)))}:"
@@ -155,17 +150,28 @@ def unpack(
     return jax.tree.unflatten(jax.tree.structure(form), found), table["rest"]
 
 
-def table_of(message: bytes, sender: str) -> dict[str, Any]:
-    """Returns the table of a message, without a look at its arrays."""
-    rest: dict[str, Any] = _read(message, sender)[2]["rest"]
+def table_of(message: bytes, sender: str, form: PyTree = ()) -> dict[str, Any]:
+    """Returns the table of a message, whose arrays may have another form.
+
+    Raises:
+      InputError: the message is larger than one of this form can be, or is damaged.
+    """
+    rest: dict[str, Any] = _read(message, form, sender)[2]["rest"]
     return rest
 
 
 _PARTS = ("whole", "places", "values", "levels", "scales")
 
 
-def _read(message: bytes, sender: str) -> tuple[dict[str, np.ndarray], list[str], dict]:
+def _read(
+    message: bytes, form: PyTree, sender: str
+) -> tuple[dict[str, np.ndarray], list[str], dict]:
     """Returns the arrays of a message, how each leaf travels, and the table."""
+    most = _ROOM + 2 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
+    if len(message) > most:
+        raise InputError(
+            f"{sender} sent {len(message):,} bytes, and here a message has at most {most:,}."
+        )
     try:
         stored = safetensors.numpy.load(message)
         size = int.from_bytes(message[:8], "little")

@@ -204,18 +204,18 @@ def arguments(*arguments: Any, **options: Any) -> Given:
     return Given(**bound.arguments, diagnostics=how.diagnostics)
 
 
-def simulating(raw: Given, adapt: Callable[[Session], None] | None = None) -> Calling[Run]:
+def simulating(raw: Given, adapt: Callable[[Session], list[Measure]] | None = None) -> Calling[Run]:
     """Does what :func:`simulate` does, in step with other runs; see ``engine/calls.py``.
 
     Args:
-      adapt: changes the session before it is used, for a run whose clients are elsewhere.
+      adapt: of a run whose clients are elsewhere: changes the session before it is used, and
+        returns measures of its own.
     """
     use_compilation_cache()
     _check(raw)
     given, records, seed = prepared(raw), raw.records, raw.seed
     session = session_of(given)
-    if adapt is not None:
-        adapt(session)
+    own = [] if adapt is None else adapt(session)
     _check_made(given, session)
     state = session.init(seed)
     facts = federation_of(session.schedule(seed), given.clients.data, session.setup.algorithm)
@@ -233,7 +233,7 @@ def simulating(raw: Given, adapt: Callable[[Session], None] | None = None) -> Ca
     ):
         scores = _scores(given, session, phases)
         measures: list[Measure] = [scores] if private is None else [private.measure, scores]
-        rounds = _rounds(given, session, state, measures, phases)
+        rounds = _rounds(given, session, state, [*measures, *own], phases)
         with (
             Record.open(given.out, given.resume, config, found, records.trackers) as record,
             Listeners([*on_round, *records.listeners], phases) as listeners,
