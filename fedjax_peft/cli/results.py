@@ -97,7 +97,7 @@ def print_study(study: Study, options: Options | None = None) -> None:
         words = {run.name: privacy_in_words(run.rows) for run in shown.runs}
         texts += [f"{name}: {text}" for name, text in words.items() if text]
     if console.is_terminal:  # other outputs are read by programs too
-        texts += explanations(tables, [*shown.columns, *(shown.settings or ((), ()))[1]])
+        texts += explanations(tables, shown.in_terminal)
     for i, table in enumerate(tables):
         console.print(*[""] * bool(i), table, sep="\n")
     if texts:

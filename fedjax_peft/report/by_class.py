@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_peft.report.columns import Frame, texts
 from fedjax_peft.report.drawing import Runs
 from fedjax_peft.report.wording import MISSING, percent
 from fedjax_peft.simulation.rows import by_class_of
@@ -36,17 +37,15 @@ class Matrix(NamedTuple):
     """The heads of the columns: names, or numbers where these are long."""
     rows: list[list[tuple[int, float]]]
     """Of each true class: (count, share of the class) of each predicted one; empty for many."""
-    pairs: list[tuple[str, str, int]]
-    """(true class, predicted class, count), the commonest first; empty for few classes."""
+    pairs: Frame | None
+    """The commonest confusions; None for few classes."""
 
 
 class Scores(NamedTuple):
     """What the page shows of classes."""
 
-    heads: list[str]
-    """The heads of the columns beside the class."""
-    rows: list[tuple[str, list[str]]]
-    """Class, and its cells."""
+    frame: Frame
+    """A row for each class."""
     matrices: list[Matrix]
     note: str
     data: list[dict[str, Any]]
@@ -81,12 +80,10 @@ def scores(runs: Runs) -> Scores | None:
     one = next(iter(summed.values()))
     if len(runs) == 1:
         columns = {"Precision (%)": one.precision, "Recall (%)": one.recall, "F1 (%)": one.f1}
-    cells = zip(
-        [f"{n:,}" for n in one.support], *(map(_text, x) for x in columns.values()), strict=True
-    )
+    shown = [texts("Examples", [f"{n:,}" for n in one.support])]
+    shown += [texts(title, [*map(_text, shares)]) for title, shares in columns.items()]
     return Scores(
-        ["Examples", *columns],
-        [(one_line(name), list(row)) for name, row in zip(first, cells, strict=True)],
+        Frame("Class", [*map(one_line, first)], shown),
         [_matrix(n, one, one.matrix) for n, one in summed.items() if one.matrix is not None],
         _note(test, runs, summed),
         [{"name": name} | row for name, one in summed.items() for row in one.rows()],
@@ -103,13 +100,17 @@ def _matrix(run: str, one: ByClass, counts: np.ndarray) -> Matrix:
     if len(names) > SHOWN:
         wrong = [pair for pair in _pairs(run, one) if pair["true"] != pair["predicted"]]
         wrong.sort(key=lambda pair: -pair["count"])
-        keys = ("true", "predicted", "count")
-        return Matrix(run, names, [], [], [tuple(p[k] for k in keys) for p in wrong[:PAIRS]])
+        true, *columns = (
+            [str(pair[key]) for pair in wrong[:PAIRS]] for key in ("true", "predicted", "count")
+        )
+        predicted, counted = texts("Predicted class", columns[0], is_text=True), columns[1]
+        frame = Frame("True class", true, [predicted, texts("Examples", counted)])
+        return Matrix(run, names, [], [], frame if wrong else None)
     few = len(names) <= _NAMED[0] and max(map(len, names)) <= _NAMED[1]
     heads = names if few else [str(i) for i in range(1, len(names) + 1)]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     pairs = zip(counts.tolist(), shares.tolist(), strict=True)
-    return Matrix(run, names, heads, [[*zip(*both, strict=True)] for both in pairs], [])
+    return Matrix(run, names, heads, [[*zip(*both, strict=True)] for both in pairs], None)
 
 
 def _pairs(run: str, one: ByClass) -> list[dict[str, Any]]:

@@ -51,6 +51,16 @@ class Column(NamedTuple):
         return set(self.cells) == {wording.MISSING}
 
 
+class Frame(NamedTuple):
+    """A table, which a terminal, files and the page show each in its way."""
+
+    head: str
+    """What a row is, such as ``Method``."""
+    names: Sequence[str]
+    """The names of the rows."""
+    columns: Sequence[Column]
+
+
 def column(
     title: str,
     values: Values,
@@ -67,18 +77,18 @@ def column(
         best: the rows to mark as the best; or ``max`` or ``min``, for values without an error.
         short: the heading in a terminal.
     """
-    texts = [wording.MISSING if value is None else text(value) for value in values]
+    cells = [wording.MISSING if value is None else text(value) for value in values]
     marked = set() if best is None or callable(best) else best
-    if callable(best) and len({*texts} - {wording.MISSING}) > 1:
+    if callable(best) and len({*cells} - {wording.MISSING}) > 1:
         first = text(best(value for value in values if value is not None))
         # Compare the printed texts, so that cells with equal texts are marked together.
-        marked = {i for i, one in enumerate(texts) if one == first}
-    return Column(title, short, _noted(texts, notes), marked, part)
+        marked = {i for i, one in enumerate(cells) if one == first}
+    return Column(title, short, _noted(cells, notes), marked, part)
 
 
-def _noted(texts: Sequence[str], notes: Sequence[str] | None) -> list[str]:
+def _noted(cells: Sequence[str], notes: Sequence[str] | None) -> list[str]:
     """Returns texts with notes behind those that are not missing."""
-    pairs = zip(texts, notes or [""] * len(texts), strict=True)
+    pairs = zip(cells, notes or [""] * len(cells), strict=True)
     return [text if text == wording.MISSING else f"{text}{note}" for text, note in pairs]
 
 
@@ -123,19 +133,8 @@ def scores(
         short = f"{first}\n{_SHORT.get(last, last)}{' %' if share else ''}"
     if kind:
         title, short = f"{title} {MODELS[kind]}", short.replace("\n", f", {kind}\n")
-    cells = _noted([_text(one, share) for one in values], notes)
+    cells = _noted([one.score_text(share) for one in values], notes)
     return Column(f"{title}{' (%)' if share else ''}{after}", short, cells, best or set(), part)
-
-
-def mean_text(field: str, values: Summary) -> str:
-    """Returns text such as ``81.2 ± 0.4``; fractions are in percent, without the sign."""
-    return _text(values, wording.is_share(field))
-
-
-def _text(values: Summary, share: bool) -> str:
-    if share or values.mean is None:
-        return values.text(100)
-    return f"{values.mean:.4g}" + ("" if values.sd is None else f" ± {values.sd:.2g}")
 
 
 # Single runs.
@@ -235,7 +234,7 @@ def of_methods(
 
     setting = "Setting" if choice.metric is None else "Chosen setting"
     labels = [cell.label or wording.MISSING for cell in cells]
-    out = [_texts(setting, labels, short="Setting", is_text=True), _seeds(cells)]
+    out = [texts(setting, labels, short="\nSetting", is_text=True), _seeds(cells)]
     if choice.metric is not None and choice.metric != metric:
         out += _means(cells, choice.metric, at)
     out += _means(cells, metric, at, best=judged.best if judged else set())
@@ -257,33 +256,33 @@ def _known(facts: Sequence[Fact], key: str) -> list[float]:
     return [x for fact in facts if isinstance(x := fact[key], int | float)]
 
 
-def all_settings(
-    study: Study, metric: str, at: At, choice: Choice
-) -> tuple[list[str], list[Column]]:
-    """Returns names and columns of the table of all settings of all methods."""
+def all_settings(study: Study, metric: str, at: At, choice: Choice) -> Frame:
+    """Returns the table of all settings of all methods."""
     cells = [cell for found in study.methods.values() for cell in found]
     chosen = {id(cell) for cell in choice.cells.values()}
     out = []
     for key in dict.fromkeys(key for cell in cells for key in cell.settings):
-        texts = [
+        values = [
             value_text(cell.settings[key]) if key in cell.settings else wording.MISSING
             for cell in cells
         ]
-        out.append(_texts(one_line(key), texts, short=one_line(key).rpartition(".")[2]))
+        last = one_line(key).rpartition(".")[2]
+        out.append(texts(one_line(key), values, short=f"\n{last}"))
     out.append(_seeds(cells))
     for field in dict.fromkeys(filter(None, (choice.metric, metric))):
         out += _means(cells, field, at)
     marks = ["chosen" if id(cell) in chosen else wording.MISSING for cell in cells]
-    out.append(_texts("Choice", marks, short="Choice", is_text=True))
-    return [cell.name for cell in cells], out
+    out.append(texts("Choice", marks, short="\nChoice", is_text=True))
+    return Frame("Method", [cell.name for cell in cells], out)
 
 
-def _texts(title: str, cells: list[str], *, short: str, is_text: bool = False) -> Column:
-    return Column(title, f"\n{short}", cells, set(), is_text=is_text)
+def texts(title: str, cells: list[str], *, short: str = "", is_text: bool = False) -> Column:
+    """Returns a column of texts, of which none is the best."""
+    return Column(title, short, cells, set(), is_text=is_text)
 
 
 def _seeds(cells: Sequence[Cell]) -> Column:
-    return _texts("Seeds", [str(len(cell.runs)) for cell in cells], short="Seeds")
+    return texts("Seeds", [str(len(cell.runs)) for cell in cells], short="\nSeeds")
 
 
 def _means(
@@ -351,12 +350,30 @@ def differences(names: Sequence[str], judged: Judgement | None) -> list[Column]:
     data: dict[str, Sequence[Any]] = {"difference": numbers("mean"), "difference_n": numbers("n")}
     out = [Column(f"Difference to {reference}{unit}", heading, means, set(), "difference", data)]
     for kind, prefix in (("t", ""), ("bootstrap", "boot_")):
-        texts = cells(partial(_interval, prefix=prefix, share=judged.share))
+        ends = cells(partial(_interval, prefix=prefix, share=judged.share))
         title = f"95 % interval ({kind})"
         data = {f"{kind}_{end}": numbers(f"{prefix}{end}") for end in ("low", "high")}
-        out.append(Column(title, f"95 % interval\n{kind}", texts, set(), "difference", data))
+        out.append(Column(title, f"95 % interval\n{kind}", ends, set(), "difference", data))
     data = {"result": [one and _result(one) for one in rows]}
     return [*out, Column("Result", "\nResult", cells(_result), set(), "difference", data, True)]
+
+
+def separations(judged: Judgement) -> Frame:
+    """Returns the table of what separates single runs."""
+    pairs = judged.ranking.comparisons
+    margins = [wording.MISSING if x.margin is None else f"± {judged.gap(x.margin)}" for x in pairs]
+    bases = [x.basis if x.margin is not None else f"unknown: {x.basis}" for x in pairs]
+    results = ["separated" if x.separated else "not separated" for x in pairs]
+    return Frame(
+        "Runs",
+        [f"{x.reference} and {x.name}" for x in pairs],
+        [
+            texts("Difference", [judged.gap(abs(x.difference.mean or 0.0)) for x in pairs]),
+            texts("Margin", margins),
+            texts("Margin from", bases, is_text=True),
+            texts("Result", results, is_text=True),
+        ],
+    )
 
 
 def _signed(value: float | None, share: bool) -> str:

@@ -6,7 +6,7 @@ method with the setting that was chosen for it, and its difference to a baseline
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedjax_peft.report import columns, sentences, tested, wording
 from fedjax_peft.report.cells import At, Cell, Choice, Study, is_test, value
-from fedjax_peft.report.columns import Column
+from fedjax_peft.report.columns import Column, Frame, Part
 from fedjax_peft.report.judgement import Judgement, judge, on_clients, on_test, sampling_variance
 from fedjax_peft.report.records import SEED, RunRecord, distinct, is_whole, unique
 from fedjax_peft.report.separation import Measurement
@@ -74,8 +74,8 @@ class Comparison(NamedTuple):
     """How many seeds the comparisons need; empty if it is not known."""
     warnings: Sequence[str] = ()
     """What a reader must know before comparing the numbers."""
-    settings: tuple[list[str], list[Column]] | None = None
-    """Names and columns of the table of all settings; None if no method has several."""
+    settings: Frame | None = None
+    """The table of all settings; None if no method has several."""
 
     @property
     def names(self) -> list[str]:
@@ -103,24 +103,35 @@ class Comparison(NamedTuple):
             for seed, run in by_seed.items()
         ]
 
+    def frame(self, shows: Callable[[Column], bool]) -> Frame:
+        """Returns the table of some of the columns."""
+        return Frame(self.head, self.names, [column for column in self.columns if shows(column)])
+
+    def part(self, part: Part) -> Frame:
+        """Returns a table of the page; one without columns is not shown."""
+        return self.frame(lambda column: column.part == part)
+
+    @property
+    def in_terminal(self) -> list[Frame]:
+        """The results, the differences and all settings for a terminal."""
+        shown = [
+            self.frame(lambda c: bool(c.short) and c.part != "difference"),
+            self.frame(lambda c: bool(c.short) and c.part == "difference"),
+        ]
+        return [*shown[: 1 + bool(shown[1].columns)], *filter(None, [self.settings])]
+
     def terminal_tables(self, width: int) -> list[Table]:
-        """Returns the results, the differences and all settings for a terminal."""
-        head, shown = f"\n{self.head}", [column for column in self.columns if column.short]
-        differences = [column for column in shown if column.part == "difference"]
-        results = [column for column in shown if column.part != "difference"]
-        tables = [(self.names, results)]
-        tables += [(self.names, differences)] if differences else []
-        tables += [self.settings] if self.settings else []
-        return [terminal_table(head, *table, width) for table in tables]
+        """Returns these tables for a terminal of ``width`` characters."""
+        return [terminal_table(frame, width) for frame in self.in_terminal]
 
     def files(self) -> dict[str, TextTable]:
         """Returns stem of the files -> table: ``table``, and ``settings`` if there are several."""
-        shown = [column for column in self.columns if column.part != "costs"]
         notes = [self.lead, *self.captions, self.paired, self.power, *self.warnings]
-        table = text_table(self.caption or self.title, self.head, self.names, shown)
+        shown = self.frame(lambda column: column.part != "costs")
+        table = text_table(self.caption or self.title, shown)
         out = {"table": table._replace(notes=[note for note in notes if note])}
         if self.settings is not None:
-            out["settings"] = text_table("All settings", self.head, *self.settings)
+            out["settings"] = text_table("All settings", self.settings)
         return out
 
 

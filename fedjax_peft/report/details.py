@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_peft.report import drawing
+from fedjax_peft.report.columns import Frame, texts
 from fedjax_peft.report.figure_files import INK, MUTED, line_look, rolling, styles
 from fedjax_peft.report.layers import HEAT_MAPS, heat_map, spectra
 from fedjax_peft.report.wording import MISSING, capital, is_share, score_text, shorten, word
@@ -80,8 +81,8 @@ class ClientScores(NamedTuple):
     """The scores of single clients on their own tests, as a table."""
 
     metric: str
-    rows: list[tuple[int | str, list[str]]]
-    """Name or number of a client, and the text of its score for each method, a mean over seeds."""
+    frame: Frame
+    """A row for each client, with its score for each method, a mean over seeds."""
     more: int
     """Number of clients that are left out."""
 
@@ -95,15 +96,14 @@ def client_scores(runs: drawing.Runs) -> ClientScores | None:
     for row in data:
         found.setdefault(row["client"], {}).setdefault(row["name"], []).append(row[metric])
     text, names = score_text(is_share(metric), ""), _common_names(runs)
-    rows = [
-        (
-            _name(client, names, client),
-            [text(fmean(one[name])) if name in one else MISSING for name in runs],
-        )
-        for client, one in sorted(found.items())
+    shown = sorted(found)[:MOST_ROWS]
+    columns = [
+        texts(name, [text(fmean(x)) if (x := found[i].get(name)) else MISSING for i in shown])
+        for name in runs
     ]
     title = f"{capital(word(metric))}{' (%)' if is_share(metric) else ''}"
-    return ClientScores(title, rows[:MOST_ROWS], max(0, len(rows) - MOST_ROWS))
+    frame = Frame("Client", [str(_name(client, names, client)) for client in shown], columns)
+    return ClientScores(title, frame, len(found) - len(shown))
 
 
 def _last_tests(runs: drawing.Runs) -> tuple[str, list[dict[str, Any]]]:

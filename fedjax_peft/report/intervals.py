@@ -58,6 +58,12 @@ class Summary(NamedTuple):
         spread = "" if self.sd is None else f" ± {scale * self.sd:.{digits}f}"
         return f"{scale * self.mean:.{digits}f}{spread}"
 
+    def score_text(self, share: bool) -> str:
+        """Returns the text of a score; a ``share`` is in percent, without the sign."""
+        if share or self.mean is None:
+            return self.text(100)
+        return f"{self.mean:.4g}" + ("" if self.sd is None else f" ± {self.sd:.2g}")
+
 
 class Difference(NamedTuple):
     """The mean of the differences a - b, seed by seed."""

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from fedjax_peft.report import by_class, figure_files, plots
 from fedjax_peft.report.cautions import cautions, coarse
 from fedjax_peft.report.chart import chart, thinning
+from fedjax_peft.report.columns import separations
 from fedjax_peft.report.comparison import Comparison, Options, compare
 from fedjax_peft.report.details import client_scores, details
 from fedjax_peft.report.drawing import Runs
@@ -142,6 +143,7 @@ def _content(shown: Comparison, target: float | None) -> dict[str, Any]:
         "privacy": _promises(zip(shown.names, first, strict=True)),
         "tuned": tuned and not shown.over_seeds,
         "judged": None if shown.over_seeds else shown.judged,
+        "separations": separations,
         "level": f"{100 * (1 - LEVEL):g}",
         "coincident": [] if shown.over_seeds else _coincident(runs),
         "targets": targets(shown.rows, target),

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_peft.report.columns import Frame, texts
 from fedjax_peft.report.records import RunRecord, is_whole
 from fedjax_peft.report.wording import MISSING
 from fedjax_peft.support.display import argument, printable
@@ -18,6 +19,29 @@ class Settings(NamedTuple):
     """Key and one value for each run."""
     shared: list[tuple[str, str]]
     """Key and the common value."""
+
+    @property
+    def many(self) -> bool:
+        """Whether the differing settings are rows of a table, and not columns."""
+        return len(self.differing) > _MOST_COLUMNS
+
+    def frame(self, head: str, names: Sequence[str]) -> Frame:
+        """Returns the differing settings as a table.
+
+        Args:
+          head: what a run stands for.
+          names: the names of the runs.
+        """
+        keys = [key for key, _ in self.differing]
+        values = [one for _, one in self.differing]
+        if self.many:
+            head, names, keys = "Setting", keys, list(names)
+            values = [list(one) for one in zip(*values, strict=True)]
+        pairs = zip(keys, values, strict=True)
+        return Frame(head, names, [texts(key, one, is_text=True) for key, one in pairs])
+
+
+_MOST_COLUMNS = 6
 
 
 def compare_settings(settings: Sequence[Mapping[str, Any]]) -> Settings:

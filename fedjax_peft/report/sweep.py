@@ -23,6 +23,7 @@ from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.simulation.points import PointDone, Results, run_points
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.sharing import Share
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import folder_names, replace_file
@@ -89,16 +90,15 @@ class Sweep(NamedTuple):
         Raises:
           InputError: no run has recorded a metric.
         """
-        from fedjax_peft.report.columns import mean_text
         from fedjax_peft.report.wording import is_share
 
         score = self.study.headline
-        usual = [f"{part}_{score}" for part in ("validation", "test")]
+        usual = [Score(split, score).name for split in ("validation", "test")]
         known = self.study.metrics
         shown = [self.study.require(m) for m in metrics] or [m for m in usual if m in known]
         rows = [
             [cell.label or cell.name, str(len(cell.runs))]
-            + [mean_text(metric, summarise(cell.values(metric))) for metric in shown]
+            + [summarise(cell.values(one)).score_text(is_share(one)) for one in shown]
             for cell in self.study.cells
         ]
         heads = [f"{metric} (%)" if is_share(metric) else metric for metric in shown]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from fedjax_peft.report.columns import Column, column, in_unit
+from fedjax_peft.report.columns import Column, Frame, column, in_unit
 from fedjax_peft.report.comparison import Rows
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.tables import terminal_table
@@ -88,7 +88,7 @@ def target_table(rows: Rows, target: float, width: int = 80) -> Table:
     ]
     runs = [run for by_seed in rows.values() for run in by_seed.values()]
     head = f"To {score_printer(runs)(target)}\nRun"
-    return terminal_table(head, list(rows), named, width, gap=1)
+    return terminal_table(Frame(head, list(rows), named), width, gap=1)
 
 
 def score_printer(runs: Sequence[RunRecord]) -> Callable[[float], str]:

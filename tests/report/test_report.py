@@ -191,14 +191,14 @@ def test_headings_that_do_not_say_it_themselves_are_explained(tmp_path):
         make_run(tmp_path / "Margin"),
     )
     shown = compare(make_study(runs))
-    texts = explanations(shown.terminal_tables(200), shown.columns)
+    texts = explanations(shown.terminal_tables(200), shown.in_terminal)
     costs = ["Up / down MB", "Sim. min", "Wall min", "Agg. err. %"]
     heads = [text.partition(": ")[0] for text in texts]
     assert heads == ["Best acc. % (round)", "Privacy ε, δ", *costs]
     of_devices = "by the time model of the clients’ devices and links, not of this machine"
     assert f"Sim. min: {of_devices}." in texts
     narrow = shown.terminal_tables(20)  # without these columns
-    assert explanations(narrow, shown.columns) == []
+    assert explanations(narrow, shown.in_terminal) == []
     text = page(runs, tmp_path)
     titled = dict(re.findall(r'<th role="columnheader"[^>]* title="([^"]+)">([^<]+)', text))
     assert {*titled.values()} >= {

@@ -52,11 +52,20 @@ class Matrix(HTMLParser):
             self.rows[-1].append(data.strip())
 
 
+def heads(frame):
+    return [column.title for column in frame.columns]
+
+
+def cells(frame):
+    columns = [column.cells for column in frame.columns]
+    return [(name, [*row]) for name, *row in zip(frame.names, *columns, strict=True)]
+
+
 def test_one_run_has_a_row_for_each_class(monkeypatch, tmp_path):
     draw_nothing(monkeypatch)
     found = scores(run("a", GOLD, SAID, NAMES))
-    assert found.heads == ["Examples", "Precision (%)", "Recall (%)", "F1 (%)"]
-    assert found.rows == [
+    assert heads(found.frame) == ["Examples", "Precision (%)", "Recall (%)", "F1 (%)"]
+    assert cells(found.frame) == [
         ("neg", ["3", "66.7", "66.7", "66.7"]),
         ("<b>pos</b>", ["2", "33.3", "50.0", "40.0"]),
         ("neu tral", ["1", "-", "0.0", "0.0"]),
@@ -90,8 +99,8 @@ def test_several_runs_have_a_column_and_a_matrix_each(monkeypatch, tmp_path):
     draw_nothing(monkeypatch)
     other = rows(of_labels(GOLD, GOLD, NAMES), test_count=3)
     found = scores({**run("a", GOLD, SAID, NAMES), "b": {0: other, 1: other}})
-    assert found.heads == ["Examples", "F1 (%): a", "F1 (%): b"]
-    assert found.rows[0] == ("neg", ["3", "66.7", "100.0"])
+    assert heads(found.frame) == ["Examples", "F1 (%): a", "F1 (%): b"]
+    assert cells(found.frame)[0] == ("neg", ["3", "66.7", "100.0"])
     assert [one.run for one in found.matrices] == ["a", "b"]
     assert found.matrices[1].rows[0][0] == (6, 1.0)
     assert "counts of all seeds are added" in found.note
@@ -107,13 +116,14 @@ def test_of_many_classes_the_commonest_confusions_are_listed(classes):
     gold = np.arange(classes)
     said = np.where(gold == 3, 5, np.where(gold == 4, 5, gold))
     found = scores(run("a", np.append(gold, 4), np.append(said, 5), names))
-    assert len(found.rows) == classes
+    assert len(found.frame.names) == classes
     if classes > MOST:
         assert found.matrices == []
         assert "entity" not in found.note
         return
     (matrix,) = found.matrices
-    assert (matrix.heads, matrix.pairs) == ([], [("c4", "c5", 2), ("c3", "c5", 1)])
+    assert matrix.heads == []
+    assert cells(matrix.pairs) == [("c4", ["c5", "2"]), ("c3", ["c5", "1"])]
     text = page.render_report(make_study([record("a", rows(of_labels(gold, said, names)), PATH)]))
     assert f"commonest confusions of {classes} classes" in text
 
@@ -122,7 +132,7 @@ def test_types_of_entities_have_no_matrix():
     counts = of_entities([("PER", 0, 1), ("LOC", 3, 3)], [("PER", 0, 1)], ["LOC", "PER"])
     found = scores({"a": {0: rows(counts)}})
     assert found.matrices == found.counts == []
-    assert found.rows == [("LOC", ["1", "-", "0.0", "0.0"]), ("PER", ["1", *["100.0"] * 3])]
+    assert cells(found.frame) == [("LOC", ["1", "-", "0.0", "0.0"]), ("PER", ["1", *["100.0"] * 3])]
     assert "type of entity" in found.note
 
 
@@ -134,7 +144,7 @@ def test_the_clients_own_tests_are_shown_if_there_is_no_test_set():
 def test_runs_with_other_classes_are_left_out_and_without_any_there_is_no_section():
     both = {**run("a", GOLD, SAID, NAMES), **run("b", GOLD, SAID, ("x", "y", "z"))}
     found = scores(both)
-    assert found.heads == ["Examples", "F1 (%): a"]
+    assert heads(found.frame) == ["Examples", "F1 (%): a"]
     assert "Runs with other classes" in found.note
     plain = [{"round": 0, "test_accuracy": 0.5}]
     assert scores({"a": {0: plain}, "b": {0: []}}) is None

@@ -75,7 +75,7 @@ def test_equal_means_have_deviations_of_their_own(tmp_path):
 
 
 def test_all_settings_are_shown_with_the_chosen_ones(sweep):
-    names, columns = compare(read_study(sweep)).settings
+    _, names, columns = compare(read_study(sweep)).settings
     cells = list(zip(names, *(column.cells for column in columns), strict=True))
     assert [column.title for column in columns] == [
         "optimizer.learning_rate",
@@ -292,7 +292,7 @@ def test_hostile_settings_are_escaped(tmp_path):
         note = "\\u001b[31m<b>\\n" + rate + "x" * 200
         path.write_text(f'note = "{note}"\n' + path.read_text())
     found = compare(read_study(sweep))
-    texts = [*row(found, "a").values(), *found.settings[1][0].cells, found.lead]
+    texts = [*row(found, "a").values(), *found.settings.columns[0].cells, found.lead]
     assert all(text.isprintable() for text in texts)
     assert len(row(found, "a")["Chosen setting"]) < 160
     assert "<b>" not in write_report(read_study(sweep), tmp_path / "out").read_text()

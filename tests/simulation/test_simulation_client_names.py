@@ -101,18 +101,18 @@ def test_a_damaged_or_earlier_row_has_no_names():
 
 def test_the_reports_table_and_files_have_the_names(named):
     runs = {"a": {0: named.metrics}}
-    assert [row[0] for row in client_scores(runs).rows] == ["alice", "7", "<b>", "carol 2"]
+    assert client_scores(runs).frame.names == ["alice", "7", "<b>", "carol 2"]
     data = client_distribution(runs).data
     assert [(row["client"], row["client_name"]) for row in data][:2] == [(0, "alice"), (1, "7")]
     plain = [{k: v for k, v in row.items() if k != "client_names"} for row in named.metrics]
-    assert [row[0] for row in client_scores({"a": {0: plain}}).rows] == [0, 1, 2, 3]
+    assert client_scores({"a": {0: plain}}).frame.names == ["0", "1", "2", "3"]
     assert "client_name" not in client_distribution({"a": {0: plain}}).data[0]
 
 
 def test_a_number_that_is_another_client_in_another_run_stays_a_number(named):
     other = [{**named.metrics[0], "client_names": [*NAMES[::-1]]}, *named.metrics[1:]]
     both = client_scores({"a": {0: named.metrics}, "b": {0: other}})
-    assert [row[0] for row in both.rows] == [0, 1, 2, 3]
+    assert both.frame.names == ["0", "1", "2", "3"]
 
 
 def test_lines_of_clients_have_their_names():
