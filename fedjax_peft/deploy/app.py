@@ -5,7 +5,6 @@ and :func:`server` of this module.
 """
 
 import functools
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from fedjax_peft.config import building
 from fedjax_peft.config.keys import Config, DataKeys
 from fedjax_peft.config.resolving import resolve_recorded
 from fedjax_peft.config.running import arguments_of
-from fedjax_peft.data import sources
-from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.data.dataset import Clients
 from fedjax_peft.data.formats import tabular
-from fedjax_peft.deploy.flower import client_app, server_app
+from fedjax_peft.deploy.nodes import client_app, nobody, server_app
 from fedjax_peft.deploy.server import check_deployable
 from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.simulate import arguments
@@ -27,6 +25,7 @@ from fedjax_peft.simulation.storage.record import config_text, read_config
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 from fedjax_peft.support.toml import literal
+from fedjax_peft.tasks import sources
 
 _SPLITS = ("name", "source", "split", "csv", "test_share", "validation_share")
 _SIZES = ("train_examples", "validation_examples", "test_examples", "users", "user_examples")
@@ -59,12 +58,11 @@ def server(folder: Path, clients: int) -> Any:
 
     def make(context: Any) -> Given:
         config, chosen = _config(folder), context.run_config
-        nobody = Dataset({"labels": np.zeros(1, np.int32)}, ("nothing",))
         test = None
         if chosen["test"]:
             test = own_examples(config, Path(str(chosen["test"])).expanduser()).data
         own = {"test": test, "out": chosen["out"], "resume": bool(chosen["resume"])}
-        return _given(config, Clients(nobody, (np.zeros(1, np.int32),)), **own)
+        return _given(config, nobody(), **own)
 
     return server_app(make, clients)
 
@@ -118,11 +116,13 @@ def write_app(given: Given, out: Path) -> list[str]:
     count = len(given.clients)
     files = {
         "config.toml": config_text(config),
-        "pyproject.toml": _PROJECT.format(name=literal(out.resolve().name), count=count),
+        "pyproject.toml": _text("project.txt").format(
+            name=literal(out.resolve().name), count=count
+        ),
         "client_app.py": _APP.format(what="client", arguments="Path(__file__).parent"),
         "server_app.py": _APP.format(what="server", arguments=f"Path(__file__).parent, {count}"),
         "README.md": _readme(config, count),
-        ".flwr/config.toml": _CONNECTIONS,
+        ".flwr/config.toml": _text("connections.txt"),
     }
     for name, text in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -134,14 +134,16 @@ def _deployed(given: Given) -> tuple[Config, list[str]]:
     """Returns the config of a deployed run, and what it leaves out of the simulated run's."""
     check_deployable(given)
     config = {**(given.records.config or {})}
-    for key, why in {
-        "peft.gradient_start": "no machine has the examples of all clients",
-        "data.vocabulary": "its words are counted in the texts of all clients",
-        "data.instructions": "its requests are made for named data sets",
-        "origin": "its model is on this machine alone: export it, and name it in [model]",
-    }.items():
-        table, _, name = key.rpartition(".")
-        if (config[table] if table else config).get(name or key):
+    everyone = "no machine has the examples of all clients"
+    for key, there, why in (
+        ("peft.gradient_start", config["peft"].get("gradient_start"), everyone),
+        ("peft.init = 'eva'", config["peft"].get("init") == "eva", everyone),
+        ("data.vocabulary", config["data"].get("vocabulary"), everyone),
+        ("data.instructions", config["data"].get("instructions"), "it is for named data sets"),
+        ("origin", config.get("origin"), "its model is on this machine alone: export it"),
+        ("metric", config.get("metric"), "write a [task] table with it"),
+    ):
+        if there:
             raise InputError(f"{key} cannot be deployed: {why}.")
     notices = []
 
@@ -163,11 +165,16 @@ def _deployed(given: Given) -> tuple[Config, list[str]]:
     return config, notices
 
 
+def _text(name: str) -> str:
+    """Returns a file of the app, with places to fill in."""
+    return (Path(__file__).parent / "files" / name).read_text(encoding="utf-8")
+
+
 def _readme(config: Config, count: int) -> str:
     data = Path(str(config["data"]["name"]))
     ending = data.suffix or ".jsonl"
-    model = shlex.quote(str(config["model"]["source"] or config["model"]["name"]))
-    return _README.format(last=count - 1, count=count, ending=ending, model=model)
+    model = str(config["model"]["name"])
+    return _text("readme.txt").format(last=count - 1, count=count, ending=ending, model=model)
 
 
 _APP = """\
@@ -176,86 +183,4 @@ from pathlib import Path
 from fedjax_peft.deploy import app as apps
 
 app = apps.{what}({arguments})
-"""
-
-_PROJECT = """\
-[project]
-name = {name}
-version = "1.0.0"
-description = "A federated fine-tuning run with {count} real clients"
-dependencies = []  # each machine has fedjax_peft[deploy] already, of the same version
-
-[tool.flwr.app]
-publisher = "local"
-
-[tool.flwr.app.components]
-serverapp = "server_app:app"
-clientapp = "client_app:app"
-
-[tool.flwr.app.config] # of the server; flwr run . --run-config 'resume=true' changes one
-out = "run"            # the run directory, relative to where the SuperLink was started
-test = ""              # a file with examples of the server's own, to evaluate the model on
-resume = false         # whether the run in `out` goes on
-"""
-
-_CONNECTIONS = """\
-[superlink]
-default = "here"
-
-[superlink.here]
-address = "127.0.0.1:8000"
-insecure = true
-
-[superlink.secure]
-address = "127.0.0.1:8000"
-root-certificates = "ca.crt"
-"""
-
-_README = """\
-# A federated run with {count} real clients
-
-`config.toml` is the complete config. On every machine: Python with `fedjax_peft[deploy]`, the same
-version, and the model {model} at the same place. Frozen weights are never sent: each client loads
-them itself, and the server refuses a client whose weights are others. Clients are numbered from 0
-to {last}. A client's own examples are one file with the columns that the config names.
-
-## All on one machine
-
-In this folder:
-
-```bash
-export FLWR_HOME=$PWD/.flwr FLWR_TELEMETRY_ENABLED=0
-flower-superlink --insecure --disable-runtime-dependency-installation &
-for i in $(seq 0 {last}); do
-  flower-supernode --insecure --superlink 127.0.0.1:8000 --port $((8100 + i)) \\
-    --node-config "client=$i data=\\"$PWD/data/client-$i{ending}\\" state=\\"$PWD/state\\"" &
-done
-flwr run . here --stream
-```
-
-The run directory is `run`: `fedjax-peft report run`. To continue a run whose server was stopped:
-`flwr run . here --run-config 'resume=true'`. To evaluate on examples of the server's own:
-`--run-config 'test="/path/to/test{ending}"'`.
-
-## Several machines
-
-The server: `flower-superlink --insecure --host 0.0.0.0 --disable-runtime-dependency-installation`,
-and then, on the same machine, `flwr run . here`. Each client, on its own machine:
-
-```bash
-flower-supernode --insecure --superlink SERVER:8000 \\
-  --node-config 'client=0 data="/home/me/examples{ending}" state="/home/me/fedjax_peft_state"'
-```
-
-Keep the folder `state`: it has what the client keeps between rounds, and its secret for private
-noise.
-
-## With TLS
-
-```bash
-flower-superlink --host 0.0.0.0 --disable-runtime-dependency-installation \\
-  --ssl-certfile server.pem --ssl-keyfile server.key --ssl-ca-certfile ca.crt
-flower-supernode --superlink SERVER:8000 --root-certificates ca.crt --node-config '...'
-flwr run . secure
-```
 """

@@ -6,6 +6,7 @@ transforms) stays in its folder, one file for each of its last rounds. The serve
 its rounds a client begins, so that it does not matter which side was interrupted, or when.
 """
 
+import importlib.metadata
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_peft import __version__, tasks
+from fedjax_peft import tasks
 from fedjax_peft.contracts import Key, PyTree
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.deploy.received import MEASURED, down_form, receiving, room_for_upload, up_form
@@ -72,7 +73,7 @@ class Client:
             {},
             {
                 "client": self.number,
-                "version": __version__,
+                "version": importlib.metadata.version("fedjax_peft"),
                 "examples": int(clients.sizes[0]),
                 "weight": None if clients.weights is None else float(clients.weights[0]),
                 "columns": {n: [str(x.dtype), x.shape[1:]] for n, x in data.columns.items()},

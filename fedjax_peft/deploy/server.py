@@ -6,6 +6,7 @@ those of ``simulate``, and so are the numbers. An upload that does not come, or 
 lost: the round goes on as with a client that failed, and its row names the client and the reason.
 """
 
+import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft import __version__
 from fedjax_peft.contracts import Encoded, Key, PyTree, Transform
 from fedjax_peft.data.classes import has_names
 from fedjax_peft.data.dataset import Clients, Dataset
@@ -155,10 +155,11 @@ def _check_client(
     """Raises InputError for a client that does not fit the server or the first client."""
     if "error" in said:
         raise InputError(f"Client {number} cannot begin: {show(said['error'], 1000)}")
-    if said["version"] != __version__:
+    mine_is = importlib.metadata.version("fedjax_peft")
+    if said["version"] != mine_is:
         raise InputError(
             f"Client {number} has fedjax_peft {show(said['version'])}, and the server"
-            f" {__version__}: install the same version everywhere."
+            f" {mine_is}: install the same version everywhere."
         )
     theirs = said["leaves"]
     for name in sorted({*mine, *theirs}):

@@ -57,13 +57,19 @@ def flower(
 
     def make(own: Dataset | None) -> Given:
         made = [x() if callable(x) and not isinstance(x, Model) else x for x in (model, algorithm)]
-        examples = own or Dataset({"labels": np.zeros(1, np.int32)}, ("nothing",))
-        rows = np.arange(len(examples), dtype=np.int32)
-        return arguments(*made, Clients(examples, (rows,)), rounds=rounds, **options)
+        one = nobody()
+        if own is not None:
+            one = Clients(own, (np.arange(len(own), dtype=np.int32),))
+        return arguments(*made, one, rounds=rounds, **options)
 
     return client_app(lambda context: make(data(context))), server_app(
         lambda context: make(None), clients, patience
     )
+
+
+def nobody() -> Clients:
+    """Returns clients to begin with, for a server that does not know its clients yet."""
+    return Clients(Dataset({"labels": np.zeros(1, np.int32)}, ("nothing",)), (np.zeros(1, int),))
 
 
 def client_app(make: Callable[[Any], Given]) -> Any:
@@ -217,7 +223,8 @@ def _bytes(content: Any) -> bytes:
 
 
 def _number(context: Any) -> int:
-    number = context.node_config.get("client")
+    known = context.node_config
+    number = known.get("client", known.get("partition-id"))  # Flower's own word
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise InputError(
             f"The SuperNode does not say which client it is (client = {number!r}): start it with"
@@ -238,7 +245,7 @@ def _flwr() -> Any:
         import flwr.serverapp
     except ImportError:
         raise InputError(
-            "Real clients need Flower: pip install 'fedjax_peft[deploy]', in an environment of its"
-            " own, because Flower limits the versions of some libraries."
+            "Real clients need Flower: pip install 'flwr>=1.42,<1.43', in an environment of its own,"
+            " because Flower limits the versions of some libraries."
         ) from None
     return flwr

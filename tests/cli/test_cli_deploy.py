@@ -1,0 +1,124 @@
+"""The command ``deploy``: an app that stands alone, and gives what ``run`` gives."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from closeness import assert_close
+from deployed import Exchange
+from internals import main
+from refusals import refused
+from safetensors.numpy import load_file
+from shallow import simple_encoder  # noqa: F401 -- a fixture
+
+import fedjax_peft as fp
+from fedjax_peft.deploy import app, nodes
+from fedjax_peft.deploy.client import Client
+from fedjax_peft.deploy.server import serve
+
+pytestmark = pytest.mark.usefixtures("simple_encoder")
+
+CONFIG = """
+rounds = 1
+batch_size = 4
+model.name = "{folder}/model"
+data.name = "{folder}/data"
+data.max_length = 14
+partition.name = "natural"
+peft.rank = 2
+optimizer.learning_rate = 0.01
+system.failure_rate = 0.01
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Returns a folder with a config, its model, and the examples of three clients."""
+    folder = tmp_path_factory.mktemp("project")
+    fp.testing.write_tiny_checkpoint(folder / "model")
+    fp.testing.write_tiny_texts(folder / "data", train=24, test=8)
+    lines = (folder / "data" / "train.jsonl").read_text().splitlines()
+    rows = [json.loads(line) | {"client": f"c{i % 3}"} for i, line in enumerate(lines)]
+    (folder / "data" / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    for client in range(3):
+        own = [json.dumps(row) + "\n" for row in rows if row["client"] == f"c{client}"]
+        (folder / f"client-{client}.jsonl").write_text("".join(own))
+    (folder / "fed.toml").write_text(CONFIG.format(folder=folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(project):
+    """Returns the folder of the app."""
+    assert main(["deploy", str(project / "fed.toml"), "--out", str(project / "app")]) == 0
+    return project / "app"
+
+
+def test_the_app_is_complete(written):
+    """Flower reads the project file; the config says all, and the README how."""
+    flower = tomllib.loads((written / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert flower["components"] == {"serverapp": "server_app:app", "clientapp": "client_app:app"}
+    for side, arguments in (("client", ""), ("server", ", 3")):
+        text = (written / f"{side}_app.py").read_text()
+        assert f"app = apps.{side}(Path(__file__).parent{arguments})" in text
+        compile(text, side, "exec")
+    config = tomllib.loads((written / "config.toml").read_text())
+    assert config["model"]["labels"] == [f"class {i}" for i in range(4)]
+    assert config["system"]["failure_rate"] == 0
+    readme = (written / "README.md").read_text()
+    assert "seq 0 2" in readme
+    assert '"client=$i data=\\"$PWD/data/client-$i.jsonl\\"' in readme
+    connections = tomllib.loads((written / ".flwr" / "config.toml").read_text())
+    assert connections["superlink"]["default"] == "here"
+
+
+def test_the_app_gives_what_run_gives(project, written, capsys):
+    """Its run directory is one like any other: ``export`` and ``report`` read it."""
+    options = ["system.failure_rate=0", "--out", str(project / "simulated"), "-q"]
+    assert main(["run", str(project / "fed.toml"), *options]) == 0
+    config, out = app._config(written), project / "deployed"
+    own = [app.own_examples(config, project / f"client-{client}.jsonl") for client in range(3)]
+    clients = [Client(app._given(config, x), n, project / "state") for n, x in enumerate(own)]
+    test = app.own_examples(config, project / "data" / "test.jsonl").data
+    given = app._given(config, nodes.nobody(), out=out, test=test)
+    serve(given, Exchange(clients), 3)
+    one, two = (load_file(run / "params.safetensors") for run in (out, project / "simulated"))
+    assert one.keys() == two.keys()
+    for name in one:
+        assert_close(one[name], two[name], rtol=0, atol=1e-6)
+    rows = [fp.load_run(run).metrics[1] for run in (out, project / "simulated")]
+    for field in ("bytes_up", "bytes_down", "clients", "test_accuracy"):
+        assert rows[0][field] == rows[1][field]
+    assert main(["report", str(out), "--out", str(project / "report")]) == 0
+    assert main(["export", str(out), "--out", str(project / "adapter")]) == 0
+    capsys.readouterr()
+
+
+def test_what_cannot_be_deployed_is_refused(project, written, capsys):
+    config = str(project / "fed.toml")
+    for words, why in (
+        (["--out", str(written)], f"{written} exists"),
+        (["attack=sign_flip", "attack.share=0.4", "--out", "x"], "attack cannot be deployed"),
+        (["--out", "x", "peft.init=eva"], "peft.init = 'eva' cannot be deployed"),
+    ):
+        assert main(["deploy", config, *words]) == 2
+        assert why in capsys.readouterr().err
+    assert not Path("x").exists()
+
+
+def test_a_file_that_does_not_fit_is_named(project, written):
+    config = app._config(written)
+    refused("must be a file with examples", app.own_examples, config, project / "none.jsonl")
+    other = project / "other.jsonl"
+    other.write_text('{"text": "w1 w2", "label": "class 9"}\n')
+    refused("class 9", app.own_examples, config, other)
+
+
+def test_examples_keep_their_order(project, written):
+    """The batches of a client are drawn from places in its file."""
+    found = app.own_examples(app._config(written), project / "client-1.jsonl")
+    labels = [json.loads(x)["label"] for x in (project / "client-1.jsonl").read_text().splitlines()]
+    assert [found.data.label_names[i] for i in found.data.labels] == labels
+    np.testing.assert_array_equal(found.indices[0], np.arange(8))
