@@ -245,7 +245,7 @@ def _flwr() -> Any:
         import flwr.serverapp
     except ImportError:
         raise InputError(
-            "Real clients need Flower: pip install 'flwr>=1.42,<1.43', in an environment of its own,"
-            " because Flower limits the versions of some libraries."
+            "Real clients need Flower: pip install 'flwr>=1.42,<1.43', in an environment of its"
+            " own, because Flower limits the versions of some libraries."
         ) from None
     return flwr
