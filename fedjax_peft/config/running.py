@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedjax_peft import peft, tasks
 from fedjax_peft.config import building, reading
 from fedjax_peft.config.federation import evaluation_data, explicit, load_data
@@ -17,12 +15,10 @@ from fedjax_peft.config.origins import check_adapter, with_missing
 from fedjax_peft.config.parts import Parts
 from fedjax_peft.config.resolving import PROGRAM, resolve_recorded
 from fedjax_peft.config.schema import OF_THE_RUN, fields_of
-from fedjax_peft.contracts import Batch
 from fedjax_peft.contracts.part import unrecorded
 from fedjax_peft.data import Clients, Dataset
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.hyperparameters import Maker, Values
-from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.privacy.accounting import smallest_noise
 from fedjax_peft.simulation.origin import ORIGIN, base_seed, with_origin
 from fedjax_peft.simulation.progress import Phase, PhaseName
@@ -182,16 +178,8 @@ def started(config: Config, model: Model, clients: Clients, task: Task) -> Model
     number = table[f"{source}_examples"]
     if number < 1:
         raise InputError(f"peft.{source}_examples = {number} must be at least 1.")
-    rows = np.concatenate(clients.indices)
-    rows = host_rng(config["seed"], f"{source} start").permutation(rows)[:number]
-    size = min(config["batch_size"], len(rows))
-
-    def batch(start: int) -> Batch:
-        place = np.arange(start, start + size)
-        columns = clients.data.take(rows[np.minimum(place, len(rows) - 1)]).columns
-        return {**columns, "mask": place < len(rows)}
-
-    batches = map(batch, range(0, len(rows), size))
+    drawn = {"seed": config["seed"], "stream": f"{source} start"}
+    batches = clients.sample(number, config["batch_size"], **drawn)
     if step is None:
         return peft.activation_start(model, batches)
     return peft.gradient_start(model, batches, task, step=step)

@@ -1,13 +1,13 @@
 """A data set as columns on the host, and its division among clients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from fedjax_peft.contracts import Task
-from fedjax_peft.contracts.arguments import Probability
+from fedjax_peft.contracts.arguments import Count, Probability, strict
 from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.packing import packed
 from fedjax_peft.numerics.random import host_rng
@@ -227,6 +227,35 @@ class Clients(Generic[DataT]):
         train = tuple(rows[~mask] for rows, mask in zip(self.indices, held, strict=True))
         rest = tuple(rows[mask] for rows, mask in zip(self.indices, held, strict=True))
         return replace(self, indices=train), replace(self, indices=rest)
+
+    @strict
+    def sample(
+        self, examples: Count, batch_size: Count, *, seed: int = 0, stream: str = "sample"
+    ) -> Iterator[dict[str, Any]]:
+        """Returns batches of examples of all clients, drawn without repetition.
+
+        They are for what reads some examples before training, such as
+        :func:`fedjax_peft.peft.gradient_start`. All batches have the same shape: the rows that the
+        last one lacks are masked out.
+
+        Args:
+          examples: their number in all; more than the clients have are all of them.
+          batch_size: the rows of a batch.
+          stream: the name of the random numbers; a run of a config has ``gradient start`` or
+            ``activation start`` for its start.
+        """
+        if not isinstance(self.data, Dataset):
+            raise InputError("Batches need a data set, not labels alone.")
+        data, rows = self.data, np.concatenate(self.indices)
+        rows = host_rng(seed, stream).permutation(rows)[:examples]
+        size = min(batch_size, len(rows))
+
+        def batch(start: int) -> dict[str, Any]:
+            place = np.arange(start, start + size)
+            columns = data.take(rows[np.minimum(place, len(rows) - 1)]).columns
+            return {**columns, "mask": place < len(rows)}
+
+        return map(batch, range(0, len(rows), size or 1))
 
 
 def _held_out(units: np.ndarray, fraction: float, seed: int, client: int) -> np.ndarray:

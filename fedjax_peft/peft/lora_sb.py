@@ -86,8 +86,8 @@ def _start_missing(trainable: Params) -> str | None:
         return None
     return (
         "The bases of lora_sb are random, so this is not LoRA-SB or Fed-SB, whose bases come from a"
-        " gradient: model = fp.peft.gradient_start(model, batches, task, step=0.01), or in a config"
-        " peft.gradient_start = 0.01."
+        " gradient: model = fp.peft.gradient_start(model, clients.sample(50, 16), task,"
+        " step=0.01), or in a config peft.gradient_start = 0.01."
     )
 
 
@@ -97,7 +97,8 @@ def gradient_start(model: Model, batches: Iterable[Batch], task: Task, *, step: 
 
     Args:
       model: with :func:`lora_sb` attached.
-      batches: examples, such as some of every client; 50 in all are enough for the authors.
+      batches: examples, such as ``clients.sample(50, batch_size=16)``; 50 in all are enough for the
+        authors.
       task: whose loss is derived.
       step: η, the length of the first step; the learning rate, or a part of it.
 

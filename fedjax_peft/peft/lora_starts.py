@@ -119,7 +119,8 @@ def activations_missing(trainable: Params) -> str | None:
             return None
     return (
         "The A of lora(init='eva') are random, so this is not EVA, whose A come from activations:"
-        " model = fp.peft.activation_start(model, batches), or run it from a config."
+        " model = fp.peft.activation_start(model, clients.sample(200, 16)), or in a config"
+        " peft.init = 'eva'."
     )
 
 

@@ -4,7 +4,7 @@ import operator
 
 import numpy as np
 import pytest
-from refusals import refusals
+from refusals import refusals, refused
 
 import fedjax_peft as fp
 
@@ -101,6 +101,28 @@ def test_holdout_keeps_units_and_names():
     assert held.sizes.tolist() == [6, 6]
     for a, b in zip(train.indices, held.indices, strict=True):
         assert not set(unit[a]) & set(unit[b])
+
+
+@pytest.mark.parametrize(("examples", "batch_size"), [(4, 3), (3, 3), (50, 4), (1, 9)])
+def test_a_sample_is_of_all_clients_and_has_no_row_twice(data, examples, batch_size):
+    clients = fp.Clients(data, rows([0, 2, 4], [], [5]))
+    batches = [*clients.sample(examples, batch_size, seed=1)]
+    drawn = [b["input_ids"][b["mask"], 0] // 2 for b in batches]
+    count = min(examples, 4)
+    assert len({b["mask"].shape for b in batches}) == 1
+    assert len(np.concatenate(drawn)) == count
+    assert {*np.concatenate(drawn).tolist()} <= {0, 2, 4, 5}
+    assert len({*np.concatenate(drawn).tolist()}) == count
+    again = [b["input_ids"] for b in clients.sample(examples, batch_size, seed=1)]
+    np.testing.assert_array_equal(again, [b["input_ids"] for b in batches])
+
+
+def test_samples_that_cannot_be_drawn(data):
+    clients = fp.Clients(data, rows([0, 1], [2]))
+    refused("examples = 0", clients.sample, 0, 4)
+    refused("batch_size = 0", clients.sample, 2, 0)
+    refused("labels alone", fp.Clients(np.zeros(3), rows([0])).sample, 2, 2)
+    assert [*fp.Clients(data, rows([], [])).sample(2, 2)] == []
 
 
 def test_reprs_are_one_short_line(data):
