@@ -39,6 +39,11 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """The kinds of layers, as in ``layer_types`` of a config."""
 
 
+def unrotated(kind: str) -> str:
+    """Returns the kind of a layer that sees what ``kind`` sees, and has no positions."""
+    return f"{kind}, no positions"
+
+
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
     """The fields of ``config.json`` that all families have, under their Hugging Face names."""
@@ -105,9 +110,9 @@ class Form(NamedTuple):
 
     activation: str
     layers: tuple[str, ...]
-    """The kind of every layer: ``FULL`` or ``SLIDING``."""
-    ropes: Mapping[str, Rope]
-    """Kind of layer -> its rotation."""
+    """The kind of every layer: ``FULL`` or ``SLIDING``, or one of them :func:`unrotated`."""
+    ropes: Mapping[str, Rope | None]
+    """Kind of layer -> its rotation; None: it has no positions."""
     window: int | None = None
     """How many positions a token sees in a sliding layer, its own included."""
     query_bias: bool = False
@@ -152,8 +157,8 @@ class Sight(NamedTuple):
 
     mask: Array
     """bool ``[batch, 1, length, keys]``: which tokens (last axis) a token attends to."""
-    tables: tuple[Array, Array]
-    """Cosines and sines, see :meth:`fedjax_peft.models.rotary.Rope.tables`."""
+    tables: tuple[Array, Array] | None
+    """Cosines and sines, see :meth:`fedjax_peft.models.rotary.Rope.tables`; None: no rotation."""
 
 
 class Attention(Attending):
@@ -182,7 +187,8 @@ class Attention(Attending):
         q, k, v = (split(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.has_norms:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, sight.tables), rotate(k, sight.tables)
+        if sight.tables is not None:
+            q, k = rotate(q, sight.tables), rotate(k, sight.tables)
         k, v = store(k, v)
         k, v, mask = self.prefix(k, v, sight.mask)
         h = attention(
@@ -285,8 +291,8 @@ class DecoderModel(nnx.Module):
         seen = view(batch, x.shape[1])
         sights = {
             kind: Sight(
-                window(seen, self.window) if kind == SLIDING else seen.mask,
-                turn.tables(seen.positions),
+                window(seen, self.window) if kind.startswith(SLIDING) else seen.mask,
+                None if turn is None else turn.tables(seen.positions),
             )
             for kind, turn in self.ropes
         }

@@ -31,6 +31,7 @@ from fedjax_peft.models import (
     qwen3,
     roberta,
     scratch,
+    smollm3,
     vit,
 )
 from fedjax_peft.models.attention import AttentionForm
@@ -66,6 +67,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": mistral.FAMILY,
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
+    "smollm3": smollm3.FAMILY,
     "roberta": roberta.FAMILY,
     "xlm-roberta": roberta.XLM_ROBERTA,
     "camembert": roberta.CAMEMBERT,
@@ -91,7 +93,6 @@ _RELATIVES = {
     "qwen2_vl": (_IMAGES, "qwen2"),
     "qwen3_moe": (_EXPERTS, "qwen3"),
     "qwen3_vl": (_IMAGES, "qwen3"),
-    "smollm3": ("some of its layers have no positions, unlike those of SmolLM2", "llama"),
 }
 """Model type that is not supported -> (the difference, the nearest supported type)."""
 

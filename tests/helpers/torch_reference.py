@@ -24,6 +24,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     RobertaConfig,
+    SmolLM3Config,
     ViTConfig,
     XLMRobertaConfig,
 )
@@ -129,6 +130,7 @@ FAMILIES = {
             ("mistral", MistralConfig, "Mistral", DECODER | {"sliding_window": 4}),
             ("qwen2", Qwen2Config, "Qwen2", DECODER | WINDOW | {"tie_word_embeddings": True}),
             ("qwen3", Qwen3Config, "Qwen3", DECODER | {"head_dim": 16}),
+            ("smollm3", SmolLM3Config, "SmolLM3", DECODER | {"no_rope_layer_interval": 2}),
             ("gemma2", Gemma2Config, "Gemma2", GEMMA),
             ("gemma3_text", Gemma3TextConfig, "Gemma3", GEMMA | {"sliding_window_pattern": 2}),
         )

@@ -20,7 +20,7 @@ from transformers import AutoModel
 import fedjax_peft as fp
 from fedjax_peft.models.registry import parse_config
 
-DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text")
 TINY = {"model_type": "llama", **DECODER, "initializer_range": 0.2}
 
 pytestmark = pytest.mark.slow
@@ -61,6 +61,13 @@ VARIANTS = {
         {
             "attention_bias": True, "use_sliding_window": True, "sliding_window": 3,
             "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "no-positions": (
+        "smollm3",
+        {
+            "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 4,
+            "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False,
         },
     ),
     "no-caps": (
@@ -201,6 +208,9 @@ test_config_that_is_not_implemented = refusals(
         "no kind of layers 'local'",
     ),
     ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "has no window"),
+    ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 entries for 2 layers"),
+    ({"model_type": "smollm3", "layer_types": ["sliding_attention"] * 2}, "has no window"),
+    ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
     ({"model_type": "gemma2", "sliding_window": None}, "no sliding_window"),
     ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional"),
     ({"model_type": "gemma3_text", "attn_logit_softcapping": 5.0}, "attn_logit_softcapping"),
@@ -209,6 +219,7 @@ test_config_that_is_not_implemented = refusals(
 
 SIZES = {
     "mistral": ({}, 7_241_732_096),
+    "smollm3": ({}, 3_075_098_624),
     "gemma2": ({}, 2_614_341_888),
     "llama": (
         {
@@ -312,7 +323,7 @@ def test_default_targets_are_those_of_peft(family):
         "ia3_feed_forward": constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING,
     }
     for method, table in tables.items():
-        assert list(found[method]) == table[family]
+        assert list(found[method]) == table["llama" if family == "smollm3" else family]
 
 
 def test_all_linear_layers_are_those_of_peft():

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:
 
 LENGTHS = (9, 4, 1, 6)
 NEW = 12
-FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text")
 
 
 @functools.cache

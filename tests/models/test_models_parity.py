@@ -43,7 +43,7 @@ def test_every_other_head_and_every_hidden_state(family, kind, tmp_path):
 @pytest.mark.parametrize(("family", "kind"), HEADS)
 @pytest.mark.sample(
     *("bert-class*", "deberta-v2-class*", "distilbert-class*", "gpt2-class*", "vit-*"),
-    *("qwen3-*", "gemma3_text-*"),
+    *("qwen3-*", "smollm3-*", "gemma3_text-*"),
 )
 def test_every_hidden_state_and_the_gradient_of_the_embeddings(family, kind, tmp_path):
     """For a model of images: the gradient of the pixels."""
