@@ -9,7 +9,7 @@ EXTRA ?=
 # The tests run with the versions that they were last seen green with.
 CONSTRAINTS ?= tests/constraints.txt
 
-.PHONY: demo test quick exhaustive portable proof docs dist fuzz lint mutants coverage clean
+.PHONY: demo test quick exhaustive portable proof flower docs dist fuzz lint mutants coverage clean
 
 # A .venv stays if its Python is new enough, and the one that `make PYTHON=...` asks for, if any.
 version = $(shell $(1) -c 'import sys; v = sys.version_info; \
@@ -62,6 +62,12 @@ portable: $(VENV)/.test
 # file tests/proof/proof.txt has the result of the last time. Others: PROOF="--seed 2 --devices".
 proof: $(VENV)/.test
 	nice $(BIN)/python tests/proof/machine.py --seconds $${PROOF_SECONDS:-3600} $(PROOF)
+
+# Processes of Flower, in an environment of their own: it allows older versions of some libraries only.
+flower:
+	@$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet -e '.[deploy]' pytest pytest-timeout pytest-xdist
+	.venv-flower/bin/python -m pytest -n 0 tests/deploy/test_deploy_processes.py
 
 # The documentation site; a warning, such as a broken link, is an error, in `make test` too.
 docs: $(VENV)/.docs

@@ -75,7 +75,7 @@ def _config(folder: Path) -> Config:
 def _given(config: Config, clients: Clients, **objects: Any) -> Given:
     """Returns the arguments of the run, with the examples of one client."""
     model = building.build_model(config, config["model"]["labels"])
-    made = arguments_of(config, {"config": config, "progress": False})
+    made = arguments_of(config, {"config": config})
     return arguments(model, clients=clients, task=building.task_of(config), **made, **objects)
 
 

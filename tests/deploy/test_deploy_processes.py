@@ -1,0 +1,166 @@
+"""A SuperLink and four SuperNodes as processes, where Flower is installed (``make flower``)."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+import tomli_w
+from closeness import assert_close
+from internals import main
+from safetensors.numpy import load_file
+from shallow import SHALLOW
+
+import fedjax_peft as fp
+
+pytest.importorskip("flwr", reason="Flower needs an environment of its own: make flower")
+pytestmark = [pytest.mark.slow, pytest.mark.long("each message to a client starts a process")]
+
+CLIENTS, ROUNDS, LATE = 4, 3, 600
+CONFIG = """
+rounds = 3
+batch_size = 4
+model.name = "{folder}/model"
+data.name = "{folder}/data"
+data.max_length = 14
+partition.name = "natural"
+peft.rank = 2
+algorithm.name = "scaffold"
+optimizer.name = "sgd"
+optimizer.learning_rate = 0.05
+transforms = ["int8"]
+records.checkpoint_every = 1
+"""
+
+
+def free_ports(number):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Returns a folder with a config, a model, and the examples of each client."""
+    folder = tmp_path_factory.mktemp("project")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SHALLOW.items():
+            patch.setitem(fp.testing.TINY_BERT, name, value)
+        fp.testing.write_tiny_checkpoint(folder / "model")
+    fp.testing.write_tiny_texts(folder / "data", train=48, test=16)
+    lines = (folder / "data" / "train.jsonl").read_text().splitlines()
+    rows = [json.loads(x) | {"client": f"c{i % CLIENTS}"} for i, x in enumerate(lines)]
+    (folder / "data" / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    for client in range(CLIENTS):
+        own = [json.dumps(row) + "\n" for row in rows if row["client"] == f"c{client}"]
+        (folder / f"client-{client}.jsonl").write_text("".join(own))
+    (folder / "fed.toml").write_text(CONFIG.format(folder=folder))
+    return folder
+
+
+class Federation:
+    """The processes of a deployed run; they end with the context."""
+
+    def __init__(self, project, app):
+        self.project, self.app = project, app
+        self.port, *self.ports = free_ports(1 + CLIENTS)
+        self.processes: dict[str, subprocess.Popen] = {}
+        connections = tomllib.loads((app / ".flwr" / "config.toml").read_text())
+        connections["superlink"]["here"]["address"] = f"127.0.0.1:{self.port}"
+        (app / ".flwr" / "config.toml").write_text(tomli_w.dumps(connections))
+        bin_ = str(Path(sys.executable).parent)
+        self.environment = os.environ | {
+            "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_HOME": str(app / ".flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+
+    def start(self, name, *words):
+        with (self.app / f"{name}.log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [*map(str, words)],
+                cwd=self.app,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self):
+        """Kills all processes, as when the power fails; Flower's own have sessions of their own."""
+        home = self.environment["FLWR_HOME"]
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("FLWR_HOME") == home:
+                    process.kill()
+        for process in self.processes.values():
+            process.wait()
+
+    def __enter__(self):
+        no_install = "--disable-runtime-dependency-installation"
+        self.start("link", "flower-superlink", "--insecure", "--port", self.port, no_install)
+        self.wait(lambda: "Uvicorn running" in self.said("link"), "a SuperLink")
+        for client in range(CLIENTS):
+            own = f'data="{self.project}/client-{client}.jsonl" state="{self.app}/state"'
+            link = ("--insecure", "--superlink", f"127.0.0.1:{self.port}")
+            how = ("--port", self.ports[client], "--node-config", f"client={client} {own}")
+            self.start(f"node-{client}", "flower-supernode", *link, *how)
+        return self
+
+    def __exit__(self, *error):
+        self.kill()
+
+    def said(self, name):
+        return (self.app / f"{name}.log").read_text(errors="replace")
+
+    def run(self, **options):
+        chosen = " ".join(f"{key}={json.dumps(value)}" for key, value in options.items())
+        words = ("flwr", "run", ".", "here", "--run-config", chosen)
+        subprocess.run(words, cwd=self.app, env=self.environment, check=True, timeout=LATE)
+
+    def rows(self):
+        path = self.app / "run" / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def wait(self, done, what):
+        end = time.monotonic() + LATE
+        while not done():
+            logs = {name: self.said(name)[-2000:] for name in self.processes}
+            assert time.monotonic() < end, (what, logs)
+            time.sleep(0.5)
+
+
+@pytest.mark.timeout(3 * LATE)
+def test_four_machines_give_what_the_simulation_gives(project):
+    """Also after a SuperNode was killed and the server went on in a second run of Flower."""
+    app = project / "app"
+    assert main(["deploy", str(project / "fed.toml"), "--out", str(app)]) == 0
+    test = str(project / "data" / "test.jsonl")
+    with Federation(project, app) as federation:
+        federation.run(test=test)
+        federation.wait(lambda: len(federation.rows()) == 2, "round 1")
+    with Federation(project, app) as federation:
+        federation.run(test=test, resume=True)
+        last = app / "run" / "checkpoints" / str(ROUNDS)
+        federation.wait(last.exists, "the last checkpoint")
+    assert main(["run", str(project / "fed.toml"), "--out", str(project / "run"), "-q"]) == 0
+    one, two = (load_file(run / "params.safetensors") for run in (app / "run", project / "run"))
+    assert one.keys() == two.keys()
+    for name in one:
+        assert_close(one[name], two[name], rtol=0, atol=1e-6)
+    rows = [json.loads(x) for x in (project / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in federation.rows()] == [0, 1, 2, 3]
+    for got, row in zip(federation.rows(), rows, strict=True):
+        assert "lost" not in got
+        assert (got["bytes_up"], got["bytes_down"]) == (row["bytes_up"], row["bytes_down"])
