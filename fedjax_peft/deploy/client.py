@@ -6,6 +6,7 @@ transforms) stays in its folder, one file for each of its last rounds. The serve
 its rounds a client begins, so that it does not matter which side was interrupted, or when.
 """
 
+import hashlib
 import importlib.metadata
 import re
 import secrets
@@ -17,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
 
 from fedjax_peft import tasks
 from fedjax_peft.contracts import Key, PyTree
@@ -94,12 +96,12 @@ class Client:
           InputError: the message does not fit, or the client does not have the state of the round
             that the server goes on from.
         """
-        table = table_of(message, "the server")
+        table = table_of(message, "the server", None)
         session, schedule, program = self._prepared(table)
         setup, index, seed = session.setup, int(table["round"]), int(table["seed"])
         form = down_form(setup, session.leaves[0])
         received = unpack(message, form, "the server")[0]
-        salt: Any = () if self._given.privacy is None else self._secret()
+        salt: Any = () if self._given.privacy is None else self._own_salt(message, table)
         row = self._restored(session, table["run"], kept, index)
         state = _state(setup, received, row)._replace(salt=jax.tree.map(jnp.array, salt), seed=seed)
         steps = 1 << max(schedule.most_steps(self.number) - 1, 0).bit_length()
@@ -111,7 +113,9 @@ class Client:
         if bool(result.finite[0]):
             memory = result.state.transform_state.memory if setup.transform is not None else ()
             after = ClientRow(result.state.client_state, memory)
-            self._save(table["run"], index, jax.tree.map(lambda x: np.asarray(x)[0], after))
+            after = jax.tree.map(lambda x: np.asarray(x)[0], after)
+            self._save(table["run"], index, after)
+            self._save_model(session, received["broadcast"], upload, after.client_state)
         report = {"client": self.number, "round": index, "run": table["run"], **_report(result)}
         if setup.algorithm.aggregator.randomise is None:
             return pack(upload, report, template, up_form(setup, template)[1])
@@ -163,21 +167,50 @@ class Client:
         for path in [*_rounds(folder).values()][:-KEPT_ROUNDS]:
             path.unlink()
 
+    def _save_model(self, session: Session, broadcast: PyTree, upload: PyTree, own: PyTree) -> None:
+        """Writes the leaves of a client's own model, which nobody else has."""
+        algorithm = session.setup.algorithm
+        known = algorithm.local_model is not None or jax.tree.structure(
+            broadcast
+        ) == jax.tree.structure(upload)
+        if session.personal and known:
+            leaves = algorithm.before_aggregation(broadcast, upload, own)
+            path = self._folder / f"client-{self.number}" / "model.safetensors"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, safetensors.numpy.save(jax.tree.map(np.asarray, leaves)))
+
     def _place(self, run: str) -> Path:
         if not re.fullmatch("[0-9a-f]{1,64}", run):
             raise InputError(f"The server names the run {run[:80]!r}, which is no name of a run.")
         return self._folder / f"client-{self.number}" / run
 
-    def _secret(self) -> Any:
-        """Returns the salt of the client's noise: the server must not know its random numbers."""
+    def _own_salt(self, message: bytes, table: Mapping[str, Any]) -> Any:
+        """Returns the salt of the client's noise in a round, which the server must not know.
+
+        Another message gives other noise, so that two answers do not cancel it.
+
+        Raises:
+          InputError: the server asks for more than the run's guarantee counts.
+        """
         if self._salt is not None:
             return np.asarray(self._salt)
-        path = self._folder / f"client-{self.number}" / "secret"
+        index, folder = int(table["round"]), self._place(table["run"])
+        path, asked = self._folder / f"client-{self.number}" / "secret", folder / f"asked-{index}"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, secrets.token_bytes(8))
+            replace_file(path, secrets.token_bytes(32))
             path.chmod(0o600)
-        return np.frombuffer(path.read_bytes(), "<u4")
+        made = hashlib.sha256(path.read_bytes() + message).digest()
+        again = asked.exists() and asked.read_bytes() != made
+        if again or index > self._given.rounds:
+            what = "a second answer" if again else f"one, and the run has {self._given.rounds}"
+            raise InputError(
+                f"The server asks client {self.number} in round {index} for {what}: this would cost"
+                " privacy that the run's guarantee does not count."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(asked, made)
+        return np.frombuffer(made[:8], "<u4")
 
 
 def _state(setup: Setup, received: Any, row: ClientRow) -> State:

@@ -7,7 +7,7 @@ travels in the shortest of these ways::
     base      nothing, because it is equal to what the other side has
     as N      nothing, because it is equal to leaf N of the message
     places    the positions and the values of the entries that differ
-    levels    int8 levels and a scale for each block, if an upload transform has rounded it so
+    levels N  int8 levels, and a scale for each N, if an upload transform has rounded it so
     whole     the array
 """
 
@@ -25,6 +25,7 @@ from fedjax_peft.support.digests import digest
 from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 
+_TRIED = 64
 _ROOM = 1 << 20
 """The bytes that the table of a message may take beside its arrays."""
 
@@ -74,26 +75,45 @@ def _shortest(array: np.ndarray, start: np.ndarray, wire: Wire | None) -> tuple[
     places = np.flatnonzero(differs).astype(np.int32)
     if len(places) * (4 + array.itemsize) < 0.9 * array.nbytes:
         return "places", {"places": places, "values": array.reshape(-1)[places]}
-    levels = None if wire is None else _levels(array, start, wire)
-    return ("whole", {"whole": array}) if levels is None else ("levels", levels)
+    for size in () if wire is None else _block_sizes(array, wire):
+        if (levels := _levels(array, start, size, _most(wire))) is not None:
+            return f"levels {size}", levels
+    return "whole", {"whole": array}
 
 
-def _levels(array: np.ndarray, start: np.ndarray, wire: Wire) -> dict[str, np.ndarray] | None:
-    """Returns an array's difference as levels and scales; None if more than rounding is lost."""
+def _block_sizes(array: np.ndarray, wire: Wire) -> list[int]:
+    """Returns how many entries can share a scale, if the size of a leaf is that of levels."""
     blocks, rest = divmod(wire.extra, 32)
     if array.dtype != np.float32 or not 2 <= wire.bits <= 8 or rest or not blocks:
-        return None
-    size, most = -(-array.size // blocks), _most(wire)
-    if -(-array.size // size) != blocks or not np.isfinite(array).all():
-        return None
-    change = np.zeros(blocks * size, np.float32)
-    change[: array.size] = (array - start).reshape(-1)
-    scales = np.abs(change.reshape(blocks, size)).max(axis=1)
-    unit = np.repeat(np.where(scales > 0, scales, 1), size)
-    levels = np.round(most * (change / unit)).astype(np.int8)[: array.size]
-    made = _from_levels(levels, scales, start, most)
-    near = 4 * np.finfo(np.float32).eps * np.maximum(np.abs(array), np.abs(start)) + 1e-30
-    return {"levels": levels, "scales": scales} if np.all(np.abs(made - array) <= near) else None
+        return []
+    if not np.isfinite(array).all():
+        return []
+    least = -(-array.size // blocks)
+    most = array.size if blocks == 1 else (array.size - 1) // (blocks - 1)
+    powers = [1 << k for k in range(most.bit_length()) if least <= 1 << k <= most]
+    return list(dict.fromkeys([*powers, *range(least, min(most, least + _TRIED) + 1)]))
+
+
+def _levels(
+    array: np.ndarray, start: np.ndarray, size: int, most: int
+) -> dict[str, np.ndarray] | None:
+    """Returns an array's difference as levels and scales; None if more than rounding is lost."""
+    blocks = -(-array.size // size)
+
+    def in_blocks(x: np.ndarray) -> np.ndarray:
+        return np.pad(x.reshape(-1), (0, blocks * size - x.size)).reshape(blocks, size)
+
+    change = in_blocks(array - start)
+    scales = np.abs(change).max(axis=1, keepdims=True)
+    levels = np.round(most * (change / np.where(scales > 0, scales, 1)))
+    # The change was rounded when it was added to the start: the best scale is one for all entries.
+    weight = np.maximum((levels**2).sum(axis=1), 1)
+    fitted = (most * (change * levels).sum(axis=1) / weight).astype(np.float32)
+    parts = {"levels": levels.astype(np.int8).reshape(-1)[: array.size], "scales": fitted}
+    made = _from_levels(parts["levels"], fitted, start, size, most)
+    largest = in_blocks(np.maximum(np.abs(array), np.abs(start))).max(axis=1, keepdims=True)
+    near = 2 * np.finfo(np.float32).eps * largest + 1e-30
+    return parts if np.all(np.abs(in_blocks(made - array)) <= near) else None
 
 
 def _most(wire: Wire) -> int:
@@ -102,9 +122,8 @@ def _most(wire: Wire) -> int:
 
 
 def _from_levels(
-    levels: np.ndarray, scales: np.ndarray, start: np.ndarray, most: int
+    levels: np.ndarray, scales: np.ndarray, start: np.ndarray, size: int, most: int
 ) -> np.ndarray:
-    size = -(-start.size // len(scales))
     change = levels.astype(np.float32) / np.float32(most) * np.repeat(scales, size)[: start.size]
     return start + change.reshape(start.shape)
 
@@ -150,8 +169,8 @@ def unpack(
     return jax.tree.unflatten(jax.tree.structure(form), found), table["rest"]
 
 
-def table_of(message: bytes, sender: str, form: PyTree = ()) -> dict[str, Any]:
-    """Returns the table of a message, whose arrays may have another form.
+def table_of(message: bytes, sender: str, form: PyTree | None = ()) -> dict[str, Any]:
+    """Returns the table of a message, whose arrays may have another form; None: any size.
 
     Raises:
       InputError: the message is larger than one of this form can be, or is damaged.
@@ -164,11 +183,11 @@ _PARTS = ("whole", "places", "values", "levels", "scales")
 
 
 def _read(
-    message: bytes, form: PyTree, sender: str
+    message: bytes, form: PyTree | None, sender: str
 ) -> tuple[dict[str, np.ndarray], list[str], dict]:
     """Returns the arrays of a message, how each leaf travels, and the table."""
     most = _ROOM + 2 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
-    if len(message) > most:
+    if form is not None and len(message) > most:
         raise InputError(
             f"{sender} sent {len(message):,} bytes, and here a message has at most {most:,}."
         )
@@ -205,9 +224,11 @@ def _made(
         made = start.reshape(-1).copy()
         made[places] = values
         return made.reshape(start.shape)
-    if way != "levels" or wire is None or len(parts["scales"]) * 32 != wire.extra:
+    name, _, size = way.partition(" ")
+    known = [] if wire is None or name != "levels" else _block_sizes(start, wire)
+    if wire is None or int(size or 0) not in known or len(parts["scales"]) * 32 != wire.extra:
         raise ValueError(f"an unknown way, {show(way)}")
-    return _from_levels(parts["levels"], parts["scales"], start, _most(wire))
+    return _from_levels(parts["levels"], parts["scales"], start, int(size), _most(wire))
 
 
 def _damaged(sender: str, why: str) -> InputError:

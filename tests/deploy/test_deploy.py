@@ -9,6 +9,7 @@ import toy
 from closeness import assert_close, assert_trees_close
 from deployed import Exchange, client_of, deployed, kept, served
 from refusals import refused
+from safetensors.numpy import load_file
 
 import fedjax_peft as fp
 from fedjax_peft.deploy.wire import pack, table_of
@@ -65,6 +66,10 @@ def test_a_deployed_run_equals_the_simulated_one(name, tmp_path):
         own = jax.tree.map(lambda x: np.asarray(x)[0], expected.client_state)
         got = kept(exchange, 0, last).client_state
         assert_trees_close(got, own, rtol=0, atol=1e-6)
+    if personal:  # a client's own model is in its folder, whole
+        leaves = load_file(tmp_path / "clients" / "client-0" / "model.safetensors")
+        assert {*leaves} == {*make().trainable}
+        assert_trees_close({n: leaves[n] for n in got}, got, rtol=0, atol=0)
 
 
 def session_salt(make, algorithm, options):
@@ -226,3 +231,18 @@ def test_clients_that_do_not_fit_are_named(tmp_path):
 )
 def test_what_only_a_simulation_can_have_is_refused(options, why):
     refused(why, served, MODEL, FEDAVG, Exchange([None]), **HOW, **options)
+
+
+def test_the_noise_of_a_client_is_its_own(tmp_path):
+    """It differs from the simulation's, and the server cannot ask twice, or for too long."""
+    _, algorithm, options = CASES["local privacy"]
+    options = {**FOUR, **options}
+    expected = simulated(lambda: MODEL, algorithm, **options)
+    made, exchange = deployed(MODEL, algorithm, CLIENTS, tmp_path, **options)
+    with pytest.raises(AssertionError):
+        assert_trees_close(made.server, expected.server, rtol=0, atol=1e-6)
+    client = exchange.clients[0]
+    for round_index, why in ((3, "a second answer"), (4, "one, and the run has 3")):
+        (run,) = (path for path in (tmp_path / "client-0").iterdir() if path.is_dir())
+        table = {"run": run.name, "round": round_index}
+        refused(why, client._own_salt, b"another message", table)
