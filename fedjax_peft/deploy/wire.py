@@ -75,9 +75,10 @@ def _shortest(array: np.ndarray, start: np.ndarray, wire: Wire | None) -> tuple[
     places = np.flatnonzero(differs).astype(np.int32)
     if len(places) * (4 + array.itemsize) < 0.9 * array.nbytes:
         return "places", {"places": places, "values": array.reshape(-1)[places]}
-    for size in () if wire is None else _block_sizes(array, wire):
-        if (levels := _levels(array, start, size, _most(wire))) is not None:
-            return f"levels {size}", levels
+    if wire is not None:
+        for size in _block_sizes(array, wire):
+            if (levels := _levels(array, start, size, _most(wire))) is not None:
+                return f"levels {size}", levels
     return "whole", {"whole": array}
 
 
