@@ -24,7 +24,7 @@ from fedjax_peft import tasks
 from fedjax_peft.contracts import Key, PyTree
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.deploy.received import MEASURED, down_form, receiving, room_for_upload, up_form
-from fedjax_peft.deploy.wire import pack, table_of, unpack
+from fedjax_peft.deploy.wire import leaves_of, pack, table_of, unpack
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.initial import without_clients
 from fedjax_peft.engine.program import Program
@@ -170,9 +170,7 @@ class Client:
     def _save_model(self, session: Session, broadcast: PyTree, upload: PyTree, own: PyTree) -> None:
         """Writes the leaves of a client's own model, which nobody else has."""
         algorithm = session.setup.algorithm
-        known = algorithm.local_model is not None or jax.tree.structure(
-            broadcast
-        ) == jax.tree.structure(upload)
+        known = algorithm.local_model is not None or {*leaves_of(broadcast)} == {*leaves_of(upload)}
         if session.personal and known:
             leaves = algorithm.before_aggregation(broadcast, upload, own)
             path = self._folder / f"client-{self.number}" / "model.safetensors"
