@@ -18,8 +18,9 @@ from shallow import no_drawings  # noqa: F401
 pytestmark = pytest.mark.usefixtures("no_drawings")
 
 FOLDER = Path(__file__).parents[1] / "experiments" / "llm"
-PRETRAIN, INSTRUCTIONS, FIGURES = (
-    runpy.run_path(str(FOLDER / f"{name}.py")) for name in ("pretrain", "instructions", "figures")
+PRETRAIN, INSTRUCTIONS, FIGURES, PREFERENCES = (
+    runpy.run_path(str(FOLDER / f"{name}.py"))
+    for name in ("pretrain", "instructions", "figures", "preferences")
 )
 
 GROUPS = """
@@ -47,6 +48,18 @@ def test_the_sweeps_have_their_methods_and_seeds():
         assert found.keys() == expected.keys()
         for method, points in found.items():
             assert sorted(points) == list(itertools.product(expected[method], (0, 1, 2)))
+
+
+def test_preferences_obey_the_request_and_have_two_methods():
+    rows = PREFERENCES["rows_of"](np.random.default_rng(0), 40)
+    for row in rows:
+        assert row["chosen"].isupper() == row["prompt"].endswith("capitals.")
+        assert row["rejected"] == row["chosen"].swapcase()
+    assert [*Counter(row["request"] for row in rows).values()] == [20, 20]
+    points = plan(config.load(FOLDER / "preferences.toml")).points
+    seeds = itertools.product(("centralised", "feddpo"), (0, 1, 2))
+    assert sorted((x.method, x.config["seed"]) for x in points) == list(seeds)
+    assert {config.task_of(x.config).name for x in points} == {"preference"}
 
 
 def test_documents_join_short_texts():

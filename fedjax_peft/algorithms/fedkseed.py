@@ -6,12 +6,12 @@ lengths, a_j, and the initial leaves θ⁰:
     server:  broadcast a_1 ... a_K
     client:  θ ← θ⁰ + Σ_j a_j z_j
              for each local step:  j uniformly from 1 ... K
-                                   g ← (F_k(θ + εz_j) - F_k(θ - εz_j)) / 2ε      (Eq. 1)
-                                   θ ← θ - η g z_j,   u_kj ← u_kj - η g          (Eq. 2)
-    server:  a ← a + Σ_k w_k u_k,  w_k ∝ n_k                                     (Eq. 3)
+                                   g ← (F_k(θ + εz_j) - F_k(θ - εz_j)) / 2ε
+                                   θ ← θ - η g z_j,   u_kj ← u_kj - η g
+    server:  a ← a + Σ_k w_k u_k,  w_k ∝ n_k
 
-It is Equation 3 with the step size inside of the sum: the paper adds up the slopes g and multiplies
-by η at the client. So η may change over rounds here.
+The step size is inside of the sum: the paper adds up the slopes g, and multiplies by η at the
+client. So η may change over rounds here.
 
 What the paper leaves open:
 

@@ -7,8 +7,8 @@
              upload s_k and u_k1, u_k2, ...
     server:  θ ← θ + Σ_k w_k Σ_t u_kt z_t(s_k),  w_k ∝ n_k
 
-The paper averages the clients' leaves (LoRA's factors there), and says that seeds and slopes are
-enough to rebuild them. Here they are what is sent, and the server rebuilds the same mean.
+The paper averages the clients' leaves, LoRA's factors. A seed and the lengths are enough to make
+them again, so these are what is sent here, and the server makes the same mean.
 
 What the paper leaves open:
 

@@ -147,8 +147,8 @@ def view(batch: Batch, length: int) -> View:
     old = batch.get("cache")
     if segments is not None and (prompt or old is not None):
         raise InputError(
-            "Packed rows (segment_ids) cannot have "
-            + ("a cache." if old is not None else "learned tokens before them: do not pack them.")
+            "Rows of several texts (packed, or of preferences) cannot have "
+            + ("a cache." if old is not None else "learned tokens before them: use another method.")
         )
     if old is not None:
         return _cached(Cache(*old), real, given, prompt)

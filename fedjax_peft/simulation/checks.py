@@ -384,9 +384,9 @@ def _check_packed(model: Model, data: Dataset) -> None:
     missing = {"segment_ids", "position_ids"} - read
     if missing:
         raise InputError(
-            f"The rows of {data.name!r} are packed, and this model does not read the column"
-            f" {min(missing)!r}, by which it would keep the examples of a row apart. Leave packing"
-            " out for it."
+            f"The rows of {data.name!r} hold several texts, and this model does not read the column"
+            f" {min(missing)!r}, by which it would keep them apart. Leave packing out for it;"
+            " preferences need another model."
         )
 
 

@@ -94,7 +94,7 @@ def preference(
         encoder=preferences_encoder(loss == "kto"),
         head="causal_lm",
         inputs=prompted(Sampling(), conversations=True),
-        check=_check,
+        check=_checking(loss),
         loss_and_metrics=scored.loss_and_metrics,
         prepare=_prepared(loss),
     )
@@ -225,6 +225,7 @@ def _prepared(loss: str) -> Callable[[Any, Dataset, Sequence[np.ndarray]], Datas
     def prepare(model: Any, data: Dataset, owned: Sequence[np.ndarray]) -> Dataset:
         if REFERENCE in data.columns:
             return data
+        _checking(loss)(data, "given")
         from fedjax_peft.models.passes import over_batches  # models load slowly
 
         data = _with_unrelated(data, owned) if loss == "kto" else data
@@ -284,10 +285,23 @@ def _with_unrelated(data: Dataset, owned: Sequence[np.ndarray]) -> Dataset:
 _PROMPT = ("prompt_ids", "prompt_mask", "end_ids")
 
 
-def _check(data: Dataset, which: str) -> None:
-    missing = {"preferred", "segment_ids"} - data.columns.keys()
-    if missing:
-        raise InputError(
-            f"The {which} data are for preferences, but have no column {min(missing)!r}."
-            " load_dataset makes it, from prompt, chosen and rejected."
-        )
+@functools.cache
+def _checking(loss: str) -> Callable[[Dataset, str], None]:
+    """Returns ``Task.check``."""
+
+    def check(data: Dataset, which: str) -> None:
+        missing = {"preferred", "segment_ids"} - data.columns.keys()
+        if missing:
+            raise InputError(
+                f"The {which} data are for preferences, but have no column {min(missing)!r}."
+                " load_dataset makes it, from prompt, chosen and rejected."
+            )
+        pairs = data.columns["preferred"].shape[1] > 1
+        if pairs == (loss == "kto") and REFERENCE not in data.columns:
+            rows = "pairs, and 'kto' reads single" if pairs else "single answers, not pairs of"
+            raise InputError(
+                f"The {which} data hold {rows} answers: load them with the task of the run, task ="
+                f" fp.tasks.preference({loss!r})."
+            )
+
+    return check

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 from closeness import assert_close
 from internals import Table, encode, encoder_of
@@ -213,3 +214,53 @@ def test_pairs_of_different_prompts_are_left_out(models):
     with pytest.warns(UserWarning, match="1 of 2 pairs of rows are left out"):
         data = encoded(models[0], columns)
     assert len(data) == 1
+
+
+def federation(model, loss, **options):
+    data = encoded(model, rows(), loss, **options)
+    parts = np.array_split(np.arange(len(data), dtype=np.int32), 2)
+    return fp.Clients(data, tuple(parts))
+
+
+@pytest.fixture(scope="module")
+def adapted(models):
+    """A model whose adapters are not zero, as at the start of a run from another one."""
+    model = fp.attach(models[0], fp.lora(rank=2, targets=["q_proj"]))
+    rng = np.random.default_rng(0)
+    moved = {n: x + rng.normal(0, 0.1, x.shape).astype(x.dtype) for n, x in model.trainable.items()}
+    return model.replace(trainable=moved)
+
+
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_the_reference_is_the_model_that_a_run_starts_from(adapted, loss):
+    clients = federation(adapted, loss)
+    run = fp.simulate(
+        *(adapted, fp.algorithms.fedavg(optax.adam(1e-2)), clients),
+        **{"rounds": 1, "local_steps": 1, "batch_size": 2, "test": clients.data},
+        records=fp.Records(progress=False),
+    )
+    first, last = run.metrics
+    # Log-likelihoods of about 100 nats, summed in two programs.
+    assert_close(first["test_margin"], 0, atol=1e-4)
+    assert_close(first["test_loss"], {"dpo": np.log(2), "kto": 0.5}[loss], rtol=1e-4)
+    assert last["test_margin"] > 1e-3
+    assert last["test_loss"] < first["test_loss"]
+
+
+def test_example_level_privacy_is_refused_where_a_row_has_two_examples(adapted):
+    how = {
+        "privacy": fp.privacy.example(clip=1.0, noise_multiplier=1.0),
+        "batch_sampling": "poisson",
+        "batch_size": 1,
+    }
+    plain = fp.algorithms.fedavg(optax.sgd(0.1))
+    fp.session(adapted, plain, federation(adapted, "dpo"), **how)
+    kto = federation(adapted, "kto")
+    refused("texts of several examples", fp.session, adapted, plain, kto, **how)
+    refused("packed rows have no room", fp.session, adapted, plain, kto.pack(256))
+    for loss, other in (("dpo", "kto"), ("simpo", "kto")):
+        task = fp.tasks.preference(other)
+        pairs = federation(adapted, loss)
+        refused("with the task of the run", fp.session, adapted, plain, pairs, task=task)
+        task, single = fp.tasks.preference(loss), federation(adapted, other)
+        refused("with the task of the run", fp.session, adapted, plain, single, task=task)
