@@ -245,6 +245,13 @@ def test_code_is_compared_within_one_version_of_python(tmp_path):
     check(out, **other)
 
 
+def test_another_form_of_the_file_is_not_compared(tmp_path):
+    out = recorded(tmp_path / "run", RUN)
+    stored = json.loads((out / "fingerprint.json").read_text())
+    (out / "fingerprint.json").write_text(json.dumps(stored | {"format": 1}))
+    refused("by another version.*reported and exported, but not continued", check, out, **RUN)
+
+
 def options_of_simulate():
     """Returns all options of ``simulate``, those of a record as ``record.name``."""
     for name in inspect.signature(fp.simulate).parameters:

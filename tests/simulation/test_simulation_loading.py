@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -157,33 +156,21 @@ def test_what_is_not_recorded_is_asked_for_by_name(keeping, sizes, tmp_path):
     assert_same(fp.load_run(run.out, model=toy.model(), algorithm=keeping), run)
 
 
-EARLIER = Path(__file__).parents[1] / "golden" / "python_run"
-"""FedProx with FRA, made in Python when runs had no calls."""
-
-
-def test_a_run_without_calls_is_read_reported_and_exported(tmp_path, monkeypatch):
-    draw_nothing(monkeypatch)
-    run = fp.load_run(EARLIER)
-    expected = [-0.020614510402083397, 0.003997314255684614, -0.05227818712592125]
-    assert np.asarray(run.params["classifier.kernel"])[0, :3].tolist() == expected
-    run.export(tmp_path / "adapter")
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
-    assert cli.main(["report", str(EARLIER), "--out", str(tmp_path / "report")]) == 0
-    assert "fedprox" in (tmp_path / "report" / "report.html").read_text()
-
-
-def test_a_run_without_calls_is_not_continued(tmp_path):
-    shutil.copytree(EARLIER, tmp_path / "run")
-    with pytest.raises(fp.InputError, match=r"by another version.*not continued.*--from"):
-        fp.simulate(
-            fp.load_run(EARLIER).model,
-            fp.algorithms.fedprox(ADAM, mu=0.1, aggregator=fp.aggregators.fra()),
-            fp.partition.iid(fp.testing.tiny_dataset(12), clients=3),
-            **{"rounds": 3, "local_steps": 1, "batch_size": 4},
-            test=fp.testing.tiny_dataset(12),
-            out=tmp_path / "run",
-            resume=True,
-        )
+def test_a_config_of_the_users_may_lack_the_model(tmp_path):
+    """Also the name of an algorithm alone, which is no table."""
+    algorithm, model, out = ALGORITHMS["shared"], toy.model(), tmp_path / "run"
+    records = fp.Records(config={"algorithm": "mine", "note": 1})
+    run = fp.simulate(
+        model,
+        algorithm,
+        toy.clients([4, 4]),
+        rounds=1,
+        test=toy.dataset(4),
+        out=out,
+        records=records,
+    )
+    refused(r"cannot be made again.*model=\.\.\.", fp.load_run, out)
+    assert_same(fp.load_run(out, model=model, algorithm=algorithm), run)
 
 
 def test_the_command_line_predicts_and_exports_runs_of_python(runs, tmp_path, capsys):
@@ -223,15 +210,6 @@ def test_a_model_of_ones_own_is_given(tmp_path):
     with pytest.raises(fp.InputError, match=r"do not fit the model: 'head\.kernel' is \(6, 3\)"):
         fp.load_run(out, model=toy.model(width=7))
     refused("is not a run directory", fp.load_run, tmp_path)
-
-
-def test_a_damaged_description_of_a_model_is_named(tmp_path):
-    shutil.copytree(EARLIER, tmp_path / "run")
-    for text in ("{", "[]", '{"reason": ""}'):
-        (tmp_path / "run" / "model.json").write_text(text)
-        refused(r"model\.json is damaged", fp.load_run, tmp_path / "run")
-    (tmp_path / "run" / "model.json").unlink()
-    refused(r"cannot be made again.*model=\.\.\.", fp.load_run, tmp_path / "run")
 
 
 def test_a_run_of_a_config_loads_from_its_directory_alone(checkpoint, tmp_path, capsys):

@@ -21,12 +21,11 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 
 from fedjax_peft.contracts import Params
-from fedjax_peft.contracts.part import unrecorded
+from fedjax_peft.contracts.part import OWN, unrecorded
 from fedjax_peft.engine.devices import distributed
 from fedjax_peft.simulation.rows import Row, append_metrics, read_metrics, write_metrics
 from fedjax_peft.simulation.storage import fingerprint, lock
 from fedjax_peft.simulation.storage.checkpoint import Checkpoints
-from fedjax_peft.simulation.storage.earlier import complete
 from fedjax_peft.simulation.storage.lock import RunLock
 from fedjax_peft.simulation.storage.tracking import Tracking
 from fedjax_peft.simulation.trackers.base import Tracker
@@ -313,10 +312,18 @@ def as_asked(config: Mapping[str, Any]) -> dict[str, Any]:
 def read_config(directory: Path) -> dict[str, Any]:
     """Returns the config of a run directory.
 
+    One that ``Records.config`` gave may have no model. What it lacks is then unknown.
+
     Raises:
       InputError: the directory holds no run, or its config is damaged.
     """
-    return complete(directory, recorded_config(directory))
+    config = recorded_config(directory)
+    if "model" in config:
+        return config
+    unknown = {OWN: "not recorded"}
+    if isinstance(config.get("algorithm"), str):
+        config |= {"algorithm": {OWN: config["algorithm"]}, "optimizer": unknown}
+    return {"model": unknown, "peft": unknown, "data": unknown, "partition": unknown, **config}
 
 
 def recorded_config(directory: Path) -> dict[str, Any]:
