@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import paper
+from significance import differences_in_words
 
-from fedjax_peft.report.intervals import differences_in_words
 from fedjax_peft.report.separation import binomial
 from fedjax_peft.report.study import At, Cell, Study, read_study, summarise
 from fedjax_peft.report.table_files import TextTable

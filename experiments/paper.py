@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from printouts import Printout, read_printed
+
 from fedjax_peft.report.figure_files import bands, save, style, subplots
-from fedjax_peft.report.printed import Printout, read_printed
 from fedjax_peft.report.study import At, Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 

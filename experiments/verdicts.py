@@ -15,8 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from significance import holm, p_value
+
 from fedjax_peft.report import figure_files
-from fedjax_peft.report.intervals import LEVEL, Difference, holm, p_value, paired
+from fedjax_peft.report.intervals import LEVEL, Difference, paired
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from closeness import approx
-from internals import read_printed
+from printouts import read_printed
 from refusals import refused
 
 import fedjax_peft as fp

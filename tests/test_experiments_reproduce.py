@@ -6,8 +6,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from internals import canonical, find, paper_of, read, read_printed, sweeps
+from internals import canonical, find, paper_of, read, sweeps
 from internals import config as configs
+from printouts import read_printed
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 PAPERS = read(FOLDER)

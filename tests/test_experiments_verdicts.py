@@ -14,6 +14,7 @@ from closeness import approx
 from made_runs import read_table
 from refusals import refused
 from scipy import stats
+from significance import holm, p_value
 
 import fedjax_peft as fp
 
@@ -257,3 +258,15 @@ def test_several_rates_of_a_setting_are_refused(tmp_path):
 
 def test_runs_that_are_not_complete_are_refused(tmp_path):
     refused("does not have the seeds of 'one'", made, tmp_path, 1, CLEAR, seeds=[0, 1, 7])
+
+
+def test_p_values_equal_scipy_and_holm_multiplies_them():
+    a, b = dict(enumerate([0.5, 0.6, 0.8, 0.7])), dict(enumerate([0.4, 0.55, 0.78, 0.71]))
+    expected = stats.ttest_rel([*a.values()], [*b.values()]).pvalue
+    assert p_value(a, {**b, 9: 0.0}) == approx(expected), "over the common seeds"
+    assert p_value(a, {0: 0.5}) is None
+    assert p_value(a, {seed: x - 0.25 for seed, x in a.items()}) is None, "all equal"
+    # .01 x 4; .02 x 3; .03 x 2 is as large as that; .9 stays.
+    assert holm([0.03, 0.01, 0.9, 0.02]) == approx([0.06, 0.04, 0.9, 0.06])
+    assert holm([0.5, 0.6]) == approx([1.0, 1.0])
+    assert holm([]) == []

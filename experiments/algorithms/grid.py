@@ -21,11 +21,13 @@ import tomli_w
 
 from fedjax_peft.cli import main as cli
 from fedjax_peft.report.figure_files import save, style, subplots, table_csv
-from fedjax_peft.report.intervals import differences_in_words
 from fedjax_peft.report.study import Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.simulation.summaries import summary
 from fedjax_peft.support.files import replace_file
+
+sys.path.append(str(Path(__file__).parents[1]))
+from significance import differences_in_words
 
 CONFIG = Path(__file__).with_name("20news.toml")
 RATE = "optimizer.learning_rate"

@@ -3,10 +3,12 @@
 The numbers of its tables are in ``experiments/papers/federa.csv``. Its plots have no numbers.
 """
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_peft.report.printed import read_printed
+sys.path.append(str(Path(__file__).parents[1]))
+from printouts import read_printed
 
 __all__ = [
     "BUDGETS",

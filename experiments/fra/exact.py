@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.report.figure_files import line_look, save, style, subplots, table_csv
-from fedjax_peft.report.intervals import differences_in_words
 from fedjax_peft.report.study import At, Cell, Study, paired, read_study, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.support.files import replace_file
 
 sys.path.append(str(Path(__file__).parents[1]))
 import paper
+from significance import differences_in_words
 
 METHODS = {
     "fedavg": "FedAvg-LoRA",

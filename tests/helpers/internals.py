@@ -87,7 +87,6 @@ _PLACES = {
     "report.cells": "Cell",
     "report.details": "client_distribution client_scores local_models",
     "report.page": "write_report",
-    "report.printed": "read_printed",
     "report.records": "RunRecord find_runs load_run",
     "report.study": "make_study read_study",
     "report.points": "Points _Shared",

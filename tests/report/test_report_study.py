@@ -19,9 +19,7 @@ from refusals import refused
 from fedjax_peft.report import study as studies
 from fedjax_peft.report.figure_files import table_csv
 from fedjax_peft.report.intervals import (
-    holm,
     largest_deviation,
-    p_value,
     paired,
     seeds_needed,
     summarise,
@@ -332,18 +330,6 @@ def test_equal_differences_alone_separate_nothing(n):
     small, large = (paired(a, b, variance=2 * 0.16 / tests) for tests in (100, 10_000))
     assert (small.separated, large.separated) == (False, True)
     assert large.high - large.mean == approx(1.959964 * math.sqrt(2 * 0.16 / 10_000))
-
-
-def test_p_values_equal_scipy_and_holm_multiplies_them():
-    a, b = dict(enumerate([0.5, 0.6, 0.8, 0.7])), dict(enumerate([0.4, 0.55, 0.78, 0.71]))
-    expected = scipy.stats.ttest_rel([*a.values()], [*b.values()]).pvalue
-    assert p_value(a, {**b, 9: 0.0}) == approx(expected), "over the common seeds"
-    assert p_value(a, {0: 0.5}) is None
-    assert p_value(a, {seed: x - 0.25 for seed, x in a.items()}) is None, "all equal"
-    # .01 x 4; .02 x 3; .03 x 2 is as large as that; .9 stays.
-    assert holm([0.03, 0.01, 0.9, 0.02]) == approx([0.06, 0.04, 0.9, 0.06])
-    assert holm([0.5, 0.6]) == approx([1.0, 1.0])
-    assert holm([]) == []
 
 
 @pytest.mark.parametrize(

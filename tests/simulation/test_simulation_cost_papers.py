@@ -19,7 +19,8 @@ from pathlib import Path
 import optax
 import pytest
 from closeness import approx, roughly
-from internals import abstract_model, forecast, presets, read_printed
+from internals import abstract_model, forecast, presets
+from printouts import read_printed
 
 import fedjax_peft as fp
 from fedjax_peft import heads, peft
