@@ -21,6 +21,7 @@ from fedjax_peft.deploy.wire import pack, table_of
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.simulate import arguments
+from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 
 _BYTES, _TABLE, _POLL = "bytes", "table", 0.5
@@ -141,7 +142,10 @@ class _Nodes:
             for node, reply in self._pull(sent):
                 if isinstance(reply, Lost):
                     raise InputError(f"A client cannot begin: {reply}")
-                number = table_of(reply, f"node {node}").get("client")
+                said = table_of(reply, f"node {node}")
+                if "error" in said:
+                    raise InputError(f"A client cannot begin: {show(said['error'], 1000)}")
+                number = said.get("client")
                 if not isinstance(number, int) or not 0 <= number < clients or number in found:
                     known = "is there already" if number in found else f"is not below {clients}"
                     raise InputError(

@@ -153,8 +153,6 @@ def _check_client(
     first: Mapping[str, Any],
 ) -> None:
     """Raises InputError for a client that does not fit the server or the first client."""
-    if "error" in said:
-        raise InputError(f"Client {number} cannot begin: {show(said['error'], 1000)}")
     mine_is = importlib.metadata.version("fedjax_peft")
     if said["version"] != mine_is:
         raise InputError(

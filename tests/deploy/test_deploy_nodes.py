@@ -4,6 +4,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import toy
+from closeness import assert_trees_close
 from refusals import refused
 
 import fedjax_peft as fp
@@ -23,6 +25,19 @@ class Message:
 
     def has_error(self):
         return self.error is not None
+
+
+SIDES = ("Client", "Server")
+
+
+class App:
+    """A ``ClientApp`` or a ``ServerApp``: the functions that are registered."""
+
+    def __init__(self):
+        self.functions = {}
+
+    def __getattr__(self, kind):
+        return lambda: lambda function: self.functions.setdefault(kind, function)
 
 
 class Grid:
@@ -66,7 +81,8 @@ def without_flower(monkeypatch):
         Array=lambda dtype, shape, kind, data: SimpleNamespace(data=data),
         **{"ArrayRecord": dict, "ConfigRecord": dict, "RecordDict": dict, "Message": Message},
     )
-    monkeypatch.setattr(flower, "_flwr", lambda: SimpleNamespace(app=array))
+    sides = {f"{side.lower()}app": SimpleNamespace(**{f"{side}App": App}) for side in SIDES}
+    monkeypatch.setattr(flower, "_flwr", lambda: SimpleNamespace(app=array, **sides))
     monkeypatch.setattr(flower, "_POLL", 0.001)
 
 
@@ -135,3 +151,33 @@ def test_flower_must_be_installed(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "flwr", None)
         refused("pip install .flwr", fp.deploy.flower, None, None, None, clients=2, rounds=1)
+
+
+def test_two_apps_are_a_run(tmp_path, monkeypatch, capsys):
+    """A whole run through the messages of Flower; a client that cannot begin says why."""
+    monkeypatch.chdir(tmp_path)
+    federation = toy.clients([6, 4])
+    algorithm = fp.algorithms.fedavg(fp.optimizers.sgd(0.1))
+    how = {"rounds": 2, "batch_size": 4}
+
+    def examples(context):
+        return federation.data.take(federation.indices[context.node_config["client"]])
+
+    client_app, server_app = fp.deploy.flower(
+        *(toy.lora_model, lambda: algorithm, examples), clients=2, **how, out=tmp_path / "run"
+    )
+
+    def node(**config):
+        def answer(message):
+            function = client_app.functions[message.metadata.message_type]
+            return flower._bytes(function(message, SimpleNamespace(node_config=config)).content)
+
+        return answer
+
+    server_app.functions["main"](Grid({7: node(client=1), 8: node(client=0)}), None)
+    expected = fp.simulate(toy.lora_model(), algorithm, federation, **how)
+    got = fp.load_run(tmp_path / "run", model=toy.lora_model(), algorithm=algorithm)
+    assert_trees_close(got.server, expected.server, rtol=0, atol=1e-6)
+    grid = Grid({7: node(client=1), 8: node(client="zero")})
+    refused("which client it is", server_app.functions["main"], grid, None)
+    assert "which client it is" in capsys.readouterr().out
