@@ -85,7 +85,8 @@ def round_of(row: str, attention: str, layers: int | None = None) -> tuple[Any, 
     words = kind == "words"
     head = heads.causal_lm() if words else heads.classification(20)
     options = {"dtype": "bfloat16", "attention": attention, **options}
-    model = abstract_model(config, fp.lora(rank=8), head=head, **options)
+    adapter = fp.lora(**options.pop("lora", {"rank": 8}))
+    model = abstract_model(config, adapter, head=head, **options)
     shape = {"length": length} if length else {"image": (3, 224, 224)}
     batch = example_batch(head.kind, batch_size=size, **shape)
     task = tasks.next_token() if words else tasks.classification()

@@ -70,10 +70,11 @@ def session_of(row: str, attention: str, lanes: int, steps: int) -> Any:
     frozen, trainable = on_device(model.frozen, 0), on_device(model.trainable, 1)
     model = model.replace(frozen=frozen, trainable=trainable)
     rng, size = np.random.default_rng(0), batch["mask"].shape[0]
+    words = min(model.config.get("vocab_size", 30_000), 30_000)
     columns = {}
     for name, x in batch.items():
         shape = (lanes * size, *x.shape[1:])
-        most = {"labels": 20, "input_ids": 30_000, "pixel_values": 256}.get(name, 2)
+        most = {"labels": 20, "input_ids": words, "pixel_values": 256}.get(name, 2)
         drawn = np.ones(shape) if x.dtype == bool else rng.integers(0, most, shape)
         columns[name] = drawn.astype(x.dtype)
     del columns["mask"]
@@ -97,8 +98,10 @@ def digest_of(state: Any) -> str:
     return hashlib.sha256(b"".join(leaves)).hexdigest()[:16]
 
 
-def measure(row: str, attention: str, lanes: int, steps: int, repeats: int) -> dict[str, Any]:
-    """Returns the figures of one cell. After compiling, it waits for a line of its parent."""
+def measure(
+    row: str, attention: str, lanes: int, steps: int, repeats: int, wait: Any = lambda: None
+) -> dict[str, Any]:
+    """Returns the figures of one cell; ``wait`` is called after it has compiled."""
     import jax
     import numpy as np
 
@@ -111,8 +114,7 @@ def measure(row: str, attention: str, lanes: int, steps: int, repeats: int) -> d
         np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, twice), strict=True)
     )  # reading them also waits
     prepared = time.perf_counter() - began
-    print("ready", flush=True)
-    sys.stdin.readline()
+    wait()
     state = session.init(seed=0)
 
     def step() -> Any:
@@ -137,6 +139,12 @@ def measure(row: str, attention: str, lanes: int, steps: int, repeats: int) -> d
         "compile seconds": round(session.compile_seconds, 1),
         "prepare seconds": round(prepared, 1),
     }
+
+
+def wait_for_parent() -> None:
+    """Says that the cell is compiled, and waits for a line of the parent."""
+    print("ready", flush=True)
+    sys.stdin.readline()
 
 
 def ceilings() -> dict[str, Any]:
@@ -240,7 +248,7 @@ def main() -> int:
     a = parser.parse_args()
     if a.cell:
         row, attention, *numbers = a.cell
-        print(json.dumps(measure(row, attention, *map(int, numbers))))
+        print(json.dumps(measure(row, attention, *map(int, numbers), wait=wait_for_parent)))
         return 0
     if a.best:
         print(json.dumps(ceilings()))

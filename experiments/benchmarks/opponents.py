@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,14 @@ class Row:
     def close(self) -> None:
         """Ends the process."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
         self._errors.close()
 
 
@@ -142,9 +146,22 @@ def our_rounds(folder: Path) -> None:
         turns.end(np.sum(total) / np.sum(count))
 
 
-def compare(shape: dict[str, Any], rows: list[str], a: Any) -> list[dict[str, Any]]:
-    """Returns what is written of each row that ran; prints why the others did not."""
-    pythons = dict(pair.split("=", 1) for pair in a.python)
+def shape_of(
+    model: str, clients: int, steps: int, dtype: str, actors: int, tiny: bool
+) -> dict[str, Any]:
+    """Returns what all rows are given."""
+    config, batch, length = MODELS[model]
+    if tiny:
+        config, batch, length = {**config, **TINY}, 2, 8
+    shape = {"config": config, "classes": 20, "rank": 8, "clients": clients, "batch": batch}
+    return {**shape, "length": length, "steps": steps, "dtype": dtype, "actors": actors}
+
+
+def compare(
+    shape: dict[str, Any], rows: Sequence[str], repeats: int, pythons: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Returns what is written of each row that ran, and why the others did not."""
+    missing: dict[str, str] = {}
     ready: dict[str, Row] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -157,32 +174,33 @@ def compare(shape: dict[str, Any], rows: list[str], a: Any) -> list[dict[str, An
             if why is None:
                 ready[name] = row
             else:
-                print(f"{ROWS[name]}: no row, {why}", file=sys.stderr, flush=True)
+                missing[name] = why
                 row.close()
         load = os.getloadavg()[0]
-        harness.turns({name: row.run for name, row in ready.items()}, a.repeats, warm=0)
+        harness.turns({name: row.run for name, row in ready.items()}, repeats, warm=0)
         for row in ready.values():
             row.close()
-    return [x for name in ready if (x := figures(name, ready, shape, load)) is not None]
+    found = {name: figures(name, ready, load) for name in ready}
+    for name in [
+        n for n, x in found.items() if not x["loss_difference"] <= TOLERANCES[shape["dtype"]]
+    ]:
+        missing[name] = f"its losses differ by {found.pop(name)['loss_difference']:.2g}"
+    return list(found.values()), missing
 
 
-def figures(
-    name: str, ready: dict[str, Row], shape: dict[str, Any], load: float
-) -> dict[str, Any] | None:
-    """Returns what is written of a row; None, after a line that says so, if its losses differ."""
+def figures(name: str, ready: dict[str, Row], load: float) -> dict[str, Any]:
+    """Returns what is written of a row."""
     found, first = ready[name].rounds, next(iter(ready.values())).rounds
     losses = [(x["loss"], y["loss"]) for x, y in zip(found, first, strict=True)]
     apart = max(abs(x - y) / abs(y) for x, y in losses)
-    if not apart <= TOLERANCES[shape["dtype"]]:
-        print(f"{ROWS[name]}: no row, its losses differ: {losses}", file=sys.stderr, flush=True)
-        return None
     result = {"row": name, "loss_difference": apart, "rounds": len(found) - 1}
     result |= {"first_round_s": found[0]["wall"], "peak_mb": max(x["peak"] for x in found)}
-    ours = ready["ours"].rounds[1:] if "ours" in ready else found[1:]
     for clock in ("wall", "cpu"):
-        own, other = ([x[clock] for x in one] for one in (found[1:], ours))
-        result |= {f"{clock}_s": statistics.median(own)}
-        result |= {f"{clock}_to_ours": harness.ratio(own, other)}
+        own = [x[clock] for x in found[1:]]
+        result[f"{clock}_s"] = statistics.median(own)
+        if "ours" in ready:
+            ours = [x[clock] for x in ready["ours"].rounds[1:]]
+            result[f"{clock}_to_ours"] = harness.ratio(own, ours)
     return {**result, "load_average": load}
 
 
@@ -238,15 +256,13 @@ def main() -> None:
     if a.row:
         our_rounds(a.row)
         return
+    pythons = dict(pair.split("=", 1) for pair in a.python)
     for name in a.models:
-        config, batch, length = MODELS[name]
-        if a.tiny:
-            config, batch, length = {**config, **TINY}, 2, 8
         for clients in a.clients:
-            shape = {"config": config, "classes": 20, "rank": 8, "clients": clients}
-            shape |= {"batch": batch, "length": length, "steps": a.steps}
-            shape |= {"dtype": a.dtype, "actors": a.actors}
-            rows = compare(shape, a.rows, a)
+            shape = shape_of(name, clients, a.steps, a.dtype, a.actors, a.tiny)
+            rows, missing = compare(shape, a.rows, a.repeats, pythons)
+            for row, why in missing.items():
+                print(f"{ROWS[row]}: no row, {why}", file=sys.stderr, flush=True)
             facts = {"model": name, "clients": clients, "steps": a.steps, "dtype": a.dtype}
             facts |= machine()
             found = written(a.file, [{**facts, **row} for row in rows])
@@ -263,7 +279,8 @@ def machine() -> dict[str, Any]:
     from importlib import metadata
 
     found = harness.machine()
-    facts = {name: found[name] for name in ("device", "processor", "cores", "jax")}
+    facts = {name: found[name] for name in ("device", "processor", "jax")}
+    facts["cores"] = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     try:
         facts["torch"] = metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -4,12 +4,11 @@ import json
 
 import pytest
 import tomli_w
-from internals import cli
+from internals import cli, product_rates
 from small_config import small
 
 from fedjax_peft import testing
 from fedjax_peft.cli import running
-from fedjax_peft.simulation.planning import product_rates
 from fedjax_peft.simulation.planning.product_rates import Rates
 
 FAST, SLOW = Rates(128.0, 632.0), Rates(132.0, 119.0)

@@ -26,8 +26,8 @@ _SHAPE = (1024, 384, 1536)
 """Of the product that is timed: MiniLM's feed-forward layer, for 16 texts of 64 tokens."""
 _SECONDS = 0.05
 _FASTER = 1.5
-"""The least ratio of the rates that is worth a line. A step gains less, as products are a part of it:
-at 4.9 (AMX) a step of MiniLM took .65 of the time."""
+"""The least ratio of the rates that is worth a line. A step gains less, for products are a part of
+it: at 4.9 (AMX) a step of MiniLM took .65 of the time."""
 _USES_TILES = (0, 12)
 """The version of JAX that was seen to use AMX. Version 0.10 was seen not to."""
 
