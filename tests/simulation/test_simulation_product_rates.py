@@ -100,7 +100,7 @@ def test_commands_say_it_once_and_to_float32_alone(command, monkeypatch, tmp_pat
     monkeypatch.setattr(running.early, "check", lambda _: None)  # of the data, which are not there
     model = {"name": "tiny", "head": "causal_lm"}
     model["config"] = {k: v for k, v in testing.TINY_LLAMA.items() if v is not None}
-    two = {"methods": {"a": {"seed": 1}, "b": {"seed": 2}}}
+    two = {"methods": {"a": {"seed": 1}, "b": {"seed": 2}}} if command == "run" else {}
     path = tmp_path / "config.toml"
     path.write_text(tomli_w.dumps(small(model=model, data={"name": "x", "max_length": 8}, **two)))
     words = [command, str(path), *(["--out", str(tmp_path)] if command == "run" else [])]
