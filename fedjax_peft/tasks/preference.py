@@ -254,11 +254,6 @@ def _with_unrelated(data: Dataset, owned: Sequence[np.ndarray]) -> Dataset:
       owned: the rows of each client. They lose the columns of prompts, because a row is then no
         example of its own; empty: one owner has all rows.
     """
-    if is_packed(data.columns):
-        raise InputError(
-            "loss = 'kto' puts a second answer into each row, for which packed rows have no room."
-            " Leave packing out."
-        )
     ids, mask, answers = (data.columns[name] for name in _OF_TOKENS[:3])
     other = np.arange(len(data))
     for rows in owned or [other.copy()]:
@@ -296,8 +291,15 @@ def _checking(loss: str) -> Callable[[Dataset, str], None]:
                 f"The {which} data are for preferences, but have no column {min(missing)!r}."
                 " load_dataset makes it, from prompt, chosen and rejected."
             )
+        if REFERENCE in data.columns:  # prepared, and so checked
+            return
+        if loss == "kto" and is_packed(data.columns):
+            raise InputError(
+                "loss = 'kto' puts a second answer into each row, for which packed rows have no"
+                " room. Leave packing out."
+            )
         pairs = data.columns["preferred"].shape[1] > 1
-        if pairs == (loss == "kto") and REFERENCE not in data.columns:
+        if pairs == (loss == "kto"):
             rows = "pairs, and 'kto' reads single" if pairs else "single answers, not pairs of"
             raise InputError(
                 f"The {which} data hold {rows} answers: load them with the task of the run, task ="
