@@ -152,7 +152,8 @@ def _add_running(command: Callable[..., Any]) -> None:
     _options(sweep, _CONFIG, _ONLY, ("--replicas", "N", replicas, _INT))
     _flags(sweep, {"--early-stop": early})
     _add_run_options(sweep)
-    _add_workers(sweep)
+    submit = "start workers where the config's [executor] says, and return"
+    _flags(_add_workers(sweep), {"--submit": submit})
 
     resume = command("resume", "running.resume", "continue an interrupted run")
     _options(
@@ -213,7 +214,7 @@ def _add_distributed(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_workers(parser: argparse.ArgumentParser) -> None:
+def _add_workers(parser: argparse.ArgumentParser) -> Any:
     group = parser.add_argument_group(
         "workers of a study", "processes on any machines that see its directory share its points"
     )
@@ -228,6 +229,7 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
             "take points of other machines that gave no sign of life for so long, such as 1h",
         ),
     )
+    return group
 
 
 def _add_report(command: Callable[..., Any]) -> None:
@@ -258,6 +260,10 @@ def _add_report(command: Callable[..., Any]) -> None:
     _choice(report, "--x", axes, text)
     text = "the metric's last value (default), its best, or the mean of all after round 0"
     _choice(report, "--at", "final best mean", text, "final")
+
+    status = command("status", "status.status", "show what has become of every point of a study")
+    _options(status, ("study", "STUDY", "the directory of a sweep, or a folder of runs", _PATH))
+    _flags(status, {"-q --quiet": "show only how many there are of each kind"})
 
     sync = command("sync", "results.sync", "send the rows that trackers have missed")
     _options(

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from pathlib import Path
 
 from fedjax_peft.cli import faults
 from fedjax_peft.engine.devices import distributed
@@ -25,7 +26,15 @@ def prepare_jax(options: argparse.Namespace) -> None:
     if elsewhere or options.command.startswith("bench."):
         jax.config.update("jax_enable_compilation_cache", False)
     else:
-        use_compilation_cache()
+        use_compilation_cache(_of_workers(options))
+
+
+def _of_workers(options: argparse.Namespace) -> Path | None:
+    """Returns where the workers of a study keep their programs; None for other commands."""
+    if not any(getattr(options, name, None) for name in ("share", "workers")):
+        return None
+    out = options.run if hasattr(options, "run") else options.out
+    return (out or Path("runs") / options.config.stem).absolute() / "compiled"
 
 
 def join_processes(options: argparse.Namespace) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_peft.cli import resuming, sweep_file, workers
+from fedjax_peft.cli import resuming, submitting, sweep_file, workers
 from fedjax_peft.cli.results import print_study
 from fedjax_peft.cli.sweep_display import SweepDisplay
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import early, labels, sweeps
 from fedjax_peft.config.parts import Parts
+from fedjax_peft.engine.compilation import count_programs
 from fedjax_peft.report.records import find_runs, unstarted
 from fedjax_peft.report.study import SWEEP, read_study, read_sweep
 from fedjax_peft.simulation.arguments import Given
@@ -52,9 +53,14 @@ def sweep(options: argparse.Namespace) -> None:
     _begin(out, planned, options)
     removed = list(dict.fromkeys(p.method for p in planned.points)) if options.only else None
     sweep_file.add(out, [again], removed=removed if options.overwrite else ())
-    words = ["sweep", options.config, *options.overrides, "--out", out]
+    words = ["sweep", options.config.resolve(), *options.overrides, "--out", out.resolve()]
     words += [word for name in options.only for word in ("--only", name)]
-    _run(planned, out, [*words, *["--early-stop"] * options.early_stop], options, parts)
+    words += ["--early-stop"] * options.early_stop
+    words += ["--replicas", options.replicas] * (options.replicas is not None)
+    if options.submit:
+        _submit(planned, out, words, options)
+    else:
+        _run(planned, out, words, options, parts)
 
 
 def is_sweep(directory: Path) -> bool:
@@ -75,7 +81,7 @@ def resume(options: argparse.Namespace) -> None:
     if options.overrides:
         _check_begun(planned, out, parts)
     sweep_file.add(out, calls)
-    _run(planned, out, ["resume", out], options, parts)
+    _run(planned, out, ["resume", out.resolve()], options, parts)
 
 
 def _check_begun(planned: sweeps.Sweep, out: Path, parts: Parts) -> None:
@@ -86,6 +92,16 @@ def _check_begun(planned: sweeps.Sweep, out: Path, parts: Parts) -> None:
     begun = [point for point in planned.points if resuming.has_begun(out / point.folder)]
     for point in {point.method: point for point in begun}.values():
         check_recorded(_job(point, parts).given(out / point.folder, True, None))
+
+
+def _submit(
+    planned: sweeps.Sweep, out: Path, words: Sequence[Any], options: argparse.Namespace
+) -> None:
+    """Submits workers, and returns at once."""
+    own = workers.own_words(options)
+    names = submitting.submit(planned.executor, [*words, *own], out)
+    print(f"Submitted {len(names)} workers for {len(planned.points)} points: {', '.join(names)}")
+    print(f"What has become of them: {display.program()} status {display.argument(out)}")
 
 
 def _run(
@@ -102,6 +118,7 @@ def _run(
       parts: shared by all points.
     """
     shown = SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet)
+    programs = count_programs()
     with workers.started(words, out, options), shown, resuming.advising(out):
         run_points(
             [_job(point, parts) for point in planned.points],
@@ -114,6 +131,8 @@ def _run(
             keep=False,
             share=Share(options.take_over) if options.share else None,
         )
+    if options.share and not options.quiet:
+        print(programs())
     study = read_study(out)
     present = study.baseline in study.methods  # `--only` may have left it out
     print_study(study if present else study._replace(baseline=None))

@@ -42,7 +42,10 @@ def choose_devices(options: argparse.Namespace) -> None:
             "--workers is a number of processes, 1 or more, which take one device each: leave"
             " --devices out."
         )
-    options.share = options.share or count is not None
+    submits = getattr(options, "submit", False)
+    if submits and (count is not None or asked is not None):
+        raise InputError("--submit starts workers as [executor] says: give it jobs = N there.")
+    options.share = options.share or submits or count is not None
     if not options.share and (asked or options.take_over):
         raise InputError("--devices and --take-over are options of workers: add --share.")
     if options.share and getattr(options, "overwrite", False):
@@ -50,7 +53,7 @@ def choose_devices(options: argparse.Namespace) -> None:
             "--overwrite removes what other workers may have done: leave it out, or --share."
         )
     options.take_over = None if options.take_over is None else seconds(options.take_over)
-    here = _devices()
+    here = devices()
     options.gpus = here if count else []
     if asked is not None:
         places = asked.split(",")
@@ -66,12 +69,18 @@ def choose_devices(options: argparse.Namespace) -> None:
         os.environ[_CUDA] = here[0]
 
 
-def _devices() -> list[str]:
+def devices() -> list[str]:
     """Returns the GPUs that this process may use, as CUDA names them; JAX is not asked."""
     chosen = os.environ.get(_CUDA)
     if chosen is not None:
         return [one.strip() for one in chosen.split(",") if one.strip() not in ("", "-1")]
     return sorted(path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def own_words(options: argparse.Namespace) -> list[str]:
+    """Returns the options of a worker that works beside this one."""
+    own = [] if options.take_over is None else ["--take-over", f"{options.take_over}s"]
+    return ["--share", *own]
 
 
 @contextlib.contextmanager
@@ -85,9 +94,8 @@ def started(words: Sequence[Any], out: Path, options: argparse.Namespace) -> Ite
     """
     begun = []
     for place in range(1, options.workers or 1):
-        own = ["--take-over", f"{options.take_over}s"] if options.take_over else []
         gpu = options.gpus[place] if options.gpus else None
-        begun.append(start([*words, "--share", *own], out, place, gpu))
+        begun.append(start([*words, *own_words(options)], out, place, gpu))
     try:
         yield
     except BaseException:

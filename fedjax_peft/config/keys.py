@@ -30,6 +30,9 @@ CHAINED = ("transforms", "trackers")
 """Keys of ``NAMESPACES`` with a table for each function instead of a ``name``. Transforms are
 applied in the order of the tables."""
 
+OF_A_STUDY = ("sweep", "executor")
+"""Tables that say which runs there are and where they run, and nothing of a run."""
+
 SCHEDULES = ("schedule", "server_schedule")
 """Tables of a learning-rate schedule over rounds."""
 

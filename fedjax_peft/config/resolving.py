@@ -29,7 +29,7 @@ def resolve(raw: keys.Config) -> keys.Config:
       InputError: a key or name is unknown (the message gives the nearest one), or a value has the
         wrong type.
     """
-    raw = _with_none({key: value for key, value in raw.items() if key != "sweep"})
+    raw = _with_none({key: value for key, value in raw.items() if key not in keys.OF_A_STUDY})
     check_recorded(raw, advice=PROGRAM)
     _check_present(raw)
     try:

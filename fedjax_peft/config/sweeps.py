@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.config import config as configs
+from fedjax_peft.config.keys import OF_A_STUDY
 from fedjax_peft.config.labels import check_apart
 from fedjax_peft.support import toml
 from fedjax_peft.support.display import one_line, show
@@ -65,6 +66,8 @@ class Sweep(NamedTuple):
     """The swept dotted keys, seeds included."""
     choose_by: str | None
     baseline: str | None
+    executor: Any = None
+    """The table ``[executor]``: where workers are submitted."""
 
 
 def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str] = ()) -> Sweep:
@@ -97,7 +100,7 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
             grid = {"seed": [configs.resolve(config)["seed"]]}
         keys |= dict.fromkeys(grid)
         constants = [_whole(config, str(key)) for key in tables[method].get("constants", [])]
-        plain = {key: x for key, x in config.items() if key != "sweep"}
+        plain = {key: x for key, x in config.items() if key not in OF_A_STUDY}
         points += _points(method, plain, grid, constants)
     apart = {point.folder: point.config for point in points}
     check_apart(apart, overrides, [point.method for point in points])
@@ -113,7 +116,8 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
         raise InputError(f"The baseline {show(baseline)} is not a method of the config. {advice}")
     if baseline is not None:  # as tables call it
         baseline = one_line(methods[baseline].get("name") or baseline)
-    return Sweep(points, list(keys), settings.get("choose_by"), baseline)
+    executor = next(iter(chosen.values())).get("executor")
+    return Sweep(points, list(keys), settings.get("choose_by"), baseline, executor)
 
 
 def together(calls: Sequence[Sweep]) -> Sweep:

@@ -1,14 +1,17 @@
 """Where compiled programs are kept: in memory for this process, and on disk for later ones."""
 
+import hashlib
 import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 
 from fedjax_peft.support import assets
+from fedjax_peft.support.processor import processor
 
 P = TypeVar("P")
 
@@ -79,16 +82,41 @@ programs = Programs(bound=32)
 """The programs of this process. Each one holds memory and, on a CPU, memory maps."""
 
 
-def use_compilation_cache() -> None:
+def use_compilation_cache(shared: Path | None = None) -> None:
     """Makes JAX cache programs in the library's cache directory.
 
-    JAX caches programs that take a second or more to compile. A directory that the user has chosen
+    JAX caches programs that take a second or more to compile; all of them in a directory of several
+    workers, with a folder for each kind of processor. A directory that the user has chosen
     (with ``JAX_COMPILATION_CACHE_DIR`` or in ``jax.config``) is not replaced, and
     ``jax_enable_compilation_cache = False`` stays in force.
+
+    Args:
+      shared: the directory of several workers.
     """
     chosen = jax.config.jax_compilation_cache_dir is not None  # type: ignore[attr-defined]
     if not chosen and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(assets.cache_dir() / "xla"))
+        directory = assets.cache_dir() / "xla"
+        if shared is not None:
+            directory = shared / hashlib.sha256(repr(processor()).encode()).hexdigest()[:8]
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_compilation_cache_dir", str(directory))
+
+
+def count_programs() -> Callable[[], str]:
+    """Returns a function that says how many programs were compiled since, or taken from disk."""
+    counts = dict.fromkeys(("compile_requests_use_cache", "cache_hits"), 0)
+
+    def note(event: str, **_: Any) -> None:
+        if (name := event.rpartition("/")[2]) in counts:
+            counts[name] += 1
+
+    def said() -> str:
+        asked, known = counts.values()
+        where = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+        return f"Programs: {asked - known} compiled here, {known} taken from {where}"
+
+    jax.monitoring.register_event_listener(note)
+    return said
 
 
 def options_that_repeat(lowered: jax.stages.Lowered, platform: str) -> dict[str, bool] | None:

@@ -3,6 +3,7 @@
 It stands here, above the simulation, because its result is a study.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,13 +19,14 @@ from fedjax_peft.numerics.hyperparameters import Values
 from fedjax_peft.report import executors
 from fedjax_peft.report.points import Point, Points, point_key, recorded
 from fedjax_peft.report.records import RunRecord
-from fedjax_peft.report.study import Cell, Study, make_study, summarise
+from fedjax_peft.report.study import SWEEP, Cell, Study, make_study, read_sweep, summarise
 from fedjax_peft.report.table_files import TextTable
 from fedjax_peft.simulation.points import PointDone, Results, run_points
 from fedjax_peft.simulation.rows import read_metrics
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.sharing import Share
+from fedjax_peft.simulation.storage.lock import RunLock
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import folder_names, replace_file
 from fedjax_peft.support.nested import flatten
@@ -172,7 +174,7 @@ def sweep(
     path, named = None if out is None else Path(out), named_points(points)
     given = (algorithm, model, clients, functions, options)
     asked = _Asked(given, named, choose_by, early_stop, replicas)
-    write_table(path, named.values(), choose_by)
+    write_table(path, named, choose_by, rounds=options.get("rounds", 0))
     if executor is None:
         runs = asked.run(list(named), path, on_point=on_point)
         return collect(path, named, runs, choose_by)
@@ -235,13 +237,38 @@ class _Asked(NamedTuple):
         results.check()
 
 
-def write_table(out: Path | None, points: Iterable[Point], choose_by: str | None) -> None:
-    """Writes ``sweep.toml``, by which a directory is that of a sweep; nothing without one."""
+def write_table(
+    out: Path | None,
+    points: Mapping[str, Point],
+    choose_by: str | None,
+    *,
+    rounds: int,
+    locked: bool = False,
+) -> None:
+    """Writes ``sweep.toml``, by which a directory is that of a sweep; nothing without one.
+
+    Points of earlier calls stay in it.
+
+    Args:
+      points: name -> point.
+      rounds: of each point.
+      locked: whether this process has the lock of the directory.
+    """
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
-    table = {"keys": _keys(points)} | ({"choose_by": choose_by} if choose_by else {})
-    replace_file(out / "sweep.toml", tomli_w.dumps(table).encode())
+    with contextlib.nullcontext() if locked else RunLock.take(out, wait=_WAIT):
+        before = read_sweep(out / SWEEP)
+        table = {
+            "keys": list(dict.fromkeys([*before["keys"], *_keys(points.values())])),
+            **({"choose_by": choose_by} if choose_by else {}),
+            "points": {**before.get("points", {}), **dict.fromkeys(points, rounds)},
+        }
+        replace_file(out / SWEEP, tomli_w.dumps(table).encode())
+
+
+_WAIT = 60.0
+"""Seconds to wait for another process that writes the table."""
 
 
 def _keys(points: Iterable[Point]) -> list[str]:

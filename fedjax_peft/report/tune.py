@@ -106,7 +106,8 @@ def tune(
         search = _Search(_study(path, choose_by) if study is None else study, space, choose_by)
         while (missing := trials - search.asked) > 0:
             names = search.ask(min(batch, missing))
-            write_table(path, search.points.values(), choose_by)
+            rounds = options.get("rounds", 0)
+            write_table(path, search.points, choose_by, rounds=rounds, locked=True)
             new = run_points(
                 [made.job(name, search.points[name]) for name in names],
                 out=path,

@@ -1,19 +1,27 @@
 """Several processes that share one study."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import tomli_w
-from internals import build_parser, cli, read_toml
+from internals import build_parser, cli, read_toml, sweeps
+from made_runs import write_run
 from shallow import simple_encoder  # noqa: F401
 from tiny_project import fails, rows
 
 from fedjax_peft.cli import workers
+from fedjax_peft.simulation import sharing
+from fedjax_peft.simulation.storage.lock import RunLock
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
+
+with contextlib.suppress(ModuleNotFoundError):  # its settings of logging end a capture of pytest
+    import submitit  # noqa: F401
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 
@@ -110,3 +118,103 @@ def test_workers_have_a_gpu_each(monkeypatch, tmp_path):
 
 def test_only_sweeps_are_shared(finished, capsys):
     assert "is no sweep" in fails(capsys, "resume", str(finished), "--share")
+
+
+def submitted(study, folder, table):
+    """Returns a config with a table ``[executor]``."""
+    path = folder / "submitted.toml"
+    path.write_text(tomli_w.dumps(read_toml(study) | ({"executor": table} if table else {})))
+    return str(path)
+
+
+@pytest.mark.long("a process imports JAX and compiles")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit's
+def test_a_submitted_worker_makes_a_study(study, tmp_path, capsys, monkeypatch):
+    """By submitit's processes of this machine, in place of Slurm."""
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PYTHONPATH", str(HELPERS.parents[1]))
+    config = submitted(study, tmp_path, {"name": "slurm", "cluster": "local"})
+    out = tmp_path / "S"
+    assert cli.main(["sweep", config, "seed=0", "--out", str(out), "--submit"]) == 0
+    printed = capsys.readouterr().out
+    assert "Submitted 1 workers for 1 points: job " in printed
+    assert f"fedjax-peft status {out}" in printed
+    end, said = time.monotonic() + 240, ""
+    while "1 done" not in said and time.monotonic() < end:
+        time.sleep(0.5)
+        assert cli.main(["status", str(out)]) == 0
+        said = capsys.readouterr().out
+    assert "round 2 of 2" in said, [path.read_text() for path in out.glob("jobs/*.err")]
+    assert "1 done" in said
+
+
+def test_submitted_workers_of_this_machine_share_the_study(study, tmp_path, capsys, monkeypatch):
+    started = []
+
+    class Process:
+        pid = 7
+
+        def __init__(self, command, start_new_session, **_):
+            assert start_new_session, "it goes on when the terminal is closed"
+            started.append(command[3:])
+
+    monkeypatch.setattr(workers.subprocess, "Popen", Process)
+    config = submitted(study, tmp_path, {"name": "local", "jobs": 2})
+    out = tmp_path / "S"
+    command = ["sweep", config, "seed=0,1", "--out", str(out), "--submit", "--take-over", "1h"]
+    assert cli.main(command) == 0
+    assert "2 workers for 2 points: process 7, process 7" in capsys.readouterr().out
+    words = ["sweep", config, "seed=0,1", "--out", str(out), "--share", "--take-over", "3600.0s"]
+    assert started == [words, words]
+    assert (out / "sweep.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (None, r"does not say where to submit"),
+        ({"name": "slrm"}, "no executor 'slrm' for [executor] name"),
+        ({"name": "local", "jobs": 0}, "must be a number of workers"),
+        ({"name": "local", "partition": "gpu"}, "has no key 'partition'"),
+        ({"name": "dask"}, 'needs address = "tcp://HOST:8786"'),
+        ({"name": "slurm", "cluster": "local", "gpus": 1}, "took no jobs: "),
+        ({"name": "slurm", "cluster": "nothing"}, "doesn't know any executor named nothing"),
+    ],
+)
+def test_wrong_tables_of_an_executor_are_refused(study, tmp_path, capsys, table, said):
+    pytest.importorskip("submitit")
+    config = submitted(study, tmp_path, table)
+    assert said in fails(capsys, "sweep", config, "--out", str(tmp_path / "S"), "--submit")
+
+
+def test_a_missing_extra_of_an_executor_is_named(study, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    config = submitted(study, tmp_path, {"name": "slurm"})
+    said = fails(capsys, "sweep", config, "--out", str(tmp_path / "S"), "--submit")
+    assert "[executor] slurm needs submitit: " in said
+
+
+def test_the_table_of_an_executor_is_no_setting_of_a_run(study, tmp_path):
+    config = submitted(study, tmp_path, {"name": "slurm"})
+    assert cli.main(["sweep", config, "--dry-run"]) == 0
+    with_executor, without = (sweeps.plan(read_toml(path)) for path in (config, study))
+    assert with_executor.points == without.points
+
+
+def test_status_says_what_has_become_of_every_point(tmp_path, capsys):
+    points = {"seed=0": 3, "seed=1": 3, "seed=2": 3, "seed=3": 3}
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps({"keys": ["seed"], "points": points}))
+    for name, rounds in (("seed=0", 3), ("seed=1", 1)):
+        rows = [{"round": i} for i in range(rounds + 1)]
+        run = write_run(tmp_path / name, {"rounds": 3}, rows)
+        (run / "checkpoints" / str(rounds)).mkdir(parents=True)
+    sharing.note_failure(tmp_path / "seed=2", "There is no data set 'x'.")
+    with RunLock.take(tmp_path / "seed=1"):
+        assert cli.main(["status", str(tmp_path)]) == 0
+    first, second, third, fourth, last = capsys.readouterr().out.splitlines()
+    assert first.split() == ["seed=0", "done", "round", "3", "of", "3"]
+    assert f"running   round 1 of 3, by process {os.getpid()} on " in second
+    assert "failed    There is no data set 'x'. (process" in third
+    assert fourth.split() == ["seed=3", "waiting"]
+    assert last == "1 done, 1 running, 1 failed, 1 waiting"
+    assert "is no study" in fails(capsys, "status", str(tmp_path / "nothing"))
