@@ -69,12 +69,12 @@ class _Explain(argparse.Action):
 
 
 _PATH, _INT, _FLOAT = {"type": Path}, {"type": int}, {"type": float}
+_REQUIRED = {"type": Path, "required": True}
 _ANY, _SOME = {"nargs": "*"}, {"nargs": "+", "type": Path}
 _CONFIG = ("config", "CONFIG.toml", None, _PATH)
 _OVERRIDES = ("overrides", "key=value", "replaces a config key; key= removes it", _ANY)
 _ONLY = ("--only", "A,B", "run only these [methods.NAME]", {"action": "append", "default": []})
 _RUN_OUT = ("--out", "DIR", "default: runs/<config's name>", _PATH)
-_CLIENT = ("--client", "N|NAME", "use this client's model, not the global one")
 _VERBOSITY = {
     "-q --quiet": "show only the final table",
     "-v --verbose": "show every phase and its duration",
@@ -112,8 +112,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fedjax_peft {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, function: str, text: str) -> Any:
-        added = commands.add_parser(name, help=text, description=text)
+    def command(name: str, function: str, text: str, epilog: str = "") -> Any:
+        added = commands.add_parser(name, help=text, description=text, epilog=epilog)
+        if "\n" in epilog:
+            added.formatter_class = argparse.RawDescriptionHelpFormatter
         added.set_defaults(command=function, parser=added)
         return added
 
@@ -128,8 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_running(command: Callable[..., Any]) -> None:
-    run = command("run", "running.run", "run a config file")
-    run.epilog, run.formatter_class = _RUN_HELP, argparse.RawDescriptionHelpFormatter
+    run = command("run", "running.run", "run a config file", _RUN_HELP)
     _options(
         run,
         _CONFIG,
@@ -145,8 +146,9 @@ def _add_running(command: Callable[..., Any]) -> None:
     _add_run_options(run)
     _add_distributed(run)
 
-    sweep = command("sweep", "sweeping.sweep", "run a config for several seeds and settings")
-    sweep.epilog, sweep.formatter_class = _SWEEP_HELP, argparse.RawDescriptionHelpFormatter
+    sweep = command(
+        "sweep", "sweeping.sweep", "run a config for several seeds and settings", _SWEEP_HELP
+    )
     early = "end a run whose best value is worse than the median of the finished runs"
     replicas = "runs side by side in one program; default: 8 on an accelerator, 1 on a CPU"
     _options(sweep, _CONFIG, _ONLY, ("--replicas", "N", replicas, _INT))
@@ -167,8 +169,7 @@ def _add_running(command: Callable[..., Any]) -> None:
     resume.set_defaults(resume=True, overwrite=False, dry_run=False)
 
     text = "run what a table or figure of a paper needs, and write it beside the printed one"
-    again = command("reproduce", "reproduce.reproduce", text)
-    again.epilog, again.formatter_class = _REPRODUCE_HELP, argparse.RawDescriptionHelpFormatter
+    again = command("reproduce", "reproduce.reproduce", text, _REPRODUCE_HELP)
     words = "PAPER and TABLE or FIGURE, such as federa 2; key=value replaces a key of the configs"
     _options(
         again,
@@ -197,8 +198,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 def _add_deploy(command: Callable[..., Any]) -> None:
     text = "write an app that runs a config with real clients, through Flower"
     deploy = command("deploy", "deploying.deploy", text)
-    folder = {**_PATH, "required": True}
-    _options(deploy, _CONFIG, _OVERRIDES, _ONLY, ("--out", "DIR", "the folder to write", folder))
+    _options(deploy, _CONFIG, _OVERRIDES, _ONLY, ("--out", "DIR", "the folder to write", _REQUIRED))
 
 
 def _add_distributed(parser: argparse.ArgumentParser) -> None:
@@ -278,7 +278,7 @@ def _add_trained(command: Callable[..., Any]) -> None:
     _options(
         export,
         ("run", "RUN", None, _PATH),
-        ("--out", "DIR", None, {**_PATH, "required": True}),
+        ("--out", "DIR", None, _REQUIRED),
     )
     text = (
         "for Hugging Face PEFT (default), for AdapterHub's adapters, a plain checkpoint, or for the"
@@ -287,8 +287,7 @@ def _add_trained(command: Callable[..., Any]) -> None:
     _choice(export, "--format", "peft adapterhub merged hub", text, "peft")
     text = "of the weights of --format merged: bfloat16 halves the file, and rounds"
     _choice(export, "--dtype", "float32 bfloat16", text, "float32")
-    several = "one export for each of these clients (or all), in a folder"
-    _options(export.add_mutually_exclusive_group(), _CLIENT, ("--clients", "0,3,7|all", several))
+    _add_clients(export, "one export")
     _flags(export, {"--overwrite": "replace another export in DIR"})
     hub = export.add_argument_group("for --format hub")
     _options(
@@ -311,18 +310,25 @@ def _add_trained(command: Callable[..., Any]) -> None:
     )
     predict = command("predict", "trained.predict", text)
     tokens = "of a language model: most tokens of a completion; by default as the run's task says"
-    required = {**_PATH, "required": True}
     _options(
         predict,
         ("run", "RUN", None, _PATH),
-        ("--input", "FILE", "JSON lines, or another table that training reads", required),
-        ("--output", "FILE.jsonl", "the file to write; with --clients a folder", required),
+        ("--input", "FILE", "JSON lines, or another table that training reads", _REQUIRED),
+        ("--output", "FILE.jsonl", "the file to write; with --clients a folder", _REQUIRED),
         ("--max-new-tokens", "N", tokens, _INT),
         ("--temperature", "T", "likewise: 0 takes the most likely tokens", _FLOAT),
         ("--top-p", "P", "likewise: nucleus sampling", _FLOAT),
     )
-    several = "one file for each of these clients (or all), in a folder"
-    _options(predict.add_mutually_exclusive_group(), _CLIENT, ("--clients", "0,3,7|all", several))
+    _add_clients(predict, "one file")
+
+
+def _add_clients(parser: Any, result: str) -> None:
+    """Adds the options of a command that takes clients' models."""
+    _options(
+        parser.add_mutually_exclusive_group(),
+        ("--client", "N|NAME", "use this client's model, not the global one"),
+        ("--clients", "0,3,7|all", f"{result} for each of these clients (or all), in a folder"),
+    )
 
 
 def _add_init(command: Callable[..., Any]) -> None:
@@ -356,8 +362,9 @@ def _add_planning(command: Callable[..., Any]) -> None:
     _choice(shares, "--measure", "js js_sqrt jeffreys", distance, "js")
     _choice(shares, "--base", "2 e 10", "base of the logarithm in Jensen-Shannon", "2")
 
-    memory = command("plan", "plan.plan", "compute the memory that a config needs, and its lanes")
-    memory.epilog = "fedjax-peft plan my.toml model.quantize=nf4 --memory 24GB --lanes 8"
+    text = "compute the memory that a config needs, and its lanes"
+    example = "fedjax-peft plan my.toml model.quantize=nf4 --memory 24GB --lanes 8"
+    memory = command("plan", "plan.plan", text, example)
     _options(
         memory,
         _CONFIG,
@@ -370,10 +377,8 @@ def _add_planning(command: Callable[..., Any]) -> None:
     _flags(memory, {"--compile": text})
 
     text = "compute the noise that an epsilon needs, or the epsilon of noise"
-    noise = command("privacy", "privacy.privacy", text)
-    noise.epilog = (
-        "fedjax-peft privacy --epsilon 2 --delta 1e-5 --rounds 100 --clients 10000 --per-round 100"
-    )
+    example = "--epsilon 2 --delta 1e-5 --rounds 100 --clients 10000 --per-round 100"
+    noise = command("privacy", "privacy.privacy", text, f"fedjax-peft privacy {example}")
     _options(
         noise.add_mutually_exclusive_group(required=True),
         ("--epsilon", "E", "compute the noise multiplier", _FLOAT),
@@ -406,8 +411,8 @@ def _add_names(command: Callable[..., Any], parser: argparse.ArgumentParser) -> 
     _options(assets, ("name", "NAME", None, {"nargs": "?"}))
 
     text = "print a script for your shell that completes with Tab"
-    shell = command("completion", "completion.completion", text)
-    shell.epilog = 'bash: eval "$(fedjax-peft completion bash)" in ~/.bashrc'
+    example = 'bash: eval "$(fedjax-peft completion bash)" in ~/.bashrc'
+    shell = command("completion", "completion.completion", text, example)
     shell.add_argument("shell", choices=["bash", "zsh", "tcsh"])
     shell.set_defaults(root=parser)
 

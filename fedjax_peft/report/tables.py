@@ -31,9 +31,10 @@ def terminal_table(frame: Frame, width: int, *, gap: int = 2) -> Table:
     while shown and name + sum(widths[:shown]) > width + gap:
         shown -= 1
     out = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    out.add_column(f"\n{head}" if "\n" not in head else head, overflow="fold", min_width=name - gap)
+    first = Text(head if "\n" in head else f"\n{head}")
+    out.add_column(first, overflow="fold", min_width=name - gap)
     for column in columns[:shown]:
-        out.add_column(column.short, justify="right", no_wrap=True)
+        out.add_column(Text(column.short), justify="right", no_wrap=True)
     for i, row in enumerate(names):
         cells = (Text(c.cells[i], "bold green" if i in c.best else "") for c in columns[:shown])
         out.add_row(Text(row), *cells)

@@ -284,6 +284,15 @@ def test_runs_that_were_never_tested_are_rows(tmp_path):
     write_report(study, tmp_path / "out")
 
 
+def test_the_terminal_prints_names_as_they_are(tmp_path, capsys):
+    """They are no markup of rich, in the heading of the differences either."""
+    rates = {0.1: {seed: accuracy(0.5, 0.5 + seed / 100) for seed in range(3)}}
+    main(["report", str(write_rates(tmp_path / "s", {"[/red]": rates, "[bold]b": rates}))])
+    text = capsys.readouterr().out
+    assert text.count("[/red]") > 1
+    assert "[bold]b" in text
+
+
 def test_hostile_settings_are_escaped(tmp_path):
     keys = ("note", "seed")
     sweep = write_rates(tmp_path / "s", {"a": scores(0)}, keys=keys)
