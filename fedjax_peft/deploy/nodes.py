@@ -4,6 +4,7 @@ A message of Flower holds one array of bytes (:mod:`fedjax_peft.deploy.wire`) an
 Nothing else of Flower is used: no strategy, and none of its own aggregation.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,10 +22,12 @@ from fedjax_peft.deploy.wire import pack, table_of
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.simulate import arguments
-from fedjax_peft.support.display import show
+from fedjax_peft.support.display import one_line, show
 from fedjax_peft.support.errors import InputError
 
 _BYTES, _TABLE, _POLL = "bytes", "table", 0.5
+_AGAIN = 120.0
+"""Seconds that a round waits for nodes that are new."""
 
 
 def flower(
@@ -124,7 +127,7 @@ class _Nodes:
     def __init__(self, grid: Any, patience: float, deadline: float | None):
         self._grid, self._patience, self._deadline = grid, patience, deadline
         self._nodes: dict[int, int] = {}  # client -> node
-        self._asked: set[int] = set()
+        self._known: set[int] = set()
 
     def greet(self, request: bytes, clients: int) -> dict[int, bytes]:
         """Returns number -> ``Client.hello``, when all have answered or the patience is at its end.
@@ -133,26 +136,18 @@ class _Nodes:
           InputError: two nodes say the same number, or one says a number that there is not.
         """
         found: dict[int, bytes] = {}
-        sent: dict[str, int] = {}
-        end = time.monotonic() + self._patience
-        while len(found) < clients and time.monotonic() < end:
-            new = [node for node in self._grid.get_node_ids() if node not in self._asked]
-            self._asked |= {*new}
-            sent |= self._push("query", "hello", {node: (request, {}) for node in new})
-            for node, reply in self._pull(sent):
-                if isinstance(reply, Lost):
-                    raise InputError(f"A client cannot begin: {reply}")
-                said = table_of(reply, f"node {node}")
-                if "error" in said:
-                    raise InputError(f"A client cannot begin: {show(said['error'], 1000)}")
-                number = said.get("client")
-                if not isinstance(number, int) or not 0 <= number < clients or number in found:
-                    known = "is there already" if number in found else f"is not below {clients}"
-                    raise InputError(
-                        f"A SuperNode says that it is client {number!r}, which {known}: start each"
-                        " with another --node-config 'client=NUMBER', from 0."
-                    )
-                found[number], self._nodes[number] = reply, node
+        for node, reply in self._meet(request, self._patience, lambda: len(found) < clients):
+            said = table_of(reply, f"node {node}")
+            if "error" in said:
+                raise InputError(f"A client cannot begin: {show(said['error'], 1000)}")
+            number = said.get("client")
+            if not isinstance(number, int) or not 0 <= number < clients or number in found:
+                known = "is there already" if number in found else f"is not below {clients}"
+                raise InputError(
+                    f"A SuperNode says that it is client {number!r}, which {known}: start each"
+                    " with another --node-config 'client=NUMBER', from 0."
+                )
+            found[number], self._nodes[number] = reply, node
         return found
 
     def train(
@@ -160,8 +155,14 @@ class _Nodes:
     ) -> Iterator[tuple[int, bytes | Lost]]:
         """Yields the clients' answers in the order in which they arrive."""
         online = {*self._grid.get_node_ids()}
-        if online - self._asked:
-            self._find_again(online)
+        again = min(self._patience, self._deadline or _AGAIN)
+        for node, reply in self._meet(pack({}, {}), again, lambda: bool(online - self._known)):
+            # A SuperNode that was started again is another node.
+            with contextlib.suppress(InputError):
+                number = table_of(reply, f"node {node}").get("client", -1)
+                if self._nodes.get(number) not in online:
+                    self._nodes[number] = node
+        online = {*self._grid.get_node_ids()}
         there = {self._nodes[c]: c for c in kept if self._nodes.get(c) in online}
         for client in sorted({*kept} - {*there.values()}):
             yield client, Lost("its SuperNode is not connected")
@@ -176,26 +177,30 @@ class _Nodes:
                     yield there[node], Lost(f"no answer within {self._deadline:g} seconds")
                 return
 
-    def _find_again(self, online: set[int]) -> None:
-        """Notes which clients new nodes are: a SuperNode that was started again is another node."""
-        new = online - self._asked
-        self._asked |= new
-        sent = self._push("query", "hello", {node: (pack({}, {}), {}) for node in new})
-        end = time.monotonic() + self._patience
-        while sent and time.monotonic() < end:
+    def _meet(
+        self, request: bytes, seconds: float, more: Callable[[], bool]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yields the answers of nodes that are new; one whose process has failed is asked again."""
+        sent, end = dict[str, int](), time.monotonic() + seconds
+        while more() and time.monotonic() < end:
+            new = {*self._grid.get_node_ids()} - self._known - {*sent.values()}
+            sent |= self._push("query", "hello", {node: (request, {}) for node in new})
             for node, reply in self._pull(sent):
-                number = -1 if isinstance(reply, Lost) else table_of(reply, "a node").get("client")
-                if isinstance(number, int) and self._nodes.get(number) not in online:
-                    self._nodes[number] = node
+                if isinstance(reply, Lost):
+                    print(f"fedjax_peft: node {node} has failed: {one_line(reply)}", flush=True)
+                else:
+                    self._known.add(node)
+                    yield node, reply
 
     def _push(self, kind: str, group: str, messages: Mapping[int, Any]) -> dict[str, int]:
         """Sends messages; returns the number of each message -> its node."""
         message = _flwr().app.Message
         made = [
-            message(_content(*parts), node, kind, group_id=group, ttl=self._deadline)
+            message(_content(*parts), node, kind, group_id=group)
             for node, parts in messages.items()
         ]
-        return dict(zip(self._grid.push_messages(made), messages, strict=True)) if made else {}
+        sent = zip(self._grid.push_messages(made), messages, strict=True) if made else ()
+        return {number: node for number, node in sent if number}  # None: it could not be sent
 
     def _pull(self, sent: dict[str, int]) -> Iterator[tuple[int, bytes | Lost]]:
         """Yields the answers that have come, and removes their messages from ``sent``."""
@@ -204,8 +209,11 @@ class _Nodes:
             node = sent.pop(reply.metadata.reply_to_message_id)
             if reply.has_error():
                 yield node, Lost(reply.error.reason or f"error {reply.error.code} of Flower")
-            else:
+                continue
+            try:
                 yield node, _bytes(reply.content)
+            except InputError as error:
+                yield node, Lost(str(error))
         if not replies:
             time.sleep(_POLL)
 

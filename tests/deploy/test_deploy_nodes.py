@@ -105,7 +105,8 @@ def test_nodes_say_which_clients_they_are():
 def test_numbers_that_cannot_be_are_refused():
     refused("client 1, which is there already", nodes({7: hello(1), 8: hello(1)}).greet, b"", 2)
     refused("client 5, which is not below 2", nodes({7: hello(5)}).greet, b"", 2)
-    refused("A client cannot begin: no module", nodes({7: lambda m: "no module"}).greet, b"", 2)
+    error = pack({}, {"error": "there is no file", "client": 0})
+    refused("A client cannot begin: 'there is no file'", nodes({7: lambda m: error}).greet, b"", 2)
     for config in ({}, {"client": "two"}, {"client": -1}):
         refused("which client it is", flower._number, SimpleNamespace(node_config=config))
     assert flower._number(SimpleNamespace(node_config={"partition-id": 3})) == 3
@@ -142,8 +143,23 @@ def test_a_node_that_is_started_again_is_found():
     assert dict(exchange.train(2, b"", {0: 1, 1: 1})) == {0: b"trained", 1: b"trained"}
 
 
+def test_a_node_whose_process_has_failed_is_asked_again(capsys):
+    answers = ["Task expired", pack({}, {"client": 0})]
+    exchange = nodes({5: lambda message: answers.pop(0)}, patience=1)
+    assert {*exchange.greet(b"", 1)} == {0}
+    assert "node 5 has failed: Task expired" in capsys.readouterr().out
+
+
 def test_a_message_without_bytes_is_refused():
     refused("has no bytes", flower._bytes, {})
+    exchange = nodes({1: hello(0)})
+    exchange.greet(b"", 1)
+    exchange._grid.pull_messages = lambda numbers: [
+        SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=n), content={}, has_error=bool)
+        for n in numbers
+    ]
+    ((_, why),) = exchange.train(1, b"", {0: 0})
+    assert "has no bytes" in why
 
 
 def test_flower_must_be_installed(monkeypatch):
