@@ -170,8 +170,8 @@ class _Nodes:
         sent = self._push("train", str(round_index), messages)
         end = None if self._deadline is None else time.monotonic() + self._deadline
         while sent:
-            for node, reply in self._pull(sent):
-                yield there[node], reply
+            for node, answer in self._pull(sent):
+                yield there[node], answer
             if end is not None and time.monotonic() > end:
                 for node in sent.values():
                     yield there[node], Lost(f"no answer within {self._deadline:g} seconds")
