@@ -16,7 +16,6 @@ from fedjax_peft.support.errors import InputError, nearest, users_level
 
 _SPELLINGS = {"\\t": "\t", "tab": "\t", "none": ""}
 """What a shell or a person may write for a character."""
-_USUAL = {"sep": "';'", "quote": '\'"\', or "" for none', "escape": r"'\'"}
 
 
 class Csv(NamedTuple):
