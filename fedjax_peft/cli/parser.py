@@ -372,6 +372,7 @@ def _add_planning(command: Callable[..., Any]) -> None:
         ("--memory", "24GB", "of the device: say whether it fits"),
         ("--device", "h100", "the same, and the least time of a round; list devices"),
         ("--lanes", "N", "default: the config's, or 1", _INT),
+        ("--workers", "N", "of the study: say when N such devices have done all its runs", _INT),
     )
     text = "also ask the compiler of the device, or of the one here; takes minutes"
     _flags(memory, {"--compile": text})

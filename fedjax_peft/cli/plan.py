@@ -2,7 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import datetime
 
 import jax
 
@@ -11,7 +12,7 @@ from fedjax_peft.config import hours, memory, sweeps
 from fedjax_peft.config.memory import Planned
 from fedjax_peft.simulation.planning import devices, product_rates
 from fedjax_peft.simulation.planning.memory_plan import compiled_bytes
-from fedjax_peft.support.accelerators import USABLE, find_device
+from fedjax_peft.support.accelerators import USABLE, Device, find_device
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import in_bytes
 
@@ -38,10 +39,13 @@ def plan(options: argparse.Namespace) -> None:
     limit = None if options.memory is None else read_bytes(options.memory)
     if options.lanes is not None and options.lanes < 1:
         raise InputError(f"--lanes must be 1 or more, not {options.lanes}.")
+    if options.workers is not None and (options.workers < 1 or device is None):
+        raise InputError("--workers is a number of devices, 1 or more: name them with --device.")
     written, options.overrides = sweeps.read(options.config, options.overrides)
+    single = [text for text in options.overrides if sweeps.axis(text) is None]
     runs = {} if device is None else hours.runs_of(written, options.overrides)
     totals = []
-    methods = configs.methods(written, options.overrides)
+    methods = configs.methods(written, single)
     resolved = {name: configs.resolve(raw) for name, raw in methods.items()}
     for name, config in resolved.items():
         planned = memory.planned(config, device)
@@ -58,7 +62,8 @@ def plan(options: argparse.Namespace) -> None:
             found = devices.asked(found, planned.parts) if options.compile else found
             total = found.needed
             print(found)
-            totals.append(hours.hours_of(runs[name], found.seconds, lanes))
+            step = _steps(device, lanes, config, found.seconds)
+            totals.append(hours.hours_of(runs[name], step, lanes))
             print(f"  {totals[-1]}")
         elif options.compile:
             total = compiled_bytes(planned.parts, lanes)
@@ -72,6 +77,27 @@ def plan(options: argparse.Namespace) -> None:
         print(line)
     if len(totals) > 1:
         print(hours.together(totals))
+    if options.workers is not None:
+        print(hours.on_workers(totals, options.workers, datetime.now()))
+
+
+def _steps(
+    device: Device, lanes: int, config: configs.Config, seconds: float
+) -> Callable[[configs.Config], float]:
+    """Returns the function resolved config -> the least seconds of its step, planned once each.
+
+    Args:
+      config: whose seconds are known.
+    """
+    known = {hours.program_of(config): seconds}
+
+    def step(one: configs.Config) -> float:
+        program = hours.program_of(one)
+        if program not in known:
+            known[program] = memory.planned(one, device).on_device(lanes).seconds
+        return known[program]
+
+    return step
 
 
 def table(planned: Planned, lanes: int) -> list[str]:

@@ -14,19 +14,23 @@ states for the data set.
 """
 
 import functools
+import heapq
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_peft.config import config as configs
 from fedjax_peft.config import sweeps
 from fedjax_peft.config.federation import evaluation_data
+from fedjax_peft.config.parts import fingerprint
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.engine.plan import steps_of
 from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.nested import unset
 
 SLOWER = (1.4, 3.4)
 """A measured step over its least time, from the fastest to the slowest round of an H100."""
@@ -158,8 +162,9 @@ def run_hours(config: Mapping[str, Any], step: float, lanes: int) -> float | Non
 
 def runs_of(raw: configs.Config, overrides: Sequence[str] = ()) -> dict[str, list[configs.Config]]:
     """Returns method ("" without methods) -> the configs of its runs, all points of its sweep."""
-    methods = configs.methods(raw, overrides)
-    if not any(one.get("sweep", {}).get("grid") for one in methods.values()):
+    several = any(sweeps.axis(text) is not None for text in overrides)
+    methods = {} if several else configs.methods(raw, overrides)
+    if not several and not any(one.get("sweep", {}).get("grid") for one in methods.values()):
         return {name: [one] for name, one in methods.items()}
     found: dict[str, list[configs.Config]] = {}
     for point in sweeps.plan(raw, overrides).points:
@@ -175,6 +180,8 @@ class Hours(NamedTuple):
     """Of the first of them."""
     least: float | None
     """By the least time of a step; None: only the data know."""
+    each: tuple[float, ...] = ()
+    """The hours of each run."""
 
     def __str__(self) -> str:
         """Returns a line of them."""
@@ -184,17 +191,43 @@ class Hours(NamedTuple):
         return f"{count}: {from_to(self.least)} hours ({self.work.note})"
 
 
-def hours_of(runs: Sequence[configs.Config], step: float, lanes: int) -> Hours:
+def hours_of(
+    runs: Sequence[configs.Config], step: float | Callable[[configs.Config], float], lanes: int
+) -> Hours:
     """Returns the hours of a method's runs, as :func:`runs_of` has them.
 
     Args:
-      step: the least seconds of a step of all lanes.
+      step: the least seconds of a step of all lanes, or a function of a resolved config.
     """
     resolved = [configs.resolve(run) for run in runs]
-    each = [run_hours(config, step, lanes) for config in resolved]
-    known = [one for one in each if one is not None]
+    steps = [step(config) if callable(step) else step for config in resolved]
+    each = [run_hours(one, seconds, lanes) for one, seconds in zip(resolved, steps, strict=True)]
+    known = tuple(one for one in each if one is not None)
     least = math.fsum(known) if len(known) == len(each) else None
-    return Hours(len(runs), work_of(resolved[0]), least)
+    return Hours(len(runs), work_of(resolved[0]), least, known)
+
+
+def program_of(config: configs.Config) -> str:
+    """Returns a text that is equal for resolved configs whose steps take the same time.
+
+    They differ in seeds, in the number of rounds and in run-time values.
+    """
+    rest = {key: x for key, x in config.items() if key not in ("seed", "name", "rounds")}
+    for key in config["runtime"] or ():
+        rest, _ = unset(rest, key.split("."))
+    return fingerprint({key: x for key, x in rest.items() if key != "runtime"})
+
+
+def on_workers(found: Sequence[Hours], workers: int, now: datetime) -> str:
+    """Returns the line of all runs on several workers that begin now, the longest runs first."""
+    if any(one.least is None for one in found):
+        return f"with {workers} workers: not known"
+    loads = [0.0] * workers
+    for hours in sorted((hours for one in found for hours in one.each), reverse=True):
+        heapq.heapreplace(loads, loads[0] + hours)
+    first, last = (f"{now + timedelta(hours=max(loads) * x):%a %d %b %H:%M}" for x in SLOWER)
+    end = f"begun now, it ends {first} to {last}"
+    return f"with {workers} workers: {from_to(max(loads))} hours; {end}"
 
 
 def from_to(least: float) -> str:

@@ -1,5 +1,6 @@
 """The hours of a config's runs: steps, rounds, evaluations and points of a sweep, by hand."""
 
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,29 @@ def test_all_methods_together():
     found.append(found[0]._replace(least=None))
     assert hours.together(found) == "together: 250 to 610 hours for 2 of 3 methods"
     assert hours.together(found[2:]) == "together: not known"
+
+
+def test_points_of_another_shape_have_steps_of_their_own():
+    """A step takes as many hours as the rank; 60 steps each."""
+    grid = {"peft.rank": [1, 4], "seed": [0, 1], "optimizer.learning_rate": [1e-3, 1e-2]}
+    runs = hours.runs_of({**CONFIG, "sweep": {"grid": grid}})[""]
+    found = hours.hours_of(runs, lambda config: 3600.0 * config["peft"]["rank"], 3)
+    assert sorted(found.each) == [approx(60)] * 4 + [approx(240)] * 4
+    assert len({hours.program_of(configs.resolve(run)) for run in runs}) == 2
+
+
+def test_the_end_on_several_workers():
+    """Runs of 60 and 180 hours: two of 180 on two workers, then four of 60."""
+    raw = {**CONFIG, "sweep": {"grid": {"local_steps": [3, 9], "seed": [0, 1]}}}
+    found = [hours.hours_of(hours.runs_of(raw)[""], 3600.0, 3)]
+    now = datetime(2026, 11, 28, 12)
+    said = hours.on_workers(found, 2, now)
+    assert said.startswith("with 2 workers: 340 to 820 hours; begun now, it ends Sat 12 Dec 12:00")
+    assert hours.on_workers(found, 4, now).startswith("with 4 workers: 250 to 610 hours")
+    assert hours.on_workers(found, 9, now) == hours.on_workers(found, 4, now).replace("4 w", "9 w")
+    unknown = [found[0]._replace(least=None)]
+    assert hours.on_workers(unknown, 2, now) == "with 2 workers: not known"
+    assert len(hours.runs_of(CONFIG, ["seed=0..4"])[""]) == 5
 
 
 @pytest.mark.parametrize("key", ["clients_per_round", "local_steps"])
