@@ -51,7 +51,8 @@ class Moment:
 Measure: TypeAlias = Callable[[Moment], Row | Calling[Row]]
 """Returns fields of a moment's row: those that it still lacks, if it is asked again. A measure that
 needs a program is a generator (:mod:`fedjax_peft.engine.calls`). It remembers nothing but the rows,
-so that it needs no code for a resumed run."""
+so that it needs no code for a resumed run. Fields whose lower values are better can be named in an
+attribute ``lower_is_better`` of the function; the names of scores name the metric alone."""
 
 Listener: TypeAlias = Callable[[Moment], str | None]
 """Is told of every moment whose row is complete. Returns why the run ends, None if it goes on. If

@@ -185,13 +185,14 @@ def field_is_lower_better(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     """Returns whether lower values of a field are better.
 
     Of a score, such as ``validation_accuracy``, the run has recorded it; less deviation is better.
-    Of the other fields, losses, norms, errors and costs are better if lower.
+    Of the other fields, those that a measure declares, losses, norms, errors and costs are better
+    if lower.
     """
     score, declared = Score.read(name), next((row[LOWER] for row in rows if LOWER in row), None)
     if score is not None and score.statistic == "std":
         return True
-    if score is not None and isinstance(declared, list):
-        return is_lower_better(score.metric, declared)
+    if isinstance(declared, list) and (score is not None or name in declared):
+        return score is None or is_lower_better(score.metric, declared)
     if score is not None and score.metric == headline(rows):
         return headline_is_lower_better(rows)
     return not _LOWER.isdisjoint(re.split(r"[_.]", name))

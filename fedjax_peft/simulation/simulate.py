@@ -44,7 +44,7 @@ from fedjax_peft.simulation.progress import Phase, Phases
 from fedjax_peft.simulation.records import Evaluation, Placement, Records, System
 from fedjax_peft.simulation.round_rows import start_row
 from fedjax_peft.simulation.rounds import Driver, Listeners, Rounds, told
-from fedjax_peft.simulation.rows import CLIENT_NAMES, Row
+from fedjax_peft.simulation.rows import CLIENT_NAMES, LOWER, Row
 from fedjax_peft.simulation.run import Run, global_leaves
 from fedjax_peft.simulation.session import federation_of, session_of
 from fedjax_peft.simulation.settings import settings
@@ -314,7 +314,9 @@ def _rounds(
     preload = preload_bytes(system.time, model)
     costs = Costs(ledger, system.time, slowness, system.deadline, preload)
     clock = Clock(session, system, costs, given.rounds)
-    lower = (*setup.task.lower_is_better, *setup.algorithm.lower_is_better, "update_norm")
+    lower = [*setup.task.lower_is_better, *setup.algorithm.lower_is_better, "update_norm"]
+    for declared in (getattr(measure, LOWER, ()) for measure in how.measures):
+        lower += [declared] if isinstance(declared, str) else declared
     start = start_row(model, setup.algorithm, start_seconds(system.time, model), lower)
     local = None
     if "local" in how.diagnostics:

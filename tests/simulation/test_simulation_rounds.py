@@ -10,6 +10,7 @@ from options import run_options
 
 import fedjax_peft as fp
 from fedjax_peft.simulation import rounds
+from fedjax_peft.simulation.rows import field_is_lower_better
 
 MODEL, CLIENTS, TEST = toy.model(), toy.clients((4, 3, 5)), toy.dataset(20, seed=3)
 
@@ -100,7 +101,10 @@ def test_a_measure_adds_fields_to_every_row(tmp_path):
     def twice(moment):
         return {"twice": 2 * moment.round_index, "train": moment.row.get("train_loss")}
 
+    twice.lower_is_better = ("twice",)
     found = run(measures=[twice], out=tmp_path).metrics
+    assert field_is_lower_better(found, "twice")
+    assert not field_is_lower_better(found, "train")
     assert [row["twice"] for row in found] == [0, 2, 4, 6, 8]
     assert [row["train"] for row in found] == [row.get("train_loss") for row in run().metrics]
     assert timeless(read_metrics(tmp_path / "metrics.jsonl")) == timeless(found)
