@@ -75,12 +75,16 @@ def on_server(system: System) -> System:
 
 def check_deployable(given: Given) -> None:
     """Raises InputError for what a deployed run cannot have."""
-    reasons = {
+    reasons: dict[str, Any] = {
         "attack": given.attack and "real clients attack if they want to",
         "asynchronous": given.asynchronous
         and "the order of a simulated clock has no meaning for clients that answer when they can",
         "values": given.values and "run-time values are for sweeps of simulated runs",
     }
+    how = given.evaluation
+    for name in ("client_test", "client_validation"):
+        reasons[name] = getattr(how, name) and "the server has no model of a client's own"
+    reasons["origin"] = given.records.origin and "begin with the model of that run, run.trained"
     own = {*given.diagnostics} & {"local", "cka"}
     if own:
         reasons[f"diagnostics = {sorted(own)}"] = "the server does not have the clients' models"

@@ -52,7 +52,8 @@ def project(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(project):
     """Returns the folder of the app."""
-    assert main(["deploy", str(project / "fed.toml"), "--out", str(project / "app")]) == 0
+    words = ["evaluation.client_holdout=0.1", "--out", str(project / "app")]
+    assert main(["deploy", str(project / "fed.toml"), *words]) == 0
     return project / "app"
 
 
@@ -67,6 +68,7 @@ def test_the_app_is_complete(written):
     config = tomllib.loads((written / "config.toml").read_text())
     assert config["model"]["labels"] == [f"class {i}" for i in range(4)]
     assert config["system"]["failure_rate"] == 0
+    assert "client_holdout" not in config["evaluation"]
     readme = (written / "README.md").read_text()
     assert "seq 0 2" in readme
     assert '"client=$i data=\\"$PWD/data/client-$i.jsonl\\"' in readme

@@ -29,6 +29,7 @@ CASES = {
     "scaffold": (lambda: MODEL, fp.algorithms.scaffold(SGD, learning_rate=0.1), {}),
     "int8": (lambda: MODEL, FEDAVG, {"transforms": fp.transforms.int8(8, error_feedback=True)}),
     "fedex": (lambda: MODEL, fp.algorithms.fedex(SGD), {}),
+    "client ranks": (lambda: MODEL, FEDAVG, {"system": fp.System(client_ranks=[1, 2])}),
     "local privacy": (
         lambda: MODEL,
         FEDAVG,
@@ -223,6 +224,7 @@ def test_clients_that_do_not_fit_are_named(tmp_path):
         ({"attack": fp.attacks.sign_flip(0.5)}, "attack cannot be deployed"),
         ({"asynchronous": fp.asynchronous.fedbuff(2)}, "asynchronous cannot be deployed"),
         ({"evaluation": fp.Evaluation(diagnostics=["local"])}, "diagnostics = .'local'"),
+        ({"evaluation": fp.Evaluation(client_test=CLIENTS)}, "client_test cannot be deployed"),
         (
             {"privacy": fp.privacy.distributed(clip=1.0, noise_multiplier=1.0)},
             "the server sees the sum",
