@@ -114,7 +114,7 @@ def write_app(given: Given, out: Path) -> list[str]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists: choose another folder with --out.")
     config, notices = _deployed(given)
-    count = len(given.clients)
+    count, certificate = len(given.clients), literal(str(out.resolve() / "ca.crt"))
     files = {
         "config.toml": config_text(config),
         "pyproject.toml": _text("project.txt").format(
@@ -123,7 +123,7 @@ def write_app(given: Given, out: Path) -> list[str]:
         "client_app.py": _APP.format(what="client", arguments="Path(__file__).parent"),
         "server_app.py": _APP.format(what="server", arguments=f"Path(__file__).parent, {count}"),
         "README.md": _readme(config, count),
-        ".flwr/config.toml": _text("connections.txt"),
+        ".flwr/config.toml": _text("connections.txt").format(certificate=certificate),
     }
     for name, text in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)

@@ -74,6 +74,8 @@ def test_the_app_is_complete(written):
     assert '"client=$i data=\\"$PWD/data/client-$i.jsonl\\"' in readme
     connections = tomllib.loads((written / ".flwr" / "config.toml").read_text())
     assert connections["superlink"]["default"] == "here"
+    certificate = connections["superlink"]["secure"]["root-certificates"]
+    assert certificate == str(written.resolve() / "ca.crt")  # Flower takes whole paths alone
 
 
 def test_the_app_gives_what_run_gives(project, written, capsys):
