@@ -6,7 +6,6 @@ An executor has ``submit(function, *arguments)``, which returns a future with ``
 """
 
 import io
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -65,6 +64,8 @@ def work(study: tuple[Mapping[str, str], bytes], points: Sequence[str], out: str
       InputError: this worker has other versions of packages than the process that submits; or as
         :func:`fedjax_peft.simulation.points.run_points`.
     """
+    import pickle  # what this library sends to its own workers; it reads no files with it
+
     known, content = study
     check_versions(known, "The process that submits")
     asked: Work = pickle.loads(content)
@@ -153,6 +154,8 @@ def _sent(study: Work) -> bytes:
     Raises:
       InputError: it has something that cannot be sent.
     """
+    import pickle
+
     try:
         import cloudpickle
 

@@ -23,6 +23,8 @@ from fedjax_peft.support.libraries import install, log_level
 
 _REFUSED = "refused"
 """The attribute of a failed trial with the reason why its point was refused."""
+_OUT = "out"
+"""The attribute of a trial with the directory of its process: "" without one."""
 _FILE = "optuna.db"
 """Optuna's storage in the directory of a search."""
 
@@ -74,7 +76,8 @@ def tune(
       batch: trials that are asked for at once. A larger batch runs faster and learns less from the
         trials before it.
       out: a directory for the runs, as for :func:`sweep`, and for Optuna's storage ``optuna.db``.
-        Another call continues the search there.
+        Another call continues the search there. Several processes that search together have one
+        ``study`` in a storage that they share, and each its own ``out``.
       study: an Optuna study with a direction, a sampler, a pruner and a storage of your choice; by
         default Optuna's own, with a seed.
       replicas: as for :func:`sweep`.
@@ -103,7 +106,8 @@ def tune(
         if path is not None:  # a second search would take the trials that run for those of a crash
             path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(RunLock.take(path))
-        search = _Search(_study(path, choose_by) if study is None else study, space, choose_by)
+        found = _study(path, choose_by) if study is None else study
+        search = _Search(found, space, choose_by, path)
         while (missing := trials - search.asked) > 0:
             names = search.ask(min(batch, missing))
             rounds = options.get("rounds", 0)
@@ -152,8 +156,8 @@ def _study(out: Path | None, choose_by: str) -> Any:
 class _Search:
     """The trials of a study, and the points that are run for them."""
 
-    def __init__(self, study: Any, space: Callable[[Any], Point], choose_by: str):
-        """Trials of an earlier call that has not ended are asked for again."""
+    def __init__(self, study: Any, space: Callable[[Any], Point], choose_by: str, out: Path | None):
+        """Trials of an earlier call in ``out`` that has not ended are asked for again."""
         from optuna.trial import TrialState
 
         if len(study.directions) != 1:
@@ -163,6 +167,7 @@ class _Search:
             )
         self.study, self._space, self._choose_by = study, space, choose_by
         self._states = TrialState
+        self._out = "" if out is None else str(out.resolve())
         self.points: dict[str, dict[str, Any]] = {}
         """Name -> point, in the order of the trials."""
         self._names: dict[str, str] = {}
@@ -175,9 +180,9 @@ class _Search:
         self._held: list[tuple[Any, str]] = []
         """The trials that have failed, and the names of their points."""
         self._pruned: set[str] = set()
-        self.asked = 0
-        """The trials so far, without those that an earlier call has left."""
         for trial in study.get_trials(deepcopy=False):
+            if trial.user_attrs.get(_OUT, self._out) != self._out:
+                continue  # of another process, which may be at work
             if trial.state == TrialState.RUNNING:
                 study.tell(trial.number, state=TrialState.FAIL)
                 study.enqueue_trial(trial.params)
@@ -185,7 +190,16 @@ class _Search:
                 value = trial.value if trial.state == TrialState.COMPLETE else None
                 name = self._named(self._repeated(trial))
                 self._told[name] = {"state": trial.state, "values": value}
-                self.asked += 1
+
+    @property
+    def asked(self) -> int:
+        """The trials of the study, those of other processes included, that count."""
+        lost = (
+            self._states.WAITING,
+            self._states.FAIL,
+        )  # these are asked for again, but for refused
+        trials = self.study.get_trials(deepcopy=False)
+        return sum(one.state not in lost or _REFUSED in one.user_attrs for one in trials)
 
     def _repeated(self, trial: Any) -> dict[str, Any]:
         """Returns the point of an earlier trial.
@@ -221,7 +235,7 @@ class _Search:
             trial = self.study.ask()
             name = self._named(dict(self._space(trial)))
             trial.set_user_attr("run", name)
-            self.asked += 1
+            trial.set_user_attr(_OUT, self._out)
             if name in self._told:
                 self._tell(trial, name)
             else:

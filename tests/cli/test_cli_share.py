@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 from internals import build_parser, cli, read_toml, sweeps
 from made_runs import write_run
-from shallow import simple_encoder  # noqa: F401
+from shallow import simple_encoder, simplify  # noqa: F401
 from tiny_project import fails, rows
 
 from fedjax_peft.cli import workers
@@ -35,6 +35,15 @@ def study(project):
     return path
 
 
+@pytest.fixture(scope="module")
+def alone(project, study):
+    """The directory of the study of one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        simplify(patch)
+        assert cli.main(["sweep", str(study), "--out", str(project / "alone")]) == 0
+    return project / "alone"
+
+
 def worker(*arguments, hold="no"):
     """Starts a command in a process of its own."""
     env = {**os.environ, "PYTHONPATH": f"{HELPERS.parents[1]}:{HELPERS}", "JAX_PLATFORMS": "cpu"}
@@ -55,9 +64,8 @@ def same_runs(one: Path, other: Path):
 
 
 @pytest.mark.long("two processes import JAX")
-def test_two_workers_make_one_study_although_one_is_killed(project, study, capfd):
-    alone, shared = project / "alone", project / "shared"
-    assert cli.main(["sweep", str(study), "--out", str(alone)]) == 0
+def test_two_workers_make_one_study_although_one_is_killed(project, study, alone):
+    shared = project / "shared"
     command = ["sweep", study, "--out", shared, "--share"]
     with worker(*command, hold="hold") as first, worker(*command) as second:
         assert first.stdout.readline() == "held\n"
@@ -74,6 +82,23 @@ def test_two_workers_make_one_study_although_one_is_killed(project, study, capfd
     assert "[3/3]" in out
     same_runs(alone, shared)
     assert not list(shared.glob("*/run.lock"))
+
+
+@pytest.mark.long("a process imports JAX")
+def test_a_worker_that_a_scheduler_ends_leaves_a_checkpoint(project, study, alone):
+    """The next worker goes on from there, and the bits are those of a run without a break."""
+    shared = project / "ended"
+    command = ["sweep", str(study), "--out", str(shared), "--share"]
+    with worker(*command, hold="end") as first:
+        error = first.communicate(timeout=240)[1]
+    assert first.returncode == 143, error
+    assert "Continue with: fedjax-peft resume" in error
+    (begun,) = shared.glob("*/metrics.jsonl")
+    assert len(begun.read_text().splitlines()) == 2
+    assert (begun.parent / "checkpoints" / "1").is_dir()
+    assert not (begun.parent / "run.lock").exists()
+    assert cli.main(command) == 0
+    same_runs(alone, shared)
 
 
 @pytest.mark.parametrize(

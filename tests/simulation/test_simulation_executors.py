@@ -180,6 +180,12 @@ def test_what_cannot_be_done_by_jobs_is_refused(given, tmp_path):
     )
 
 
+def test_a_preempted_job_is_submitted_again():
+    helpers = pytest.importorskip("submitit.helpers")
+    again = helpers.DelayedSubmission(work, "study", ["a"], "out")._checkpoint_function()
+    assert (again.function, again.args) == (work, ("study", ["a"], "out"))
+
+
 def test_a_worker_with_other_versions_is_refused():
     old = ({"jax": "0.0.1"}, b"")
     refused("process that submits has another version of jax 0.0.1", work, old, [], ".")

@@ -1,5 +1,7 @@
 """``fp.tune``: trials that run as points of a sweep, pruning, and continued searches."""
 
+import itertools
+
 import optax
 import pytest
 import toy
@@ -110,6 +112,31 @@ def test_a_search_continues_in_its_directory(model, tmp_path):
     with RunLock.take(tmp_path), pytest.raises(InputError, match="in use by another run"):
         fp.tune(make, model, CLIENTS, trials=4, **options)  # it would fail the other's trials
     assert len(more.study.get_trials(deepcopy=False)) == 4
+
+
+def test_several_processes_search_together(model, tmp_path):
+    """Each has its own directory and leaves the trials of the others alone."""
+    from optuna.storages.journal import JournalFileBackend
+
+    seeds = itertools.count()
+
+    def joined():
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(tmp_path / "log")))
+        own = {"sampler": optuna.samplers.RandomSampler(next(seeds)), "pruner": None}
+        return study(storage=storage, study_name="one", load_if_exists=True, **own)
+
+    other = joined().ask()  # of a process that is at work
+    other.set_user_attr("out", str(tmp_path / "other"))
+    other.suggest_float("rate", 0.01, 0.5, log=True)
+    mine = {"study": joined(), "space": space, "out": tmp_path / "mine", **OPTIONS}
+    tuned = fp.tune(make, model, CLIENTS, trials=3, **mine)
+    assert [trial.state.name for trial in joined().trials] == ["RUNNING", "COMPLETE", "COMPLETE"]
+    assert len(tuned.sweep.points) == 2
+    joined().tell(other.number, 0.5)
+    tuned = fp.tune(make, model, CLIENTS, trials=4, **{**mine, "study": joined()})
+    assert states(tuned) == ["COMPLETE"] * 4
+    assert len(list((tmp_path / "mine").glob("*/metrics.jsonl"))) == 3
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_point_that_comes_again_is_not_run_again(model):
