@@ -8,7 +8,6 @@ algorithm, shapes and lanes in one file, a cached factory, more rounds rather th
 import atexit
 import gc
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -50,9 +49,6 @@ for name, value in {
 GAIN, lengths._GAIN = lengths._GAIN, 1.0
 """What another padded length must save, which here none does: a round has a copy of the local step
 for each of them, so with one it compiles in half of the time."""
-
-RATES = json.dumps({product_rates.machine(): product_rates.Rates(1.0, 1.0)})
-"""So that no test is told what is faster here, which a timing decides."""
 
 os.fsync = lambda file: None
 """No test loses power, and waiting for the disk takes longer than most tests."""
@@ -125,8 +121,13 @@ def _private_cache(_caches, monkeypatch, request):
     if request.node.get_closest_marker("assets") is None:
         cache = next(_caches)
         cache.mkdir()
-        (cache / product_rates.FILE).write_text(RATES)
         monkeypatch.setenv("FEDJAX_PEFT_CACHE", str(cache))
+
+
+@pytest.fixture(autouse=True)
+def _equal_rates(monkeypatch):
+    """Times no products, so that no test is told what is faster on its processor."""
+    monkeypatch.setattr(product_rates, "measure", lambda: product_rates.Rates(1.0, 1.0))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -9,7 +9,6 @@ from collections import Counter
 import datasets
 import numpy as np
 import pytest
-from internals import FILE as RATES
 from internals import assets, load_tables
 from refusals import refused
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -72,7 +71,7 @@ def test_directories(tmp_path, tokenizer, ending):
     assert data.keys() == {"train", "test"}
     assert_is_rows(data["train"])
     assert_is_rows(data["test"], ROWS[:2])
-    assert {p.name for p in assets.cache_dir().iterdir()} <= {"datasets", "tokens", RATES}
+    assert {p.name for p in assets.cache_dir().iterdir()} <= {"datasets", "tokens"}
 
 
 def test_formats_mix_and_the_first_of_two_names_counts(tmp_path, tokenizer):

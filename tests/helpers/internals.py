@@ -97,7 +97,6 @@ _PLACES = {
     "simulation.interrupts": "Terminated",
     "simulation.ledger": "Ledger",
     "simulation.planning": "compiled_step product_rates",
-    "simulation.planning.product_rates": "FILE",
     "simulation.progress": "Phase",
     "simulation.records": "RECORDS",
     "simulation.round_rows": "round_row",

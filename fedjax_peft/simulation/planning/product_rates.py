@@ -7,7 +7,7 @@ uses the units. A short timing says so, once for each processor and version of J
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ def measure() -> Rates:
     return Rates(*(2e-9 * rows * inner * columns / seconds for seconds in best))
 
 
-def product_rates(measure: Callable[[], Rates] = measure) -> Rates | None:
+def product_rates() -> Rates | None:
     """Returns the rates of this processor; None on an accelerator, or if it has no such units.
 
     They are kept in the cache directory. One that cannot be read or written only costs another
