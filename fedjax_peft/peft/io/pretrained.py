@@ -66,14 +66,7 @@ def pretrained(adapter: str | Path) -> Method:
         from fedjax_peft.peft.io.adapterhub import load_adapterhub
 
         return load_adapterhub(directory)
-    if config.get("peft_type") not in _READERS:
-        raise InputError(
-            f"The adapter in {directory} has peft_type = {config.get('peft_type')!r}, which is not"
-            f" supported ({', '.join(_READERS)} are)."
-        )
-    file = directory / "adapter_model.safetensors"
-    stored = read_tensors(file, "*.bin", "save_pretrained in peft does")
-    contents = _split(_of_one_adapter(stored, directory))
+    contents = _read_contents(directory, config)
     read = partial(_READERS[config["peft_type"]], _Config(directory, config))
     method = read(contents)
     made_for = config.get("base_model_name_or_path")
@@ -86,13 +79,14 @@ def pretrained(adapter: str | Path) -> Method:
         _set(whole)
         outside = {name: path for name, path in sites.items() if not is_inside(path, head)}
         for name in sites.keys() - outside.keys():  # the head is trained whole: this is its start
-            alone, tensors = nnx.List([submodule(module, sites[name])]), contents.sites[name]
-            if "lora_A.weight" in tensors:  # of a rank that may be above the layer's sides
-                alone[0] = _low_rank_layer(alone[0], method, name, tensors)
+            alone = nnx.List([submodule(module, sites[name])])
+            if "lora_A.weight" in contents.sites[name]:  # its rank may be above the layer's sides
+                alone[0] = _low_rank_layer(alone[0], method, name, contents.sites[name])
             else:
                 read(contents.at({name: "0"})).attach(alone, {}, key, ())
-            _fill(name, alone[0], tensors)
-            replace_module(module, sites[name], alone[0].merged())
+            replace_module(
+                module, sites[name], _fill(name, alone[0], contents.sites[name]).merged()
+            )
         module = inner(outside).attach(module, defaults, key, head)
         for name, path in outside.items():
             _fill(name, submodule(module, path), contents.sites[name])
@@ -127,6 +121,18 @@ def pretrained(adapter: str | Path) -> Method:
     return Method(method.name, method.options, attach, complete=complete)
 
 
+def _read_contents(directory: Path, config: Mapping[str, Any]) -> "_Contents":
+    """Returns the tensors of an adapter of Hugging Face PEFT whose method is supported."""
+    if config.get("peft_type") not in _READERS:
+        raise InputError(
+            f"The adapter in {directory} has peft_type = {config.get('peft_type')!r}, which is not"
+            f" supported ({', '.join(_READERS)} are)."
+        )
+    file = directory / "adapter_model.safetensors"
+    stored = read_tensors(file, "*.bin", "save_pretrained in peft does")
+    return _split(_of_one_adapter(stored, directory))
+
+
 def _low_rank_layer(layer: nnx.Linear, method: Method, name: str, tensors: Tensors) -> Adapted:
     """Returns a layer with the LoRA or DoRA that a file has for it."""
     a, b = (jnp.asarray(tensors[f"lora_{x}.weight"].T) for x in "AB")
@@ -136,7 +142,8 @@ def _low_rank_layer(layer: nnx.Linear, method: Method, name: str, tensors: Tenso
     return make(layer, a, b, scaling(a.shape[1], alpha, options["rslora"]), dropout=0.0)
 
 
-def _fill(name: str, site: Adapted, tensors: Tensors) -> None:
+def _fill(name: str, site: Adapted, tensors: Tensors) -> Adapted:
+    """Gives a layer the tensors of a file, and returns it."""
     for kind, tensor in tensors.items():
         variable, x = getattr(site, TENSORS[kind][0]), tensor.T
         if kind in SHARED:
@@ -147,6 +154,7 @@ def _fill(name: str, site: Adapted, tensors: Tensors) -> None:
                 f" {list(variable.shape[::-1])}."
             )
         _set([(variable, x)])
+    return site
 
 
 def _set(values: Values) -> None:
