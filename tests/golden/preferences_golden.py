@@ -53,8 +53,10 @@ def models(folder: str) -> list[Path]:
 def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        policy, reference = models(folder)
+        both = models(folder)
         for name in LOSSES:
+            # The other way round, the mean over unrelated answers is positive, and so counts.
+            policy, reference = both[::-1] if name == "kto" else both
             made = measured(name, policy, reference, folder)
             found |= {f"{name}.{key}": x.detach().clone().contiguous() for key, x in made.items()}
     FILE.parent.mkdir(exist_ok=True)
