@@ -1031,3 +1031,11 @@ gpu = fp.contracts.Platform("gpu", capability=9.0)
 
 # fp.contracts.on_platform
 apply = fp.contracts.on_platform(plain.apply, gpu)
+
+# fp.executors.ray
+try:
+    import ray  # noqa: F401
+
+    executor = fp.executors.ray(num_cpus=1)  # for fp.sweep, after ray.init()
+except ModuleNotFoundError:
+    pass  # the extra ray is not installed
