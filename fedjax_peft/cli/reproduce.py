@@ -74,6 +74,7 @@ def reproduce(options: argparse.Namespace) -> None:
 
 def _job(sweep: Sweep, options: argparse.Namespace, out: Path) -> argparse.Namespace:
     """Returns the options of the command ``sweep``, and how many runs it has and has finished."""
+    from fedjax_peft.cli.parser import build_parser
     from fedjax_peft.cli.resuming import is_finished
     from fedjax_peft.config import config as configs
     from fedjax_peft.config import sweeps
@@ -83,17 +84,13 @@ def _job(sweep: Sweep, options: argparse.Namespace, out: Path) -> argparse.Names
     overrides = [*sweep.overrides, *given]
     points = sweeps.plan(raw, overrides, sweep.only).points
     done = sum(is_finished(out / point.folder, point.config["rounds"]) for point in points)
-    return argparse.Namespace(
-        config=sweep.config,
-        overrides=overrides,
-        only=sweep.only,
-        out=out,
-        resume=(out / "sweep.toml").exists(),
-        quiet=options.quiet or done == len(points),
-        **{"overwrite": False, "dry_run": False, "early_stop": False, "replicas": None},
-        **{"changed": bool(own or options.model), "runs": len(points), "done": done},
-        first=points[0].config,
-    )
+    job = build_parser().parse_args(["sweep", str(sweep.config)])
+    job.config, job.overrides, job.only, job.out = sweep.config, overrides, sweep.only, out
+    job.resume = (out / "sweep.toml").exists()
+    job.quiet = options.quiet or done == len(points)
+    job.changed, job.runs, job.done = bool(own or options.model), len(points), done
+    job.first = points[0].config
+    return job
 
 
 def _source(raw: Mapping[str, Any], folder: Path | None) -> list[str]:
