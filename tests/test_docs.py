@@ -146,7 +146,6 @@ def test_types_are_printed_as_their_names(reference, shown, read):
 WITHOUT = {
     "fp.deploy.flower": "Flower is not installed here; docs/howto/deploy.md shows it",
     "fp.distributed.initialize": "it connects processes; docs/howto/many-hosts.md shows it",
-    "fp.executors.ray": "Ray is not installed here; docs/howto/cluster.md shows it",
     "fp.lm_eval.of_model": "lm-eval is not installed here; docs/howto/generation.md shows it",
     "fp.lm_eval.of_run": "likewise",
 }
