@@ -192,8 +192,8 @@ def test_a_port_in_use_is_named():
 
 
 def test_sweeps_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "processes", lambda: 2)
-    refused("A sweep runs in one process", sweep.sweep, None, None, None, points=[])
+    monkeypatch.setattr("fedjax_peft.report.points.processes", lambda: 2)
+    refused("A sweep runs in one process", sweep.sweep, None, None, None, points=fp.grid(seed=[0]))
     (tmp_path / sweeping.SWEEP).write_text('config = "a.toml"')
     assert main(["resume", str(tmp_path), "--distributed"]) == 2
     assert "is a sweep, which runs in one process" in capsys.readouterr().err

@@ -65,7 +65,7 @@ TRIED = {
 """Part of a device day -> the items that are tried; ``lanes`` are as ``models``."""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.long("a program of each kind is compiled")
 def test_a_device_day_in_tiny_shapes(monkeypatch, tmp_path, capsys):
     """Every kind of item gives figures, or names the library that is missing; all are written."""
@@ -175,7 +175,7 @@ def _row_of(command):
     return "ours" if "--row" in command else command[2]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.long("three processes import PyTorch or JAX")
 def test_opponents_compute_the_same(tmp_path):
     """Ours, a loop in torch and stacked adapters have the same losses for two rounds."""

@@ -139,12 +139,12 @@ class MethodKeys(NamedTuple):
     gradient_start: float | None = None
     """The step of ``fp.peft.gradient_start``, which makes the bases of ``lora_sb`` and the start of
     its cores: the optimizer's learning rate, or a part of it. By default the bases are random."""
-    gradient_examples: int = 50
+    gradient_examples: int | None = None
     """How many training examples the gradient of ``gradient_start`` is taken of, drawn from all
-    clients."""
-    activation_examples: int = 200
+    clients; by default 50."""
+    activation_examples: int | None = None
     """How many training examples, drawn from all clients, give the activations for ``init = "eva"``
-    of ``lora``."""
+    of ``lora``; by default 200."""
 
 
 class PrivacyKeys(NamedTuple):

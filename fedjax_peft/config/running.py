@@ -174,8 +174,9 @@ def started(config: Config, model: Model, clients: Clients, task: Task) -> Model
             f"{key} reads the clients' examples without noise, so the run's epsilon would not hold."
             " Leave it out, or the table [privacy]."
         )
-    source = "activation" if step is None else "gradient"
+    source, usual = ("activation", 200) if step is None else ("gradient", 50)
     number = table[f"{source}_examples"]
+    number = usual if number is None else number
     if number < 1:
         raise InputError(f"peft.{source}_examples = {number} must be at least 1.")
     drawn = {"seed": config["seed"], "stream": f"{source} start"}

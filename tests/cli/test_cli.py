@@ -206,7 +206,7 @@ def test_bad_asset(capsys, monkeypatch):
         ("wholly=3", "Unknown config key 'wholly'. Known: aggregator, algorithm"),
         ("seed=0..4", "Several values are for `fedjax-peft sweep`"),
         ("optimizer.learning_rate=1e-3,1e-2", "Several values are for `fedjax-peft sweep`"),
-        ("peft.init=svg", "'kaiming', 'gaussian', 'svd', 'pissa', 'milora', 'qr', 'loftq' or 'eva'"),
+        ("peft.init=svg", "'svd', 'pissa', 'milora', 'qr', 'loftq' or 'eva'"),
         ("peft.name=lara", "Did you mean 'lora'"),
         ("algorithm.name=fedavgg", "Did you mean 'fedavg'"),
         ("rounds=0", "rounds = 0 must be a positive whole number"),

@@ -109,4 +109,4 @@ def test_every_encoder_reads_a_header(tmp_path, name):
     if name in ("question_answering", "instruction_tuning"):  # they read several forms
         return
     (tmp_path / "x.csv").write_text("one,two")
-    refused("no column", sources.check_header, str(tmp_path / "x.csv"), task=task)
+    refused("no column|no pairs", sources.check_header, str(tmp_path / "x.csv"), task=task)

@@ -61,7 +61,7 @@ def run(data, examples, *, algorithm=DITTO, **options):
 
 
 def numbers(result):
-    return rows(result, "headline", "headline_better", "by_class")
+    return rows(result, "headline", "headline_better", "lower_is_better", "by_class")
 
 
 TOP_K = fp.transforms.top_k(0.3, error_feedback=True)

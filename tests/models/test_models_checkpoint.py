@@ -52,7 +52,6 @@ def refusal(*arguments, **options) -> str:
     ("changes", "named"),
     [
         ({"model_type": "brt"}, ["'brt'", "Did you mean 'bert'"]),
-        ({"model_type": "smollm3"}, ["'smollm3' is not supported", "no positions", "is 'llama'"]),
         ({"model_type": "gemma3"}, ["'gemma3' is not", "images", "gemma-3-1b", "is 'gemma3_text'"]),
         ({"model_type": "mixtral"}, ["'mixtral' is not", "mixture of experts", "is 'mistral'"]),
         ({"model_type": None}, ["None", "Known: bert, ", "roberta"]),

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEGABYTES = {".whl": 2, ".gz": 6}
 """The largest archives, by the end of their names."""
 WHEEL = ("fedjax_peft/*.py", "fedjax_peft/py.typed", "fedjax_peft/*.toml", "*/sizes.json")
+WHEEL += ("fedjax_peft/deploy/files/*.txt",)
 WHEEL += tuple(f"fedjax_peft/report/report.{form}" for form in ("html", "css", "js"))
 """All that a wheel has beside its metadata; ``*`` goes over folders, too."""
 SOURCES = (

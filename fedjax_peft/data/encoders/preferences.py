@@ -18,7 +18,7 @@ from fedjax_peft.data.dataset import Dataset
 from fedjax_peft.data.encoders.base import STAND_IN_WORDS, Encoder, StandIn, needing
 from fedjax_peft.data.encoders.conversations import encode_conversations
 from fedjax_peft.data.packing import side_by_side
-from fedjax_peft.data.table import Table, is_missing
+from fedjax_peft.data.table import MissingColumn, Table, is_missing
 from fedjax_peft.support.errors import InputError, users_level
 
 _PAIR = ("chosen", "rejected")
@@ -159,7 +159,7 @@ def _sides(table: Table, labelled: bool) -> tuple[str, ...]:
     advice = "It needs prompt, chosen and rejected; or chosen and rejected with the prompt in both."
     if {*_LABELLED} <= {*table.columns}:
         advice = 'Answers with a label are for [task] loss = "kto"; other losses need pairs.'
-    raise InputError(
+    raise MissingColumn(
         f"{table.origin} has no pairs of answers, only the columns {', '.join(table.columns)}."
         f' {advice} To use other columns, name them: columns = {{chosen = "...", rejected ='
         ' "..."}.'
