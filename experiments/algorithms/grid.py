@@ -45,6 +45,7 @@ FAMILIES = {
         *("fra", "ffa", "fra_ffa", "fedex", "flora", "fedmomentum", "fedrot", "fedsvd", "rolora"),
         *("lora_a2", "hetlora", "slora", "fedsb", "ravan"),
     ),
+    "one model, by forward passes": ("fedkseed", "fedmezo"),
     "personal": (
         *("local", "fedper", "fedrep", "fedbabu", "fedsa", "ditto", "apfl", "pfedme", "fedmcp"),
         *("fedmatch", "feddpa_t", "feddpa_f", "fedalt", "hilora", "pfedlora"),
