@@ -392,9 +392,6 @@ def _result(one: PairComparison) -> str:
     return "not separated" if one.margin is not None else f"not known: {one.basis}"
 
 
-# Costs.
-
-
 def costs(facts: Sequence[Fact]) -> list[Column]:
     """Returns the columns of parameters, communication and time, and the aggregation error.
 
