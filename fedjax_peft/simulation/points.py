@@ -180,7 +180,8 @@ class Results:
         others = self._rows.setdefault(job.group, [])
         median = median_rule(others, str(self.metric)) if self.early_stop else None
         path = None if self.out is None else self.out / job.name
-        resume = path is not None and (path / "config.toml").exists()
+        # Another process may begin or end this point before this one has its lock.
+        resume = self.queue is not None or (path is not None and (path / "config.toml").exists())
         began = time.perf_counter()
         try:
             given = job.given(path, resume, any_of(median, self.stop(job.name)))

@@ -86,6 +86,16 @@ def test_a_worker_skips_what_others_have_and_waits_for_it(runs, tmp_path, capfd)
     assert runs.names == ["b", "c"]
 
 
+def test_a_point_may_be_run_elsewhere_while_this_process_reads_its_data(runs, tmp_path):
+    """So a shared point is always one to continue: the lock is taken after the data are read."""
+    asked = []
+    job = Job("a", 1, lambda path, resume, stop: asked.append(resume) or path)
+    run_points([job], out=tmp_path / "one", share=None)
+    (tmp_path / "shared").mkdir()
+    run_points([job], out=tmp_path / "shared", share=Share())
+    assert asked == [False, True]
+
+
 def test_the_point_of_a_process_that_has_ended_is_taken_over(runs, tmp_path):
     leave(tmp_path / "a", socket.gethostname())
     assert work(tmp_path) == {"a": "", "b": "", "c": ""}
