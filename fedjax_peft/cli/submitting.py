@@ -13,6 +13,7 @@ from typing import Any
 
 from fedjax_peft.cli import workers
 from fedjax_peft.cli.main import main
+from fedjax_peft.report.executors import requeued
 from fedjax_peft.support.errors import InputError, check_known, first_line
 from fedjax_peft.support.libraries import install
 
@@ -52,6 +53,7 @@ def submit(table: Any, words: Sequence[Any], out: Path) -> list[str]:
         ) from error
 
 
+@requeued
 def work(words: Sequence[str]) -> None:
     """Is a worker's job: runs a command of ``fedjax-peft``.
 
@@ -60,16 +62,6 @@ def work(words: Sequence[str]) -> None:
     """
     if code := main(words):
         raise InputError(f"The worker ended with the code {code}; its log says why.")
-
-
-def _again(words: Sequence[str]) -> Any:
-    """Returns what submitit submits again when a job was preempted, or its time has ended."""
-    from submitit.helpers import DelayedSubmission
-
-    return DelayedSubmission(work, words)
-
-
-work.checkpoint = _again  # type: ignore[attr-defined]
 
 
 def _local(options: dict[str, Any], jobs: int, words: list[str], out: Path) -> list[str]:

@@ -118,7 +118,7 @@ def _run(
       parts: shared by all points.
     """
     shown = SweepDisplay(len(planned.points), planned.choose_by, quiet=options.quiet)
-    programs = count_programs()
+    programs = count_programs() if options.share and not options.quiet else None
     with workers.started(words, out, options), shown, resuming.advising(out):
         run_points(
             [_job(point, parts) for point in planned.points],
@@ -131,7 +131,7 @@ def _run(
             keep=False,
             share=Share(options.take_over) if options.share else None,
         )
-    if options.share and not options.quiet:
+    if programs is not None:
         print(programs())
     study = read_study(out)
     present = study.baseline in study.methods  # `--only` may have left it out

@@ -9,7 +9,7 @@ import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fedjax_peft.contracts.part import Call, call_of
 from fedjax_peft.data.dataset import Clients
@@ -20,6 +20,8 @@ from fedjax_peft.support.errors import InputError, first_line
 from fedjax_peft.support.libraries import install, pip
 
 __all__ = ["ray"]
+
+_Job = TypeVar("_Job", bound=Callable[..., Any])
 
 _POLL = 0.5
 """Seconds between two looks at the futures."""
@@ -57,6 +59,19 @@ def parts_of(
     return parts
 
 
+def requeued(job: _Job) -> _Job:
+    """Lets submitit submit a job again when it was preempted, or when its time has ended."""
+
+    def again(*arguments: Any) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(job, *arguments)
+
+    job.checkpoint = again  # type: ignore[attr-defined]
+    return job
+
+
+@requeued
 def work(study: tuple[Mapping[str, str], bytes], points: Sequence[str], out: str) -> None:
     """Does a job: runs some points of a study, with the results in ``out``.
 
@@ -70,16 +85,6 @@ def work(study: tuple[Mapping[str, str], bytes], points: Sequence[str], out: str
     check_versions(known, "The process that submits")
     asked: Work = pickle.loads(content)
     asked.run(points, Path(out))
-
-
-def _again(*arguments: Any) -> Any:
-    """Returns what submitit submits again when a job was preempted, or its time has ended."""
-    from submitit.helpers import DelayedSubmission
-
-    return DelayedSubmission(work, *arguments)
-
-
-work.checkpoint = _again  # type: ignore[attr-defined]
 
 
 def run(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from closeness import assert_close
-from deployed import Exchange
+from deployed import Exchange, write_client_texts
 from internals import main
 from refusals import refused
 from safetensors.numpy import load_file
@@ -38,13 +38,7 @@ def project(tmp_path_factory):
     """Returns a folder with a config, its model, and the examples of three clients."""
     folder = tmp_path_factory.mktemp("project")
     fp.testing.write_tiny_checkpoint(folder / "model")
-    fp.testing.write_tiny_texts(folder / "data", train=24, test=8)
-    lines = (folder / "data" / "train.jsonl").read_text().splitlines()
-    rows = [json.loads(line) | {"client": f"c{i % 3}"} for i, line in enumerate(lines)]
-    (folder / "data" / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    for client in range(3):
-        own = [json.dumps(row) + "\n" for row in rows if row["client"] == f"c{client}"]
-        (folder / f"client-{client}.jsonl").write_text("".join(own))
+    write_client_texts(folder, 3, train=24, test=8)
     (folder / "fed.toml").write_text(CONFIG.format(folder=folder))
     return folder
 

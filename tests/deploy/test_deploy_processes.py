@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,9 @@ import psutil
 import pytest
 import tomli_w
 from closeness import assert_close
+from deployed import write_client_texts
 from internals import main
+from processes import free_ports
 from safetensors.numpy import load_file
 from shallow import SHALLOW
 
@@ -40,14 +41,6 @@ records.checkpoint_every = 1
 """
 
 
-def free_ports(number):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """Returns a folder with a config, a model, and the examples of each client."""
@@ -56,13 +49,7 @@ def project(tmp_path_factory):
         for name, value in SHALLOW.items():
             patch.setitem(fp.testing.TINY_BERT, name, value)
         fp.testing.write_tiny_checkpoint(folder / "model")
-    fp.testing.write_tiny_texts(folder / "data", train=48, test=16)
-    lines = (folder / "data" / "train.jsonl").read_text().splitlines()
-    rows = [json.loads(x) | {"client": f"c{i % CLIENTS}"} for i, x in enumerate(lines)]
-    (folder / "data" / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    for client in range(CLIENTS):
-        own = [json.dumps(row) + "\n" for row in rows if row["client"] == f"c{client}"]
-        (folder / f"client-{client}.jsonl").write_text("".join(own))
+    write_client_texts(folder, CLIENTS, train=48, test=16)
     (folder / "fed.toml").write_text(CONFIG.format(folder=folder))
     return folder
 

@@ -1,5 +1,7 @@
 """A deployed run in one process: real clients and server, and the real bytes between them."""
 
+import json
+
 import jax
 import numpy as np
 
@@ -9,6 +11,18 @@ from fedjax_peft.deploy.rounds import Lost
 from fedjax_peft.deploy.server import serve
 from fedjax_peft.simulation.simulate import arguments
 from fedjax_peft.support.errors import InputError
+
+
+def write_client_texts(folder, clients, **sizes):
+    """Writes ``folder/data``, whose texts clients share in turn, and ``client-N.jsonl`` of each."""
+    fp.testing.write_tiny_texts(folder / "data", **sizes)
+    file = folder / "data" / "train.jsonl"
+    lines = file.read_text().splitlines()
+    rows = [json.loads(line) | {"client": f"c{i % clients}"} for i, line in enumerate(lines)]
+    texts = [json.dumps(row) + "\n" for row in rows]
+    file.write_text("".join(texts))
+    for client in range(clients):
+        (folder / f"client-{client}.jsonl").write_text("".join(texts[client::clients]))
 
 
 class Exchange:

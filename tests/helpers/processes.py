@@ -1,5 +1,6 @@
 """Runs of several processes of this machine, as on several hosts."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,11 +20,18 @@ class Ended(NamedTuple):
     err: str
 
 
+def free_ports(number: int) -> list[int]:
+    """Returns different ports of this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for probe in probes:
+            probe.bind(("", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
 def free_port() -> int:
     """Returns a port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def run_together(commands, *, devices=1, seconds=300, expected=(0,)) -> list[Ended]:
