@@ -241,7 +241,7 @@ def _add_report(command: Callable[..., Any]) -> None:
     chooses = "the metric that chooses each method's setting; default: the sweep's, on validation"
     baseline = "the method that the others are compared with; default: the sweep's, or the first"
     needs = "say how many seeds a difference of this size needs; default: 0.01 of a fraction"
-    port = "the port of --watch on this machine; default: a free one"
+    port = "with --watch: show the page in a browser, at this port of this machine; 0: a free one"
     _options(
         report,
         ("runs", "RUN", "or a sweep, or a folder of runs", _SOME),
@@ -251,10 +251,11 @@ def _add_report(command: Callable[..., Any]) -> None:
         ("--smooth", "W", smooth, {**_INT, "default": 1}),
         ("--choose-by", "NAME", chooses),
         ("--baseline", "METHOD", baseline),
-        ("--port", "N", port, {**_INT, "default": 0}),
+        ("--port", "N", port, _INT),
         ("--detect", "0.01", needs, _FLOAT),
     )
-    _flags(report, {"--watch": "show the page in a browser while the runs go on; writes nothing"})
+    watch = "show every point, and the tables so far, until all runs have ended; writes nothing"
+    _flags(report, {"--watch": watch})
     axes = "round bytes simulated_seconds wall_seconds"
     text = "draw the curves against this axis alone; default: the page has a choice"
     _choice(report, "--x", axes, text)
@@ -328,6 +329,7 @@ def _add_clients(parser: Any, result: str) -> None:
         parser.add_mutually_exclusive_group(),
         ("--client", "N|NAME", "use this client's model, not the global one"),
         ("--clients", "0,3,7|all", f"{result} for each of these clients (or all), in a folder"),
+        ("--client-folder", "DIR", "the model of a real client, client-N in its state", _PATH),
     )
 
 

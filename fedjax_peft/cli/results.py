@@ -4,12 +4,14 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 
+from fedjax_peft.cli import watching
 from fedjax_peft.config import config as configs
 from fedjax_peft.report import live, page
 from fedjax_peft.report.comparison import Options, compare
@@ -19,6 +21,7 @@ from fedjax_peft.report.tables import explanations
 from fedjax_peft.report.targets import target_table
 from fedjax_peft.simulation.storage import record, tracking
 from fedjax_peft.simulation.summaries import privacy_in_words
+from fedjax_peft.support import display
 from fedjax_peft.support.errors import InputError
 
 
@@ -27,8 +30,11 @@ def report(options: argparse.Namespace) -> None:
     asked = Options(options.metric, options.at, options.choose_by, options.baseline, options.detect)
     shown = {"target": options.target, "options": asked, "smooth": options.smooth, "x": options.x}
     if options.watch:
-        _watch(options, shown)
+        _check_watched(options)
+        _watch(options, asked) if options.port is None else _serve(options, shown)
         return
+    if options.port is not None:
+        raise InputError("--port is for the page of runs that go on: add --watch.")
     study = read_study(*options.runs)
     print_study(study, asked)
     common = Path(os.path.commonpath([path.resolve() for path in options.runs]))
@@ -40,14 +46,45 @@ def report(options: argparse.Namespace) -> None:
     print(written)
 
 
-def _watch(options: argparse.Namespace, shown: Mapping[str, Any]) -> None:
+def _check_watched(options: argparse.Namespace) -> None:
+    """Raises InputError for options that are not for ``--watch``."""
+    if options.out is not None:
+        raise InputError("--watch writes no report: leave --out out.")
+    page = {"--target": options.target, "--smooth": options.smooth - 1, "--x": options.x}
+    if options.port is None and (given := [name for name, value in page.items() if value]):
+        raise InputError(
+            f"{given[0]} is for the page, and --watch alone shows tables: add --port 0, which shows"
+            " the page in a browser."
+        )
+
+
+def _watch(options: argparse.Namespace, asked: Options) -> None:
+    """Shows the points and the tables of runs that go on, until all have ended, or Ctrl-C.
+
+    Raises:
+      InputError: a path does not exist, or is neither a study nor a run.
+    """
+
+    def tables(width: int) -> Sequence[RenderableType]:
+        if not any(map(find_runs, options.runs)):
+            return ()
+        try:
+            study = read_study(*options.runs, unfinished=True)
+            return compare(study, asked).terminal_tables(width)
+        except InputError as error:  # such as a metric that no run has recorded yet
+            return [Text(display.one_line(str(error)))]
+
+    watching.watch(options.runs, tables, _console())
+    if any(map(find_runs, options.runs)):
+        print_study(read_study(*options.runs, unfinished=True), asked)
+
+
+def _serve(options: argparse.Namespace, shown: Mapping[str, Any]) -> None:
     """Serves the page of runs that go on, until Ctrl-C.
 
     Raises:
-      InputError: a path does not exist, the port is not free, or ``--out`` is given.
+      InputError: a path does not exist, or the port is not free.
     """
-    if options.out is not None:
-        raise InputError("--watch writes no report: leave --out out.")
 
     def render(version: str) -> str:
         study = read_study(*options.runs, unfinished=True)

@@ -163,7 +163,8 @@ class Results:
         """Reports the points that had finished before, and returns the others."""
         left, out = list[Job](), self.out
         for job in self.jobs:
-            if out is None or not is_finished(out / job.name, job.rounds):
+            rows = [] if out is None else read_rows(out / job.name)
+            if out is None or not is_finished(out / job.name, rows, job.rounds):
                 left.append(job)
                 continue
             try:
@@ -171,7 +172,7 @@ class Results:
             except InputError as problem:
                 self.end(job, [], error=str(problem))
             else:
-                self.end(job, read_metrics(out / job.name / "metrics.jsonl"))
+                self.end(job, rows)
         return left
 
     def running(self, job: Job, engine: Any) -> Calling[None]:
@@ -209,11 +210,10 @@ class Results:
     def ended_elsewhere(self, job: Job, error: str | None) -> bool:
         """Reports a point that another process has finished, or which failed there."""
         assert self.out is not None
-        path, rows = self.out / job.name, list[Row]()
-        if error is None:
-            if not is_finished(path, job.rounds):
-                return False
-            rows = read_metrics(path / "metrics.jsonl")
+        path = self.out / job.name
+        rows = read_rows(path) if error is None else []
+        if error is None and not is_finished(path, rows, job.rounds):
+            return False
         self.end(job, rows, error=error)
         return True
 
@@ -250,11 +250,19 @@ class Results:
         )
 
 
-def is_finished(path: Path, rounds: int) -> bool:
-    """Returns whether a run has ended: after its last round, or because of a stop rule."""
-    if not (path / "metrics.jsonl").is_file():
-        return False
-    rows = read_metrics(path / "metrics.jsonl")
+def read_rows(path: Path) -> list[Row]:
+    """Returns the rows of a run's directory, [] if it has none yet."""
+    file = path / "metrics.jsonl"
+    return read_metrics(file) if file.is_file() else []
+
+
+def is_finished(path: Path, rows: Sequence[Row], rounds: int) -> bool:
+    """Returns whether a run has ended: after its last round, or because of a stop rule.
+
+    Args:
+      path: the directory of the run.
+      rows: those of the run, or the last one alone.
+    """
     return has_ended(rows, rounds) and (path / "checkpoints" / str(rows[-1]["round"])).is_dir()
 
 

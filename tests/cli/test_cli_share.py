@@ -243,3 +243,14 @@ def test_status_says_what_has_become_of_every_point(tmp_path, capsys):
     assert fourth.split() == ["seed=3", "waiting"]
     assert last == "1 done, 1 running, 1 failed, 1 waiting"
     assert "is no study" in fails(capsys, "status", str(tmp_path / "nothing"))
+
+
+def test_status_knows_the_methods_of_a_config_that_have_not_begun(tmp_path, capsys):
+    (tmp_path / "methods.toml").write_text(tomli_w.dumps({"a": {"rounds": 1}, "b": {"rounds": 2}}))
+    write_run(tmp_path / "a", {"rounds": 1}, [{"round": 0}])
+    assert cli.main(["status", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "a  waiting   round 0 of 1",
+        "b  waiting",
+        "2 waiting",
+    ]
