@@ -25,7 +25,7 @@ def export(options: argparse.Namespace) -> None:
     """Writes the trained leaves of a run in an exchange format."""
     models = (_export_to_hub if options.format == "hub" else _export)(options)
     _print_notes(models, options.run)
-    if models.chosen and (
+    if (models.chosen or options.client_folder is not None) and (
         note := personal_privacy_note(read_metrics(options.run / "metrics.jsonl"))
     ):
         print(f"fedjax-peft: {note}", file=sys.stderr)
@@ -52,6 +52,8 @@ def _export_to_hub(options: argparse.Namespace) -> TrainedModels:
         raise InputError("--dtype is for --format merged.")
     if options.clients is not None:
         raise InputError("A repository has one model: choose it with --client N.")
+    if options.client_folder is not None:
+        raise InputError("--client-folder is for the other formats: a card says who has a model.")
     if options.push is not None:
         hub.check_repository(options.push)
     models = _models(options)
@@ -120,7 +122,10 @@ def _sampled(task: Task, options: argparse.Namespace) -> Task:
 def _models(options: argparse.Namespace) -> TrainedModels:
     """Returns the models of a run that the options select."""
     clients = options.clients if options.client is None else [options.client]
-    models = loading.load_models(options.run, clients)
+    if options.client_folder is not None:
+        models = loading.load_real_client(options.run, options.client_folder)
+    else:
+        models = loading.load_models(options.run, clients)
     if getattr(options, "format", "hub") != "hub":
         check_format(options.format, moved=models.algorithm.server.frozen_delta is not None)
     return models

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+import safetensors.numpy
+from safetensors import SafetensorError
 
 from fedjax_peft import algorithms
 from fedjax_peft.config import config as configs
@@ -23,6 +25,9 @@ from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.simulation.client_models import (
     check_clients,
     check_global,
+    check_here,
+    choose_client,
+    is_deployed,
     read_client,
     read_clients,
     untrained_note,
@@ -35,7 +40,7 @@ from fedjax_peft.simulation.storage import record
 from fedjax_peft.simulation.storage.checkpoint import read_checkpoint
 from fedjax_peft.simulation.storage.fingerprint import changed_base
 from fedjax_peft.simulation.trained_rows import read_rows
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.errors import InputError, first_line
 from fedjax_peft.tasks import Task
 
 
@@ -213,6 +218,8 @@ def restore(
     names = assign_roles(model.kinds, algorithm.roles)
     shared, private = (tree.select(model.trainable, names[role]) for role in ("shared", "private"))
     client_state = jax.eval_shape(algorithm.init_client_state, shared, private)
+    if is_deployed(directory):
+        client_state = {}  # real clients have it
     template = jax.eval_shape(algorithm.server.init, shared)
     path = directory / "checkpoints"
     round_index, states = read_checkpoint(path, template, client_state)
@@ -289,7 +296,7 @@ def load_models(directory: str | Path, clients: str | Sequence[int | str] | None
         model, params, config = load_trained(directory)
         algorithm = algorithm_of(Path(directory), config, model)
         advice = "Select a client's model, such as --client 0, or all of them: --clients all."
-        check_global(model, algorithm, advice)
+        check_global(model, algorithm, choose_client(Path(directory), advice))
         return TrainedModels(model, algorithm, [], lambda _: params)
     run = load_clients(directory)
     names = run.client_names
@@ -306,8 +313,42 @@ def load_models(directory: str | Path, clients: str | Sequence[int | str] | None
     return TrainedModels(run.model, run.algorithm, chosen, params_of, note, named)
 
 
+def load_real_client(directory: str | Path, folder: Path) -> TrainedModels:
+    """Returns the model of a real client, from the folder in which it keeps its state.
+
+    Args:
+      directory: of the server's run.
+      folder: ``client-N`` in the ``state`` of the client's SuperNode.
+
+    Raises:
+      InputError: there is no client's model, or that of another run.
+    """
+    model, params, config = load_trained(directory)
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise InputError(
+            f"{folder} has no model.safetensors, the model of a real client: give the folder"
+            " client-N in the `state` of its SuperNode. Where all clients have the global model,"
+            " there is none: leave --client-folder out."
+        )
+    try:
+        own = safetensors.numpy.load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read: {first_line(error)}.") from None
+    shapes = {name: x.shape for name, x in params.items()}
+    if wrong := sorted(name for name, x in own.items() if shapes.get(name) != x.shape):
+        raise InputError(
+            f"{path} does not fit {directory}: its leaf {wrong[0]!r} is {own[wrong[0]].shape}, and"
+            f" {shapes.get(wrong[0], 'missing')} in the run. Give the run that the client was in."
+        )
+    algorithm = algorithm_of(Path(directory), config, model)
+    together = {**params, **{name: jnp.asarray(x) for name, x in own.items()}}
+    return TrainedModels(model, algorithm, [], lambda _: together)
+
+
 def load_clients(directory: str | Path) -> Run:
     """Returns a run whose clients have private leaves, up to its newest checkpoint."""
+    check_here(Path(directory))
     model, params, config = load_trained(directory)
     algorithm = algorithm_of(Path(directory), config, model)
     round_index, server, stacked, _ = restore(Path(directory), model, algorithm)

@@ -25,15 +25,13 @@ from fedjax_peft.engine.work import Work, at_work
 from fedjax_peft.numerics import summation, tree
 from fedjax_peft.numerics.random import stream
 from fedjax_peft.simulation.arguments import Given
+from fedjax_peft.simulation.client_models import FEDERATION
 from fedjax_peft.simulation.moment import Moment
 from fedjax_peft.simulation.rows import Row, read_metrics, seen_clients
 from fedjax_peft.support.digests import digest
 from fedjax_peft.support.display import one_line, show
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.files import replace_file
-
-FEDERATION = "federation.json"
-"""The file of a run with what its clients have said of themselves."""
 
 
 class Lost(str):

@@ -18,12 +18,13 @@ import numpy as np
 from fedjax_peft.contracts import Encoded, Key, PyTree, Transform
 from fedjax_peft.data.classes import has_names
 from fedjax_peft.data.dataset import Clients, Dataset
-from fedjax_peft.deploy.rounds import FEDERATION, Exchange, Rounds
+from fedjax_peft.deploy.rounds import Exchange, Rounds
 from fedjax_peft.deploy.wire import pack, table_of
 from fedjax_peft.engine.calls import alone
 from fedjax_peft.engine.session import Session
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.arguments import Given
+from fedjax_peft.simulation.client_models import FEDERATION
 from fedjax_peft.simulation.moment import Measure
 from fedjax_peft.simulation.records import Placement, System
 from fedjax_peft.simulation.run import Run

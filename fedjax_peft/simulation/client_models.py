@@ -1,6 +1,7 @@
 """The personal models of a run's clients, which exist if some leaves are private."""
 
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 from fedjax_peft.contracts import Algorithm, PyTree
 from fedjax_peft.engine.stores.client_store import client_count
@@ -16,6 +17,34 @@ def check_format(format: str, *, moved: bool) -> None:
             f"This algorithm has folded what it learned into the frozen weights, which the format"
             f" {format!r} does not hold: export with the format 'merged'."
         )
+
+
+FEDERATION = "federation.json"
+"""The file of a run whose clients were real (:mod:`fedjax_peft.deploy`): what these have said of
+themselves."""
+
+
+def is_deployed(run: Path | None) -> bool:
+    """Returns whether a directory is that of a run whose clients were real."""
+    return run is not None and (run / FEDERATION).is_file()
+
+
+def choose_client(run: Path | None, advice: str) -> str:
+    """Returns the advice on how to choose a client's model; of real clients, where it is."""
+    return f"The clients of {run} were real. {_ELSEWHERE}" if is_deployed(run) else advice
+
+
+def check_here(run: Path | None) -> None:
+    """Raises InputError if what the clients of a run keep is with real clients."""
+    if is_deployed(run):
+        raise InputError(f"{run} has nothing of its clients, which were real. {_ELSEWHERE}")
+
+
+_ELSEWHERE = (
+    "What a client keeps is on its own machine, in the folder of its SuperNode's `state`. There,"
+    " with a copy of the run's directory: fedjax-peft predict RUN --client-folder state/client-0,"
+    " and likewise export."
+)
 
 
 def check_global(model: Model, algorithm: Algorithm, advice: str) -> None:

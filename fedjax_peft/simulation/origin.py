@@ -24,6 +24,7 @@ from fedjax_peft.engine.stores.client_records import ClientRow
 from fedjax_peft.engine.stores.client_store import StoredClients
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
+from fedjax_peft.simulation.client_models import check_here
 from fedjax_peft.simulation.rows import Row, seen_clients
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.storage.record import read_config
@@ -148,6 +149,8 @@ def carried(session: Session, state: State, run: Run) -> tuple[State, list[str]]
     theirs = _rows_of(run.client_state, run.kept.get("transform_state", ()))
     mine = _rows_of(state.client_state, state.transform_state)
     old, new = (_of_part(rows.shapes, "client_state") for rows in (theirs, mine))
+    if new:
+        check_here(run.out)
     if old and (theirs.clients, old) != (mine.clients, new):
         keep, now = (", ".join(n.partition(".")[2] for n in x) or "nothing" for x in (old, new))
         raise InputError(

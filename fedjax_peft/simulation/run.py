@@ -18,6 +18,8 @@ from fedjax_peft.simulation.client_models import (
     check_clients,
     check_format,
     check_global,
+    check_here,
+    choose_client,
     client_number,
     untrained_note,
 )
@@ -86,6 +88,7 @@ class Run:
 
     def client_params(self, client: int | str) -> Params:
         """Returns the trainable leaves of one client's model, by its number or its name."""
+        check_here(self.out)
         client = client_number(client, self.client_names)
         if client_count(self.client_state):
             check_clients([client], self.client_state)
@@ -292,8 +295,9 @@ class Run:
         if client is None:
             clients = client_count(self.client_state)
             advice = f"Choose a client's model: client=0 to client={clients - 1}."
-            check_global(self.model, self.algorithm, advice)
+            check_global(self.model, self.algorithm, choose_client(self.out, advice))
             return self.params
+        check_here(self.out)
         client = client_number(client, self.client_names)
         check_clients([client], self.client_state)
         if note := untrained_note([client], seen_clients(self.metrics)):

@@ -9,9 +9,10 @@ import toy
 from closeness import assert_close, assert_trees_close
 from deployed import Exchange, client_of, deployed, kept, served
 from refusals import refused
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
 import fedjax_peft as fp
+from fedjax_peft.config import loading
 from fedjax_peft.deploy.wire import pack, table_of
 
 MODEL = toy.lora_model()
@@ -185,6 +186,36 @@ def test_a_server_has_nothing_of_its_clients(tmp_path):
     assert [one["examples"] for one in table] == SIZES
     assert {"examples", "weight", "columns", "labels", "task"} == {*table[0]}
     refused("private leaves", served, make(), algorithm, exchange, **HOW, test=TEST)
+    again = fp.load_run(tmp_path / "run", model=make(), algorithm=algorithm)
+    refused("are private to the clients.*The clients of .* were real", again.predict, TEST)
+
+
+def test_a_clients_model_is_in_its_own_folder(tmp_path, monkeypatch):
+    """The server's directory has the global model, and says where those of the clients are."""
+    model, ditto = toy.lora_model(), fp.algorithms.ditto(SGD, lam=0.5)
+    options = {**HOW, "rounds": 2, "out": tmp_path / "run"}
+    expected = simulated(lambda: model, ditto, **options | {"out": None})
+    deployed(model, ditto, CLIENTS, tmp_path / "clients", **options)
+    run = fp.load_run(tmp_path / "run", model=model, algorithm=ditto)
+    assert_trees_close(run.params, expected.params, rtol=0, atol=1e-6)
+    elsewhere = "its own machine, in the folder of its SuperNode's `state`"
+    assert_trees_close(run.trained.trainable, run.params, rtol=0, atol=0)
+    for ask in (run.client_params, lambda n: run.predict(TEST, client=n)):
+        refused(elsewhere, ask, 0)
+    again = {"rounds": 1, "records": fp.Records(origin=run)}
+    with pytest.warns(UserWarning, match="does not say which examples"):
+        refused(elsewhere, fp.simulate, run.trained, ditto, CLIENTS, **again)
+    monkeypatch.setattr(loading, "base_model", lambda *_: model)
+    monkeypatch.setattr(loading, "algorithm_of", lambda *_: ditto)
+    refused(elsewhere, loading.load_models, tmp_path / "run", "0")
+    folder = tmp_path / "clients" / "client-0"
+    found = loading.load_real_client(tmp_path / "run", folder)
+    assert_trees_close(found.params(None), expected.client_params(0), rtol=0, atol=1e-6)
+    refused("no model.safetensors", loading.load_real_client, tmp_path / "run", tmp_path)
+    (folder / "model.safetensors").write_bytes(save({"layer.lora_a": np.zeros(3, np.float32)}))
+    refused("does not fit .*'layer.lora_a'", loading.load_real_client, tmp_path / "run", folder)
+    (folder / "model.safetensors").write_bytes(b"12")
+    refused("cannot be read", loading.load_real_client, tmp_path / "run", folder)
 
 
 def other_model():
