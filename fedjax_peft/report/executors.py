@@ -27,6 +27,12 @@ _POLL = 0.5
 """Seconds between two looks at the futures."""
 
 
+_GUARD = (
+    " A script that starts processes is imported by each of them: put its calls below"
+    ' if __name__ == "__main__":'
+)
+
+
 class Work(Protocol):
     """What a job does; it is sent to a worker."""
 
@@ -105,8 +111,15 @@ def run(
     if not callable(getattr(executor, "submit", None)):
         raise InputError(
             f"executor is a {type(executor).__name__}, which has no method submit. Give one such as"
-            " concurrent.futures.ProcessPoolExecutor(2), submitit.AutoExecutor('jobs'),"
+            " loky.get_reusable_executor(2), submitit.AutoExecutor('jobs'),"
             " distributed.Client(...).get_executor() or fp.executors.ray()."
+        )
+    context = getattr(executor, "_mp_context", None)  # of concurrent.futures
+    if context is not None and context.get_start_method() == "fork":
+        raise InputError(
+            "The executor forks this process, whose threads (JAX has some) do not come along, so"
+            " that its workers can hang. Let it start new ones:"
+            " ProcessPoolExecutor(2, mp_context=multiprocessing.get_context('spawn'))."
         )
     left = [name for part in parts for name in part]
     before, lost = {name: read_failure(out / name) for name in left}, dict[str, str]()
@@ -124,6 +137,8 @@ def run(
         time.sleep(_POLL if left else 0)
     for name in left:
         reason = lost.get(name) or "for no known reason"
+        if reason.startswith("BrokenProcessPool"):
+            reason += _GUARD
         ended(name, f"its job ended early ({reason}). Give the call again: it goes on from there.")
 
 

@@ -1,9 +1,10 @@
 """Sweeps whose points run in the jobs of an executor: threads, processes, Slurm, Dask, Ray."""
 
 import contextlib
+import multiprocessing
 import os
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,12 @@ def threads(folder):
 
 
 @contextlib.contextmanager
+def processes(folder):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        yield executor
+
+
+@contextlib.contextmanager
 def submitit_local(folder):
     submitit = pytest.importorskip("submitit")
     executor = submitit.LocalExecutor(folder)
@@ -98,7 +105,7 @@ def ray_workers(folder):
 @pytest.mark.slow
 @pytest.mark.long("starts processes that import JAX")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit's
-@pytest.mark.parametrize("kind", [threads, submitit_local, dask_cluster, ray_workers])
+@pytest.mark.parametrize("kind", [threads, processes, submitit_local, dask_cluster, ray_workers])
 def test_an_executor_gives_the_bits_of_one_process(kind, given, alone, tmp_path):
     seen = []
     with kind(tmp_path / "jobs") as executor:
@@ -171,6 +178,8 @@ def test_a_lost_job_costs_nothing_and_a_full_queue_is_said(given, alone, tmp_pat
 def test_what_cannot_be_done_by_jobs_is_refused(given, tmp_path):
     refused("no method submit", sweep, given, tmp_path, executor=3)
     refused("give out=", sweep, given, None, executor=Broken())
+    fork = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
+    refused(r"forks this process.*get_context\('spawn'\)", sweep, given, tmp_path, executor=fork)
     algorithm, model, clients = given
     changed = model.replace(trainable={name: x + 1 for name, x in model.trainable.items()})
     refused(
