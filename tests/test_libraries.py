@@ -61,11 +61,11 @@ def test_orbax_is_quiet_only_while_it_is_called(tmp_path, caplog):
 
 @pytest.mark.parametrize(("own", "during"), [(0, 30), (40, 40)])
 def test_log_levels_are_raised_and_restored(own, during):
-    logger = logging.getLogger("some.library")
+    logger = logging.getLogger("some.module")
     logger.setLevel(own)
     seen = []
 
-    @libraries.log_level("some.library", logging.WARNING)
+    @libraries.log_level("some.module", logging.WARNING)
     def fail():
         seen.append(logger.level)
         raise KeyError
