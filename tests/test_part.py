@@ -28,6 +28,7 @@ GIVEN = {
     **{"optimizer": ADAM, "server": ADAM, "learning_rate": 0.1, "clip": 1.0, "std": 0.5},
     **{"noise_multiplier": 1.0, "buffer_size": 2, "at": 1, "clients": 5, "rounds": 5, "size": 4},
     **{"root_rounds": 1, "cluster_rounds": 1, "sparse_rounds": 1, "hostile": 1, "target": 1},
+    **{"lipschitz": 10.0},
     **{"factor": 2.0, "period": 5.0, "bits": 8, "share": 0.3, "rank": 2, "delta": 1e-5},
     **{
         "trusted": 0,

@@ -110,6 +110,9 @@ def best_values(found: fp.Tuned) -> dict:
     return found.study.best_params
 
 
+# fp.algorithms.afl
+algorithm = fp.algorithms.afl(optimizer, clients=10, mixture_rate=0.1)
+
 # fp.algorithms.apfl
 algorithm = fp.algorithms.apfl(optimizer)
 
@@ -200,13 +203,24 @@ algorithm = fp.algorithms.flora(optimizer)
 # fp.algorithms.fra_ffa
 algorithm = fp.algorithms.fra_ffa(optimizer, at=10)
 
+# fp.algorithms.gossip
+algorithm = fp.algorithms.gossip(optimizer, clients=10, graph="ring")
+
 # fp.algorithms.hetlora
 algorithm = fp.algorithms.hetlora(optimizer, prune=0.99)
+
+# fp.algorithms.hierfavg
+algorithm = fp.algorithms.hierfavg(
+    optimizer, edges=3, period=2
+)  # client k: edge k % 3
 
 # fp.algorithms.hilora
 algorithm = fp.algorithms.hilora(
     optimizer, clients=10, root_rounds=4, cluster_rounds=4
 )  # over fp.peft.lora_sum()
+
+# fp.algorithms.ifca
+algorithm = fp.algorithms.ifca(optimizer, clusters=3)
 
 # fp.algorithms.local
 algorithm = fp.algorithms.local(optimizer)
@@ -222,6 +236,9 @@ algorithm = fp.algorithms.pfedlora(optimizer)  # over fp.peft.lora_with_base()
 
 # fp.algorithms.pfedme
 algorithm = fp.algorithms.pfedme(optax.sgd(0.1))
+
+# fp.algorithms.q_fedavg
+algorithm = fp.algorithms.q_fedavg(optax.sgd(0.1), q=1.0, lipschitz=10.0)
 
 # fp.algorithms.ravan
 algorithm = fp.algorithms.ravan(optimizer)  # over fp.peft.ravan()
@@ -818,6 +835,10 @@ weighted = fp.contracts.Weighted(jnp.float32(12), {"centre": jnp.ones(8)})
 
 # fp.contracts.Stacked
 stack = fp.contracts.Stacked(params)  # the server sees all uploads: a median
+
+# fp.contracts.Segmented
+cluster = jnp.array([0.0, 1.0, 0.0])  # of three, the second
+segment = fp.contracts.Segmented(cluster, params)
 
 # fp.contracts.Integers
 integers = fp.contracts.Integers(jnp.array([3, -7], jnp.int32))

@@ -39,7 +39,8 @@ SEEDS = (1, 2)
 FAMILIES = {
     "one model": (
         *("fedavg", "centralised", "fedft", "fedprox", "moon", "fedavgm", "fedadam", "fedyogi"),
-        *("fedadagrad", "fedsgd", "fednova", "feddyn", "scaffold"),
+        *("fedadagrad", "fedsgd", "fednova", "feddyn", "scaffold", "q_fedavg"),
+        *("afl", "hierfavg"),
     ),
     "one model, for LoRA": (
         *("fra", "ffa", "fra_ffa", "fedex", "flora", "fedmomentum", "fedrot", "fedsvd", "rolora"),
@@ -48,7 +49,7 @@ FAMILIES = {
     "one model, by forward passes": ("fedkseed", "fedmezo"),
     "personal": (
         *("local", "fedper", "fedrep", "fedbabu", "fedsa", "ditto", "apfl", "pfedme", "fedmcp"),
-        *("fedmatch", "feddpa_t", "feddpa_f", "fedalt", "hilora", "pfedlora"),
+        *("fedmatch", "feddpa_t", "feddpa_f", "fedalt", "hilora", "ifca", "gossip", "pfedlora"),
     ),
 }
 """Whose accuracy counts: on the global test set, or of each client's model on its own examples."""

@@ -1,5 +1,6 @@
 """Federated algorithms: one file per paper, each a tuple of pure functions."""
 
+from fedjax_peft.algorithms.afl import afl
 from fedjax_peft.algorithms.apfl import apfl
 from fedjax_peft.algorithms.centralised import centralised
 from fedjax_peft.algorithms.ditto import ditto
@@ -29,19 +30,24 @@ from fedjax_peft.algorithms.fedsvd import fedsvd
 from fedjax_peft.algorithms.ffa import ffa
 from fedjax_peft.algorithms.flora import flora
 from fedjax_peft.algorithms.fra_ffa import fra_ffa
+from fedjax_peft.algorithms.gossip import gossip
 from fedjax_peft.algorithms.hetlora import hetlora
+from fedjax_peft.algorithms.hierfavg import hierfavg
 from fedjax_peft.algorithms.hilora import hilora
+from fedjax_peft.algorithms.ifca import ifca
 from fedjax_peft.algorithms.local import local
 from fedjax_peft.algorithms.lora_a2 import lora_a2
 from fedjax_peft.algorithms.moon import moon
 from fedjax_peft.algorithms.pfedlora import pfedlora
 from fedjax_peft.algorithms.pfedme import pfedme
+from fedjax_peft.algorithms.q_fedavg import q_fedavg
 from fedjax_peft.algorithms.ravan import ravan
 from fedjax_peft.algorithms.rolora import rolora
 from fedjax_peft.algorithms.scaffold import scaffold
 from fedjax_peft.algorithms.slora import slora
 
 __all__ = [
+    "afl",
     "apfl",
     "centralised",
     "ditto",
@@ -72,13 +78,17 @@ __all__ = [
     "ffa",
     "flora",
     "fra_ffa",
+    "gossip",
     "hetlora",
+    "hierfavg",
     "hilora",
+    "ifca",
     "local",
     "lora_a2",
     "moon",
     "pfedlora",
     "pfedme",
+    "q_fedavg",
     "ravan",
     "rolora",
     "scaffold",

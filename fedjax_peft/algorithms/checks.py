@@ -141,6 +141,19 @@ def model_with(message: str, *rules: str) -> Callable[[Mapping[str, str], int], 
     return check
 
 
+def federation_of(clients: int, algorithm: str) -> Callable[[Mapping[str, str], int], None]:
+    """Returns the check that a federation has as many clients as the algorithm was told."""
+
+    def check(kinds: Mapping[str, str], count: int) -> None:
+        if count != clients:
+            raise InputError(
+                f"{algorithm}(clients={clients}) keeps something of each client of the federation,"
+                f" which has {count}: set clients = {count}."
+            )
+
+    return check
+
+
 def dual_adapters(algorithm: str) -> Callable[[Mapping[str, str], int], None]:
     """Returns the check that a model has a global and a private adapter at its sites."""
     return model_with(

@@ -46,7 +46,7 @@ from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.aggregators.fra import truncated_average
-from fedjax_peft.algorithms.checks import checked
+from fedjax_peft.algorithms.checks import checked, federation_of
 from fedjax_peft.algorithms.clustering import spectral_clusters, subspace_distances
 from fedjax_peft.algorithms.common import (
     Local,
@@ -438,8 +438,4 @@ def _check(kinds: Mapping[str, str], count: int, clients: int) -> None:
             "'hilora' needs a LoRA of all clients, of a cluster and of the client at every site:"
             " attach fp.peft.lora_sum()."
         )
-    if count != clients:
-        raise InputError(
-            f"hilora(clients={clients}) keeps something of each client of the federation, which"
-            f" has {count}: set clients = {count}."
-        )
+    federation_of(clients, "hilora")(kinds, count)

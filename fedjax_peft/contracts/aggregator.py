@@ -55,6 +55,16 @@ class Stacked(NamedTuple):
     """In the sum: float32 ``[slots, ...]``; rows of :attr:`Total.weights` 0 are zeros."""
 
 
+class Segmented(NamedTuple):
+    """A part of a lifted upload that is added to one of several rows, such as those of clusters."""
+
+    place: Array
+    """float32 ``[rows]``: 1 for the row of the upload, else 0. In the sum: the weight of each row.
+    """
+    value: PyTree
+    """Arrays. In the sum: the weighted sum of each row, ``[rows, ...]``."""
+
+
 class Integers(NamedTuple):
     """A part of a lifted upload whose sum is exact: integers, summed modulo 2^32 without weights.
 
@@ -70,8 +80,8 @@ class Total(NamedTuple):
 
     value: PyTree
     """``Σ w_k lift(upload_k)``, float32, in the structure of the lifted upload: a
-    :class:`Product` has become a dense matrix; :class:`Factors`, :class:`Weighted` and
-    :class:`Stacked` say in their docstrings what they hold."""
+    :class:`Product` has become a dense matrix; :class:`Factors`, :class:`Weighted`,
+    :class:`Stacked` and :class:`Segmented` say in their docstrings what they hold."""
     weight: Array
     """``Σ w_k``, a float32 scalar; 0 where no upload was accepted."""
     weights: Array
@@ -83,7 +93,7 @@ class Lift(Protocol):
 
     def __call__(self, upload: PyTree, template: PyTree, fixed: Params) -> PyTree:
         """Returns a nested dict of arrays, :class:`Product`, :class:`Factors`, :class:`Weighted`,
-        :class:`Stacked` and :class:`Integers`.
+        :class:`Stacked`, :class:`Segmented` and :class:`Integers`.
 
         Args:
           upload: of one client.

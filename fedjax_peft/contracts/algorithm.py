@@ -68,6 +68,9 @@ class Traffic(NamedTuple):
     """broadcast -> what one client receives of it, if clients receive different parts of the same
     size, such as its own cluster's leaves. The client's functions must use no other part. None: a
     client receives all."""
+    peers: tuple[int, ...] = ()
+    """client -> with how many others it exchanges models, where there is no server: its upload and
+    what it receives travel once for each. ``()``: with a server, once."""
     change_field: str | None = None
     """The field of an upload that holds the client's leaves, or their change: what upload
     transforms see. Other fields, such as a control variate, are sent as they are. None: the whole

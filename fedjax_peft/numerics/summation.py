@@ -19,6 +19,7 @@ from fedjax_peft.contracts.aggregator import (
     Factors,
     Integers,
     Product,
+    Segmented,
     Stacked,
     Total,
     Weighted,
@@ -140,7 +141,7 @@ def _as_matrices(total: Total, kind: type[Product | Factors], weights: Array) ->
 
 
 def _is_entry(x: Any) -> bool:
-    return isinstance(x, Product | Factors | Weighted | Stacked | Integers)
+    return isinstance(x, Product | Factors | Weighted | Stacked | Segmented | Integers)
 
 
 def _zeros(lifted: PyTree, slots: int) -> PyTree:
@@ -160,6 +161,9 @@ def _zeros(lifted: PyTree, slots: int) -> PyTree:
                 return rows(x)
             case Weighted(_, value):
                 return Weighted(jnp.zeros((), jnp.float32), _zeros(value, slots))
+            case Segmented(place, value):
+                sums = jax.tree.map(lambda x: jnp.zeros((*place.shape, *x.shape)), value)
+                return Segmented(jnp.zeros(place.shape), sums)
             case Integers(value):
                 return Integers(jnp.zeros(value.shape, jnp.int32))
         return jnp.zeros(x.shape, jnp.float32)
@@ -184,6 +188,10 @@ def _added(total: PyTree, lifted: PyTree, weights: Array, slots: Array) -> PyTre
                 return Weighted(
                     so_far.weight + jnp.sum(own), _added(so_far.value, value, own, slots)
                 )
+            case Segmented(place, value):
+                by = (place * weights[:, None]).T  # [rows, lanes]
+                sums = jax.tree.map(jnp.add, so_far.value, tree.weighted_sum(value, by))
+                return Segmented(so_far.place + jnp.sum(by, axis=1), sums)
             case Integers(value):
                 there = jnp.reshape(weights > 0, (-1,) + (1,) * (value.ndim - 1))
                 own = jnp.sum(jnp.where(there, value, 0), axis=0, dtype=jnp.int32)

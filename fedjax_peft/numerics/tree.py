@@ -82,7 +82,10 @@ def where(mask: Array, a: PyTree, b: PyTree) -> PyTree:
 
 
 def weighted_sum(tree: PyTree, weights: Array) -> PyTree:
-    """Returns the float32 sum over the leading axis of a stacked tree, weighted by ``[n]``."""
+    """Returns the float32 sum over the leading axis of a stacked tree, weighted by ``[n]``.
+
+    Weights ``[rows, n]`` give as many sums, ``[rows, ...]``.
+    """
     return jax.tree.map(
         lambda x: jnp.tensordot(weights, x.astype(jnp.float32), axes=1, precision="highest"), tree
     )

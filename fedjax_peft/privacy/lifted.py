@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_peft.contracts import Factors, Key, Product, PyTree, Stacked, Weighted
+from fedjax_peft.contracts import Factors, Key, Product, PyTree, Segmented, Stacked, Weighted
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.lowrank import matmul
 from fedjax_peft.numerics.random import stream
@@ -32,7 +32,7 @@ _ROUNDING = 2e-6
 
 
 def _is_entry(x: Any) -> bool:
-    return isinstance(x, Product | Factors | Weighted | Stacked)
+    return isinstance(x, Product | Factors | Weighted | Stacked | Segmented)
 
 
 def streamed(lifted: PyTree, name: str) -> PyTree:
@@ -50,6 +50,12 @@ def streamed(lifted: PyTree, name: str) -> PyTree:
                 raise InputError(
                     f"The aggregator {name!r} looks at the uploads one by one, and noise is added"
                     " to a sum. Use an aggregator that sums: 'mean', 'fra' or 'flexlora'."
+                )
+            case Segmented():
+                raise InputError(
+                    f"The aggregator {name!r} sums the uploads of several groups of clients, each"
+                    " by the weights of its own group, and noise is added to one sum over all."
+                    " Use an aggregator of one sum: 'mean', 'fra' or 'flexlora'."
                 )
             case Factors(a, b):
                 return Product(a, b)

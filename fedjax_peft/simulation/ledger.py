@@ -44,7 +44,8 @@ class Ledger:
     Of a LoRA leaf, only the entries of the client's own rank are counted. An upload transform
     replaces the sizes of uploads (``Transform.wire``), and clients also fetch what the transform
     broadcasts. It may also replace the sizes of the broadcast (``Transform.down_wire``). If it
-    draws random numbers for the broadcast, all leaves of it are new in every round.
+    draws random numbers for the broadcast, all leaves of it are new in every round. Where clients
+    exchange models without a server (``Traffic.peers``), all of it counts once for each peer.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Ledger:
             adapters = [n for n, kind in model.kinds.items() if kind == "adapter"]
             self._start = {n: tree.nbytes(model.trainable[n]) for n in adapters}
         traffic = algorithm.traffic
+        self._peers = traffic.peers or (1,) * clients
         self._forwarded = {n for n in upload if re.search(traffic.relayed_leaves or r"(?!)", n)}
         drawn = re.compile(traffic.redrawn_leaves or r"(?!)")
         self._redrawn = {n for n in broadcast if drawn.search(n)}
@@ -119,7 +121,7 @@ class Ledger:
             of_shares = _sizes(self._compressed, dict.fromkeys(skipped_leaves, 0.0) | dict(shares))
         else:
             of_shares = {n: round(self._whole[n] * x) for n, x in shares.items() if n in sizes}
-        return sum(min(x, of_shares.get(n, x)) for n, x in sizes.items())
+        return self._peers[client] * sum(min(x, of_shares.get(n, x)) for n, x in sizes.items())
 
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches at the start of its next round."""
@@ -137,7 +139,8 @@ class Ledger:
         made = sum(
             n for name, n in changed.items() if name in self._forwarded and self._changed[name]
         )
-        return start + sum(changed.values()) - made + int(min(passed_on, self._dense + made))
+        relayed = int(min(passed_on, self._dense + made))
+        return start + self._peers[client] * sum(changed.values()) - made + relayed
 
     def whole(self, client: int, *, first: bool, moved: bool) -> int:
         """Returns the bytes of the whole broadcast that a client fetches.
@@ -148,7 +151,7 @@ class Ledger:
         """
         broadcast = self._of_client[client][1]
         start = sum(size for name, size in self._start.items() if moved or name not in broadcast)
-        return sum(broadcast.values()) + (start if first else 0)
+        return self._peers[client] * sum(broadcast.values()) + (start if first else 0)
 
     def has_met(self, client: int) -> bool:
         """Returns whether a client has taken part in a round."""

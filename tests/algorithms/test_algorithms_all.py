@@ -39,16 +39,23 @@ SIZES = (7, 4, 12, 1, 9)
 FEDERATION = toy.clients(SIZES)
 POOLED = toy.clients([33])
 OPTIONS = {
+    "afl": {"clients": 5},
     "apfl": {"adaptive": True},
     "scaffold": {"learning_rate": 0.1},
     "fedkseed": {"seeds": 8, "epsilon": 0.1},
     "fedmezo": {"steps": 8, "epsilon": 0.1},
     "fra_ffa": {"at": 1},
+    "q_fedavg": {"lipschitz": 10.0},
+    "gossip": {"clients": 5},
     "hilora": {"clients": 5, "root_rounds": 1, "cluster_rounds": 1},
     "slora": {"sparse_rounds": 1},
 }
 PLATEAU = {"trigger": "plateau", "patience": 1}
 ZEROTH = ("fedkseed", "fedmezo")
+OF_LOSSES = ("afl", "q_fedavg")
+"""Clients send their loss too."""
+ROWS = ("gossip", "hierfavg", "ifca")
+"""The server has several models."""
 DUAL = ("fedmatch", "fedmcp")
 ALONE = ("centralised", "local")
 """Nothing is sent, or there are no others."""
@@ -84,8 +91,18 @@ AS_OTHERS = (
     *("fedavg_keeps_optimizer", "fedavg_private_head", "fedopt", "lora_a2_one"),
     *("fedavg_flexlora", "fedavg_hetlora", "fedavg_ilora", "fedavg_lora_fair", "fedavg_median"),
     *("fedavg_flora_na", "fedavg_geometric_median_product", "fedavgm_product"),
-    *("fedadagrad", "fedavgm", "fedbabu", "feddpa_f", "fedmatch", "fedyogi", "fra_ffa"),
-    *("fedper", "fedsa", "fedsb", "ffa", "hetlora", "pfedlora", "rolora"),
+    *(
+        *ROWS,
+        "afl",
+        "fedadagrad",
+        "fedavgm",
+        "fedbabu",
+        "feddpa_f",
+        "fedmatch",
+        "fedyogi",
+        "fra_ffa",
+    ),
+    *("fedper", "fedsa", "fedsb", "ffa", "hetlora", "pfedlora", "q_fedavg", "rolora"),
 )
 """Rarely tested: their rounds have nothing that no other algorithm has, or an aggregator that
 ``tests/aggregators`` runs with any number of lanes. Other files compare each one with a loop."""
@@ -334,7 +351,7 @@ def test_one_client_of_numbers_that_are_not_finite_leaves_the_server_finite(name
     column, value = {"loss": ("labels", 99), "upload": ("x", np.inf)}[kind]
     columns[column][federation.indices[0][0]] = value
     for result in rig(name).rounds(columns=columns):
-        fine = kind == "loss" and name not in ZEROTH
+        fine = kind == "loss" and name not in (*ZEROTH, *OF_LOSSES)
         assert result.finite.tolist() == [fine] + [True] * (len(federation) - 1)
         assert not np.isfinite(result.sums["loss"][0][0])
         assert all_finite(result.server, result.client_state)
@@ -346,6 +363,9 @@ def test_one_client_of_numbers_that_are_not_finite_leaves_the_server_finite(name
 FIXED_BASIS = ("apfl", "ditto", "fedadagrad", "fedadam", "fedavgm", "feddyn", "fedyogi")
 """Algorithms that need a fixed basis without kept optimizer states too."""
 PRIVACY_REFUSED = {
+    "gossip": "there is no server",
+    **dict.fromkeys(("hierfavg", "ifca"), "averages the changes of groups of clients"),
+    "afl": "looks at the uploads one by one",
     "fedex": "passes the factors of every client on",
     "fedmomentum": "passes the factors of every client on",
     "flora": "passes the factors of every client on",
@@ -357,6 +377,7 @@ PRIVACY_REFUSED = {
     "hilora": "looks at the uploads one by one",
     "fedavg_median": "looks at the uploads one by one",
     "fedavg_geometric_median_product": "looks at the uploads one by one",
+    "q_fedavg": "weighed by the loss of its client",
     "fra_ffa_plateau": "Set trigger = 'round' or 'subspace'",
 }
 NO_NOISE = (*PRIVACY_REFUSED, "centralised")

@@ -4,7 +4,17 @@ import re
 
 import pytest
 from internals import check_method, check_transforms
-from test_algorithms_all import NAMES, SGD, ZEROTH, clients_of, facts, make, model_of
+from test_algorithms_all import (
+    NAMES,
+    OF_LOSSES,
+    ROWS,
+    SGD,
+    ZEROTH,
+    clients_of,
+    facts,
+    make,
+    model_of,
+)
 from toy_transforms import feedback
 
 import fedjax_peft as fp
@@ -20,12 +30,15 @@ REFUSED = {
     fp.contracts.Feature.TRANSFORMS: (*ZEROTH, "flora", "hetlora_prunes"),
     fp.contracts.Feature.SERVER_TRANSFORMS: (
         *(*RELAYED, *SINGLE, *PRODUCTS, "fedavg_hetlora", "fedavg_lora_fair", "fedmezo"),
+        *(*OF_LOSSES, *ROWS),
         *("fra_ffa", "fra_ffa_plateau", "hetlora", "hetlora_prunes", "hilora"),
     ),
     fp.contracts.Feature.DOWNLINK: (
         *RELAYED,
         *STAGED,
         *ZEROTH,
+        *OF_LOSSES,
+        *ROWS,
         "fedalt",
         "fednova",
         "fedsvd",
@@ -33,7 +46,7 @@ REFUSED = {
         "scaffold",
     ),
     fp.contracts.Feature.KEPT_OPTIMIZER: (
-        *(*STAGED, *TURNS, *ZEROTH, "fedmomentum", "fednova", "fedrot", "fedsvd", "flora"),
+        *(*STAGED, *TURNS, *ZEROTH, "ifca", "fedmomentum", "fednova", "fedrot", "fedsvd", "flora"),
         *("hetlora_prunes", "ravan", "scaffold"),
     ),
     fp.contracts.Feature.NEW_FACTORS: (
@@ -44,14 +57,14 @@ REFUSED = {
         *(*ZEROTH, "fedavg_lora_fair", "fedex", "fedmomentum", "hilora"),
     ),
     fp.contracts.Feature.CLIENT_PRIVACY: (
-        *(*RELAYED, *SINGLE, "fedmezo", "fra_ffa_plateau", "hilora"),
+        *(*RELAYED, *SINGLE, *OF_LOSSES, *ROWS, "fedmezo", "fra_ffa_plateau", "hilora"),
     ),
     fp.contracts.Feature.EXAMPLE_PRIVACY: (
-        *(*ZEROTH, "feddpa_f", "feddpa_t", "fedmcp", "fra_ffa_plateau"),
+        *(*ZEROTH, *OF_LOSSES, "ifca", "feddpa_f", "feddpa_t", "fedmcp", "fra_ffa_plateau"),
     ),
     fp.contracts.Feature.ATTACKS: ("local",),
     fp.contracts.Feature.ASYNCHRONY: (
-        *(*RELAYED, *PRODUCTS, *STAGED, *TURNS, *ZEROTH, "fedalt"),
+        *(*RELAYED, *PRODUCTS, *STAGED, *TURNS, *ZEROTH, *OF_LOSSES, *ROWS, "fedalt"),
         "fedavg_geometric_median_product",
         *("feddyn", "fednova", "fedsvd", "hetlora_prunes", "scaffold"),
     ),

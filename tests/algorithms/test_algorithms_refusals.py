@@ -18,6 +18,15 @@ TOGETHER = [
         {"server": SCHEDULED, "server_schedule": fp.schedules.constant()},
         "has a schedule already",
     ),
+    (a.hierfavg, {"edges": (0, 2, 2)}, "Edge 1 of hierfavg has no clients"),
+    (
+        a.gossip,
+        {"clients": 5, "graph": [(0, 1), (2, 3), (3, 4)]},
+        r"not connected: client 0 never hears of the clients 2, 3, 4.*Add pairs",
+    ),
+    (a.gossip, {"clients": 9, "graph": "random", "density": 0.01}, "Set density above 0.01"),
+    (a.gossip, {"clients": 7, "graph": "torus"}, "7 clients do not make a torus"),
+    (a.gossip, {"clients": 3, "graph": [(0, 3)]}, r"clients from 0 to 2, and one is \[0, 3\]"),
     (a.hetlora, {"penalty": 1.0}, "set prune too"),
     (
         a.hilora,
@@ -57,6 +66,11 @@ MODELS = [
     (a.slora, {"sparse_rounds": 1}, LORA, 4, r"fp\.peft\.slora\(\)"),
     (a.pfedlora, {}, LORA, 4, r"attach peft.lora_with_base\(\)"),
     (a.hilora, THREE_STAGES, LORA, 5, r"fp\.peft\.lora_sum\(\)"),
+    (a.afl, {"clients": 5}, LORA, 6, "which has 6: set clients = 6"),
+    (a.gossip, {"clients": 5}, LORA, 6, "which has 6: set clients = 6"),
+    (a.ifca, {"clusters": 6}, LORA, 5, "clusters = 6 of ifca must be at most.* 5"),
+    (a.hierfavg, {"edges": 6}, LORA, 5, "edge 5 has no clients: set edges to at most 5"),
+    (a.hierfavg, {"edges": (0, 1)}, LORA, 5, "the edge of 2 clients, and the federation has 5"),
     (a.hilora, THREE_STAGES, SUM, 6, "which has 6: set clients = 6"),
 ]
 

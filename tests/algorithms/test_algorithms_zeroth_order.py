@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import reference
 import slow_lora
 import toy
 from closeness import assert_close
@@ -22,15 +23,6 @@ MAKE = {
 }
 
 
-def loss(kernel, p, x, labels):
-    """Returns the mean cross entropy of the toy problem."""
-    low = x @ p["layer.lora_a"] * p["layer.lora_scale"]
-    logits = np.tanh(x @ kernel + low @ p["layer.lora_b"]) @ p["head.kernel"] + p["head.bias"]
-    top = logits.max(axis=1, keepdims=True)
-    log = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
-    return -log[np.arange(len(x)), labels].mean()
-
-
 class Slow(slow_lora.Slow):
     """FedAvg over clients that walk along random directions."""
 
@@ -38,6 +30,7 @@ class Slow(slow_lora.Slow):
         raise NotImplementedError
 
     def train(self, client, number):
+        frozen = {"layer.kernel": self.kernel}
         leaves, key = self.start(client, number), client_key(stream(0, "clients"), number, client)
         for t, (x, labels, _) in enumerate(self.batches(client, number)):
             way_key = self.way_key(key, t)
@@ -46,7 +39,7 @@ class Slow(slow_lora.Slow):
                 for n in self.shared
             }
             ahead, behind = (
-                loss(self.kernel, {**leaves, **{n: leaves[n] + s * way[n] for n in way}}, x, labels)
+                reference.loss(frozen, leaves | {n: leaves[n] + s * way[n] for n in way}, x, labels)
                 for s in (EPSILON, -EPSILON)
             )
             slope = (ahead - behind) / (2 * EPSILON)

@@ -32,6 +32,16 @@ def gradients(frozen, leaves, x, labels, kept):
     }
 
 
+def loss(frozen, leaves, x, labels):
+    """Returns the mean cross entropy, without dropout."""
+    low = (x @ leaves["layer.lora_a"]) * leaves["layer.lora_scale"]
+    hidden = np.tanh(x @ frozen["layer.kernel"] + low @ leaves["layer.lora_b"])
+    logits = hidden @ leaves["head.kernel"] + leaves["head.bias"]
+    top = logits.max(axis=1, keepdims=True)
+    log = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+    return -log[np.arange(len(x)), labels].mean()
+
+
 def by_kernel(kernel, leaves, x, labels, kept=0.8):
     """Returns the gradients by the adapted kernel and by the head; by default without dropout.
 

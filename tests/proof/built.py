@@ -155,6 +155,11 @@ class Method:
         name = draw["algorithm"]
         options |= {
             "scaffold": {"learning_rate": RATE},
+            "gossip": {"clients": clients},
+            "hierfavg": {"edges": min(2, clients)},
+            "ifca": {"clusters": min(2, clients)},
+            "afl": {"clients": clients},
+            "q_fedavg": {"lipschitz": 1 / RATE},
             "slora": {"sparse_rounds": 1},
             "hilora": {"clients": clients, "root_rounds": 1, "cluster_rounds": 1},
             "fra_ffa": {"at": 1},

@@ -57,13 +57,17 @@ ALGORITHMS = (
 )
 ZEROTH = ("fedkseed", "fedmezo")
 """They have taken a part of the chance of S-LoRA, so that other draws stay what they were."""
+OF_LOSSES = ("afl", "q_fedavg")
+"""Clients send their loss. They have taken a part of the chance of S-LoRA too."""
+ROWS = ("gossip", "hierfavg", "ifca")
 SLOW = ("pfedme", "fedmcp", "fedmatch", "feddpa_f", "feddpa_t")
 """Their programs take longest to compile."""
 
 FEATURES: dict[str, dict[Value, float]] = {
     "as it fell": _sometimes(0.05),
     "algorithm": {
-        **{**_even(*ALGORITHMS), "slora": 0.6},
+        **{**_even(*ALGORITHMS), "slora": 0.35},
+        **_even(*OF_LOSSES, *ROWS, weight=0.05),
         **{**_even(*ZEROTH, weight=0.2), **_even(*SLOW, weight=0.25)},
     },
     "model": {"net": 60, "bert": 2, "bf16": 1, "int8": 1, "scan": 1},
@@ -287,7 +291,7 @@ def _options(d: dict[str, Value]) -> dict[str, Value]:
         out["head"] = HEADS[name]
     if d["peft"] == "head_only":
         out["head"] = None
-    refuse = (*STAGED, *TURNS, *RELAYED, "fednova", "fedrot", "fedsvd", "ravan", "scaffold")
+    refuse = (*STAGED, *TURNS, *RELAYED, "fednova", "fedrot", "fedsvd", "ravan", "scaffold", "ifca")
     if name in (*refuse, *ZEROTH) or (d["aggregator"] and _stem(d["aggregator"]) in FACTORING):
         out["keep_optimizer"] = "no"
     if name not in OWN_OPTIONS:
@@ -340,9 +344,20 @@ def _protection(d: dict[str, Value]) -> dict[str, Value]:
     out["availability"] = None
     of_examples = _stem(private) == "example"
     hindered = (
-        (*ZEROTH, "feddpa_f", "feddpa_t", "fedmcp", "fra_ffa")
+        (*ZEROTH, *OF_LOSSES, "ifca", "feddpa_f", "feddpa_t", "fedmcp", "fra_ffa")
         if of_examples
-        else (*RELAYED, "fedmezo", "fra_ffa", "hilora", "slora", "local", "centralised", "fedalt")
+        else (
+            *RELAYED,
+            *OF_LOSSES,
+            *ROWS,
+            "fedmezo",
+            "fra_ffa",
+            "hilora",
+            "slora",
+            "local",
+            "centralised",
+            "fedalt",
+        )
     )
     if name in hindered:
         return out | {"privacy": None}
@@ -373,7 +388,11 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
     factoring = bool(aggregator and (_stem(aggregator) in FACTORING or "product" in aggregator))
     if d["asynchronous"]:
         late = (*RELAYED, *STAGED, *TURNS, "fedalt", "feddyn", "fednova", "fedsvd", "scaffold")
-        if name in (*late, *ZEROTH, "local", "centralised") or factoring or d["privacy"]:
+        if (
+            name in (*late, *ZEROTH, *OF_LOSSES, *ROWS, "local", "centralised")
+            or factoring
+            or d["privacy"]
+        ):
             out["asynchronous"] = None
         else:
             out |= {"sampling": "uniform", "deadline": None, "space": None}
@@ -381,7 +400,17 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
                 out["clients"] = "two"
             if d["cohort"] == "one":
                 out["cohort"] = "two"
-    down = ("fedalt", "fednova", "fedsvd", "ravan", "scaffold", *RELAYED, *STAGED)
+    down = (
+        *OF_LOSSES,
+        *ROWS,
+        "fedalt",
+        "fednova",
+        "fedsvd",
+        "ravan",
+        "scaffold",
+        *RELAYED,
+        *STAGED,
+    )
     if str(d["second transform"]).startswith("downlink") and name in (*down, "local"):
         out["second transform"] = None
     if name in (*ZEROTH, "flora", "local", "centralised"):

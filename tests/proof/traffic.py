@@ -12,7 +12,7 @@ __all__ = ["counted"]
 PLAIN = (
     *("apfl", "ditto", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbabu", "feddyn"),
     *("fednova", "fedper", "fedprox", "fedrep", "fedsa", "fedyogi", "ffa", "local", "moon"),
-    *("pfedme", "scaffold"),
+    *("pfedme", "q_fedavg", "scaffold"),
 )
 """Algorithms whose clients send what is shared, and receive the same."""
 OTHERWISE = ("fra", "flexlora", "ilora", "flora_na", "lora_fair", "hetlora")
@@ -41,7 +41,7 @@ def counted(built: Built, run: fp.Run) -> list[tuple[int, int]] | None:
     of = [twice * _bytes(built, client) for client in range(len(built.sizes))]
     # FedNova's clients send the number of steps of each leaf, too.
     leaves = sum(_travels(draw, leaf, kind) for leaf, kind in _moving(built))
-    extra = 4 * leaves if draw["algorithm"] == "fednova" else 0
+    extra = {"fednova": 4 * leaves, "q_fedavg": 4}.get(str(draw["algorithm"]), 0)
     last: dict[int, int] = {}
     changed, rows = 0, []
     for row in run.metrics[1:]:

@@ -281,6 +281,7 @@ GIVEN = {
     **{"optimizer": optax.sgd(0.1), "server": optax.adam(0.1), "learning_rate": 0.1},
     **{"clip": 1.0, "noise_multiplier": 1.0, "buffer_size": 2, "at": 1, "clients": 5, "rounds": 5},
     **{"root_rounds": 1, "cluster_rounds": 1, "sparse_rounds": 1, "hostile": 1, "target": 1},
+    **{"lipschitz": 10.0},
     **{"patch": 2, "std": 0.5, "factor": 2.0, "period": 5.0, "bits": 8, "share": 0.3, "rank": 2},
 }
 """Values of the arguments that a function of the library requires."""

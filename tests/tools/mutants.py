@@ -56,9 +56,14 @@ CORES = "tests/algorithms/test_algorithms_cores.py"
 FACTORS = "tests/algorithms/test_algorithms_lora_2025_factors.py"
 ALL = "tests/algorithms/test_algorithms_all.py"
 REFUSALS = "tests/algorithms/test_algorithms_refusals.py"
+ROWS = "tests/algorithms/test_algorithms_rows.py"
 MEANS = "tests/aggregators"
 
 TESTS: dict[str, tuple[list[str], str]] = {
+    "algorithms/afl": (
+        ["tests/algorithms/test_algorithms_fair.py", ALL],
+        "afl or simplex or number",
+    ),
     "algorithms/apfl": ([PERSONAL, PRODUCT, ALL], "apfl"),
     "algorithms/centralised": ([PERSONAL, ALL], "centralised or baseline or kept"),
     "algorithms/checks": ([REFUSALS, PERSONAL, MCP], "refus or head or model"),
@@ -90,6 +95,11 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/flora": ([LORA, ALL], "flora or exact"),
     "algorithms/fra_ffa": ([LORA, ALL], "fra_ffa or switch"),
     "algorithms/hetlora": ([LORA, ALL], "hetlora or rank or prun"),
+    "algorithms/gossip": ([ROWS, REFUSALS], ""),
+    "algorithms/graphs": ([ROWS, REFUSALS], "graph or gossip"),
+    "algorithms/hierfavg": ([ROWS, REFUSALS], "hierfavg or cloud or travels or refused"),
+    "algorithms/ifca": ([ROWS, REFUSALS], "ifca or refused"),
+    "algorithms/rows": ([ROWS], ""),
     "algorithms/hilora": (["tests/algorithms/test_algorithms_hilora.py", ALL], "hilora or slow"),
     "algorithms/keeping": ([ALL, PERSONAL], "keep or kept"),
     "algorithms/local": ([PERSONAL, ALL], "local or baseline or alone or kept"),
@@ -105,6 +115,8 @@ TESTS: dict[str, tuple[list[str], str]] = {
         [MCP],
         "similar or pooling or cka or nothing or causal or known",
     ),
+    "algorithms/q_fedavg": (["tests/algorithms/test_algorithms_fair.py", ALL], "fair or q_fedavg"),
+    "algorithms/received_loss": (["tests/algorithms/test_algorithms_fair.py"], ""),
     "algorithms/ravan": ([CORES, ALL], "ravan"),
     "algorithms/rolora": ([LORA, PRODUCT, ALL], "rolora"),
     "algorithms/slora": ([CORES, ALL], "slora"),
