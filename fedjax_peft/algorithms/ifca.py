@@ -15,8 +15,9 @@ Decided here:
   A simulated step takes k times as long as FedAvg's, and the forward passes; a real client would
   measure first and train once.
 * The models must differ at the start, or all clients choose the first one. The paper draws each at
-  random. Fine-tuning begins at pretrained weights: θ_1 is the given start, and the others have
-  normal noise of standard deviation ``spread`` on the shared leaves.
+  random. Fine-tuning begins at pretrained weights: each model is the given start with normal noise
+  of standard deviation ``spread`` on the shared leaves. (A model without noise would be the best
+  one for most clients.)
 * Weights are by size, as in FedAvg; the authors' code (github.com/jichan3751/ifca) has equal ones.
 * A client predicts with the model that it has last chosen, as it is now. One that has never taken
   part has the model that most of the last round's weight has chosen.
@@ -132,7 +133,7 @@ def _server(clusters: int, spread: float, seed: int) -> c.ServerUpdate:
     def start(shared: c.Params) -> c.PyTree:
         key = stream(seed, "ifca")
         models = {
-            n: x.at[1:].add(spread * jax.random.normal(stream(key, n), x[1:].shape, x.dtype))
+            n: x + spread * jax.random.normal(stream(key, n), x.shape, x.dtype)
             for n, x in rows.repeated(shared, clusters).items()
         }
         return {"models": models, "newcomers": jnp.int32(0), "chosen": jnp.zeros(clusters)}
