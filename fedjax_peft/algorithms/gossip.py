@@ -41,7 +41,7 @@ from fedjax_peft import contracts as c
 from fedjax_peft.algorithms import graphs, rows
 from fedjax_peft.algorithms.checks import checked, federation_of
 from fedjax_peft.algorithms.common import Local, init_local, train
-from fedjax_peft.contracts.arguments import Count, FromZero, PositiveShare
+from fedjax_peft.contracts.arguments import Count, FromZero
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
 
@@ -52,7 +52,7 @@ def gossip(
     *,
     clients: Count,
     graph: Literal["ring", "torus", "random", "complete"] | Sequence[Sequence[FromZero]] = "ring",
-    density: PositiveShare = 0.5,
+    degree: Count = 4,
     head: HeadPolicy = "shared",
     seed: FromZero = 0,
 ) -> c.Algorithm:
@@ -62,13 +62,13 @@ def gossip(
       clients: how many the federation has, each a node of the graph.
       graph: ``ring``, ``torus``, ``random``, ``complete``, or pairs of neighbours, such as
         ``((0, 1), (1, 2))``.
-      density: of a random graph: the probability that two nodes are neighbours.
+      degree: of a random graph: the mean number of neighbours of a node.
       seed: of a random graph.
 
     Raises:
       InputError: a graph that is not connected; on use, another number of clients.
     """
-    links = _links(clients, graph, density, seed)
+    links = _links(clients, graph, degree, seed)
     return c.Algorithm(
         "gossip",
         head_roles(head),
@@ -102,14 +102,14 @@ def gossip(
 
 
 def _links(
-    clients: int, graph: str | Sequence[Sequence[int]], density: float, seed: int
+    clients: int, graph: str | Sequence[Sequence[int]], degree: int, seed: int
 ) -> NDArray[np.bool_]:
     """Returns which clients are neighbours, ``[clients, clients]``."""
     if not isinstance(graph, str):
         links, advice = graphs.of_pairs(clients, graph), "Add pairs of neighbours to graph."
     elif graph == "random":
-        links = graphs.random(clients, density, seed)
-        advice = f"Set density above {density}, or take another seed."
+        links = graphs.random(clients, degree, seed)
+        advice = f"Set degree above {degree}, or take another seed."
     else:
         links, advice = _REGULAR[graph](clients), ""
     graphs.check_connected(links, advice)

@@ -36,9 +36,13 @@ def complete(nodes: int) -> NDArray[np.bool_]:
     return _both_ways(np.ones((nodes, nodes), bool))
 
 
-def random(nodes: int, density: float, seed: int) -> NDArray[np.bool_]:
-    """Returns a graph in which each two nodes are neighbours with the probability ``density``."""
-    drawn = host_rng(seed, "graph").random((nodes, nodes)) < density
+def random(nodes: int, degree: int, seed: int) -> NDArray[np.bool_]:
+    """Returns a graph in which all pairs of nodes are neighbours with the same probability.
+
+    Args:
+      degree: the mean number of neighbours of a node.
+    """
+    drawn = host_rng(seed, "graph").random((nodes, nodes)) * max(nodes - 1, 1) < degree
     return _both_ways(np.triu(drawn, 1))
 
 

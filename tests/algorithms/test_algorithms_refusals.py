@@ -24,7 +24,7 @@ TOGETHER = [
         {"clients": 5, "graph": [(0, 1), (2, 3), (3, 4)]},
         r"not connected: client 0 never hears of the clients 2, 3, 4.*Add pairs",
     ),
-    (a.gossip, {"clients": 9, "graph": "random", "density": 0.01}, "Set density above 0.01"),
+    (a.gossip, {"clients": 30, "graph": "random", "degree": 1}, "Set degree above 1"),
     (a.gossip, {"clients": 7, "graph": "torus"}, "7 clients do not make a torus"),
     (a.gossip, {"clients": 3, "graph": [(0, 3)]}, r"clients from 0 to 2, and one is \[0, 3\]"),
     (a.hetlora, {"penalty": 1.0}, "set prune too"),
