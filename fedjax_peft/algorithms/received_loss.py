@@ -27,12 +27,12 @@ class Loss(NamedTuple):
     """A loss on the examples so far."""
 
     total: Array
-    count: Array
+    examples: Array
 
     @property
     def mean(self) -> Array:
         """The mean loss, a float32 scalar; 0 without an example."""
-        return self.total / jnp.maximum(self.count, 1.0)
+        return self.total / jnp.maximum(self.examples, 1.0)
 
 
 class Measuring(NamedTuple):
@@ -56,5 +56,5 @@ def step(
     """Returns a client after a step, and the metrics of the step."""
     local, metrics = train(optimizer, context, state.local, batch, key)
     total, count = context.task.loss(context.apply(local.start, batch, None, False), batch)
-    loss = Loss(state.loss.total + total, state.loss.count + count)
+    loss = Loss(state.loss.total + total, state.loss.examples + count)
     return Measuring(local, loss), metrics
