@@ -604,6 +604,9 @@ clients = fp.partition.pathological(data, clients=10, classes_per_client=2)
 # fp.partition.quantity
 clients = fp.partition.quantity(data, clients=10, alpha=0.5)
 
+# fp.partition.zipf
+clients = fp.partition.zipf(data, clients=10, exponent=1.2)
+
 # fp.partition.label_share
 clients = fp.partition.label_share(
     data, shares=[[0.7, 0.3], [0.1, 0.9], [0.5, 0.5], [0.5, 0.5]]

@@ -78,7 +78,8 @@ class _Idle:
 
     def __init__(self, clients: np.ndarray):
         self._order = np.array(clients)
-        self._at = {int(client): i for i, client in enumerate(clients)}
+        self._at = np.zeros(clients.max(initial=-1) + 1, np.int64)  # client -> place in the order
+        self._at[clients] = np.arange(len(clients))
         self._idle = len(clients)
 
     def __len__(self) -> int:

@@ -119,7 +119,7 @@ def _divided(text: str) -> tuple[tuple[int, ...], int] | None:
     except InputError:  # such as a tokenizer that is not here: what is stated must do
         return None
     test = tested["test"]
-    return tuple(map(len, clients.indices)), 0 if test is None else len(test)
+    return tuple(clients.sizes.tolist()), 0 if test is None else len(test)
 
 
 def _clients_of(config: Mapping[str, Any]) -> tuple[int | None, float | None]:

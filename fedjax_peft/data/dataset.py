@@ -10,6 +10,7 @@ from fedjax_peft.contracts import Task
 from fedjax_peft.contracts.arguments import Count, Probability, strict
 from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.packing import packed
+from fedjax_peft.numerics.ragged import Ragged
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.errors import InputError
 
@@ -127,8 +128,10 @@ class Clients(Generic[DataT]):
     """
 
     data: DataT
-    indices: tuple[np.ndarray, ...]
-    """One list of row numbers, int32 ``[examples of the client]``, per client."""
+    indices: Sequence[np.ndarray]
+    """One list of row numbers, int32 ``[examples of the client]``, per client. They are kept as one
+    flat array, which takes 8 bytes for each client (:class:`fedjax_peft.numerics.ragged.Ragged`).
+    """
     names: tuple[str, ...] = ()
     """Names of the clients, such as users; empty: they have numbers only."""
     weights: np.ndarray | None = None
@@ -136,18 +139,7 @@ class Clients(Generic[DataT]):
     None: its number of examples. A client of weight 0 trains, but its update does not count."""
 
     def __post_init__(self) -> None:
-        if not self.indices:
-            raise InputError("A federated data set needs at least one client.")
-        for client, rows in enumerate(map(np.asarray, self.indices)):
-            if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
-                form = f"{rows.dtype} {list(rows.shape)}"
-                raise InputError(f"Client {client} needs a list of row numbers, and has {form}.")
-        flat = np.concatenate(self.indices)
-        wrong = np.flatnonzero((flat < 0) | (flat >= len(self.data)))
-        if len(wrong):
-            client = int(np.searchsorted(np.cumsum(self.sizes), wrong[0], side="right"))
-            row, n = flat[wrong[0]], len(self.data)
-            raise InputError(f"Client {client} owns row {row}, and rows go from 0 to {n - 1}.")
+        object.__setattr__(self, "indices", _checked(self.indices, len(self.data)))
         if self.weights is not None:
             usable = self.weights.shape == (len(self),) and np.isfinite(self.weights).all()
             if not usable or (self.weights < 0).any():
@@ -171,7 +163,12 @@ class Clients(Generic[DataT]):
     @property
     def sizes(self) -> np.ndarray:
         """Number of examples of each client, int32 ``[clients]``."""
-        return np.fromiter(map(len, self.indices), np.int32, len(self.indices))
+        return Ragged.of(self.indices).sizes.astype(np.int32)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The row numbers of all clients, one client after another, int32 ``[examples]``."""
+        return Ragged.of(self.indices).flat
 
     @data_part
     def pack(self, length: int | None = None) -> "Clients[Dataset]":
@@ -222,11 +219,11 @@ class Clients(Generic[DataT]):
         if self.weights is not None:
             raise InputError("Hold out examples before clients get weights or packed rows.")
         units = self.data.meta.get("unit") if isinstance(self.data, Dataset) else None
-        things = [np.arange(len(r)) if units is None else units[r] for r in self.indices]
-        held = [_held_out(rows, fraction, seed, i) for i, rows in enumerate(things)]
-        train = tuple(rows[~mask] for rows, mask in zip(self.indices, held, strict=True))
-        rest = tuple(rows[mask] for rows, mask in zip(self.indices, held, strict=True))
-        return replace(self, indices=train), replace(self, indices=rest)
+        own = Ragged.of(self.indices)
+        things = np.arange(len(own.flat)) if units is None else units[own.flat]
+        each = enumerate(Ragged(things, own.sizes))
+        mask = np.concatenate([_held_out(rows, fraction, seed, client) for client, rows in each])
+        return replace(self, indices=own.where(~mask)), replace(self, indices=own.where(mask))
 
     @strict
     def sample(
@@ -246,8 +243,7 @@ class Clients(Generic[DataT]):
         """
         if not isinstance(self.data, Dataset):
             raise InputError("Batches need a data set, not labels alone.")
-        data, rows = self.data, np.concatenate(self.indices)
-        rows = host_rng(seed, stream).permutation(rows)[:examples]
+        data, rows = self.data, host_rng(seed, stream).permutation(self.rows)[:examples]
         size = min(batch_size, len(rows))
 
         def batch(start: int) -> dict[str, Any]:
@@ -258,9 +254,29 @@ class Clients(Generic[DataT]):
         return map(batch, range(0, len(rows), size or 1))
 
 
+def _checked(indices: Sequence[Any], examples: int) -> Ragged:
+    """Returns the rows of clients; raises InputError unless they are rows of so many examples."""
+    if not len(indices):
+        raise InputError("A federated data set needs at least one client.")
+    if not isinstance(indices, Ragged):
+        for client, rows in enumerate(map(np.asarray, indices)):
+            if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+                form = f"{rows.dtype} {list(rows.shape)}"
+                raise InputError(f"Client {client} needs a list of row numbers, and has {form}.")
+    found = Ragged.of(indices)
+    wrong = np.flatnonzero((found.flat < 0) | (found.flat >= examples))
+    if len(wrong):
+        client = int(np.searchsorted(np.cumsum(found.sizes), wrong[0], side="right"))
+        row = found.flat[wrong[0]]
+        raise InputError(f"Client {client} owns row {row}, and rows go from 0 to {examples - 1}.")
+    return found
+
+
 def _held_out(units: np.ndarray, fraction: float, seed: int, client: int) -> np.ndarray:
     """Returns which examples of one client are held out, bool ``[n]``; ``units`` is int ``[n]``."""
     distinct, unit = np.unique(units, return_inverse=True)
     n = len(distinct)
     count = max(0, min(round(fraction * n), n - 1))
+    if not count:  # most of a million clients may have one example: nothing is drawn for them
+        return np.zeros(len(unit), bool)
     return (host_rng(seed, "holdout", client).permutation(n) < count)[unit]

@@ -28,7 +28,7 @@ def histograms(clients: Clients[Any], by: str | None = None) -> tuple[np.ndarray
     values, names = keys.classes(clients.data, by)
     shape = len(clients), len(names)
     owner = np.repeat(np.arange(len(clients)), clients.sizes)
-    cells = owner * len(names) + values[np.concatenate(clients.indices)]
+    cells = owner * len(names) + values[clients.rows]
     return np.bincount(cells, minlength=math.prod(shape)).reshape(shape), names
 
 

@@ -18,6 +18,7 @@ from fedjax_peft.engine.plan import (
     poisson_batches,
     steps_of,
 )
+from fedjax_peft.numerics.ragged import Ragged
 from fedjax_peft.numerics.random import host_rng
 
 Sampling = Literal["uniform", "size", "poisson", "round_robin", "all"]
@@ -77,8 +78,6 @@ class Schedule(NamedTuple):
     known before the rounds."""
     among: np.ndarray | None = None
     """int ``[n]``: the clients that are available in the round that is planned; None: all."""
-    counted: np.ndarray | None = None
-    """:attr:`sizes`, if they are known: counting the examples of a million clients takes long."""
     given_weights: np.ndarray | None = None
     """The weights of all clients, float ``[clients]``, if they are not the numbers of examples."""
     all_send: bool = False
@@ -259,9 +258,7 @@ class Schedule(NamedTuple):
     @property
     def sizes(self) -> np.ndarray:
         """The number of examples of every client, int64 ``[clients]``."""
-        if self.counted is not None:
-            return self.counted
-        return np.fromiter(map(len, self.indices), np.int64, len(self.indices))
+        return Ragged.of(self.indices).sizes
 
     @property
     def weights(self) -> np.ndarray:

@@ -135,7 +135,7 @@ def asynchronous_schedule(
     Raises:
       InputError: two different numbers are given for the concurrency.
     """
-    clients = np.array([c for c, rows in enumerate(schedule.indices) if len(rows)])
+    clients = np.flatnonzero(schedule.sizes)
     wanted = asynchronous.concurrency
     if wanted is not None and given is not None and wanted != given:
         raise InputError(

@@ -74,8 +74,7 @@ class Clock:
         availability = self.system.availability
         if availability is None or not self._intermittent(seed):
             return None
-        indices = self.session.schedule(seed).indices
-        clients = np.array([client for client, rows in enumerate(indices) if len(rows)])
+        clients = np.flatnonzero(self.session.schedule(seed).sizes)
         now = sum(row["simulated_seconds"] for row in rows)
         return open_round(availability, seed, clients, now)
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedjax_peft.contracts.part import Call, call_of
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.numerics.ragged import Ragged
 from fedjax_peft.support.digests import digest
 
 Plain: TypeAlias = Any
@@ -33,6 +34,8 @@ CODE = "__code__"
 """The field of a user's code; a digest of it depends on the version of Python."""
 _FEW, _ITEMS, _CHARACTERS = 8, 64, 200
 """Larger arrays, longer lists and tables, and longer texts are described by a digest."""
+_MANY = 10_000
+"""More arrays in a flat one are described together: a million take longer than a run."""
 
 
 def describe(value: Any) -> Plain:
@@ -125,7 +128,9 @@ def _held(value: Any) -> tuple[str, Mapping[Any, Any]]:
         return _name(value), {} if _is_installed(value) else _of_class(value)
     if hasattr(value, "_asdict"):
         return _name(type(value)), value._asdict()
-    if isinstance(value, tuple | list):
+    if isinstance(value, Ragged) and len(value) > _MANY:
+        return _name(type(value)), {"flat": value.flat, "sizes": value.sizes}
+    if isinstance(value, tuple | list | Ragged):
         return "", dict(enumerate(value))
     if isinstance(value, functools.partial):
         return "partial", {"__func__": value.func, "__args__": value.args, **value.keywords}

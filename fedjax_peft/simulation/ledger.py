@@ -6,13 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.extend.core import Literal
 
 from fedjax_peft.contracts import Algorithm, Params, PyTree, Transform
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.summation import lifted_shapes
-from fedjax_peft.peft.ranks import cycle_ranks, owned_shares
+from fedjax_peft.peft.ranks import owned_shares
 from fedjax_peft.transforms.packing import is_wire, wires_of
 
 _Part: TypeAlias = tuple[PyTree, PyTree]
@@ -81,7 +82,7 @@ class Ledger:
         self._whole = upload
         compressed = transform is not None and transform.wire is not None
         self._compressed = sent if compressed else []
-        self._of_client = [of_rank[rank] for rank in cycle_ranks(ranks or [None], clients)]
+        self._of_rank = [of_rank[rank] for rank in ranks or [None]]  # which clients repeat
         self._start = {}
         # If no leaf is shared, clients and server exchange nothing.
         talks = any(upload.values()) or any(broadcast.values())
@@ -89,7 +90,7 @@ class Ledger:
             adapters = [n for n, kind in model.kinds.items() if kind == "adapter"]
             self._start = {n: tree.nbytes(model.trainable[n]) for n in adapters}
         traffic = algorithm.traffic
-        self._peers = traffic.peers or (1,) * clients
+        self._peers = traffic.peers or (1,)
         self._forwarded = {n for n in upload if re.search(traffic.relayed_leaves or r"(?!)", n)}
         drawn = re.compile(traffic.redrawn_leaves or r"(?!)")
         self._redrawn = {n for n in broadcast if drawn.search(n)}
@@ -99,8 +100,16 @@ class Ledger:
             self._dense = tree.nbytes(jax.eval_shape(algorithm.server.frozen_delta, server))
         self._drawn = set(_sizes([(leaves, down)], {})) if _draws(transform, leaves) else set()
         self._changed = dict.fromkeys(broadcast, 0)  # leaf -> the last round that changed it
-        self._last: dict[int, int] = {}  # client -> the last round that it was in
+        self._last = np.zeros(clients, np.int32)  # the last round of each client; 0: none
         self._passed_on: dict[int, int] = {}  # round -> bytes
+
+    def _sizes_of(self, client: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Returns name -> bytes of what a client sends, and of what it receives."""
+        return self._of_rank[client % len(self._of_rank)]
+
+    def _copies(self, client: int) -> int:
+        """Returns how often a client sends and receives its leaves in a round."""
+        return self._peers[client % len(self._peers)]
 
     def up(
         self,
@@ -115,18 +124,18 @@ class Ledger:
             (``Traffic.sent_shares``); other leaves are sent whole, as far as its rank goes. What a
             transform makes of a leaf has no more entries than the share.
         """
-        sizes = {n: x for n, x in self._of_client[client][0].items() if n not in skipped_leaves}
+        sizes = {n: x for n, x in self._sizes_of(client)[0].items() if n not in skipped_leaves}
         shares = shares or {}
         if self._compressed and (shares or skipped_leaves):  # one wire may be of all leaves
             of_shares = _sizes(self._compressed, dict.fromkeys(skipped_leaves, 0.0) | dict(shares))
         else:
             of_shares = {n: round(self._whole[n] * x) for n, x in shares.items() if n in sizes}
-        return self._peers[client] * sum(min(x, of_shares.get(n, x)) for n, x in sizes.items())
+        return self._copies(client) * sum(min(x, of_shares.get(n, x)) for n, x in sizes.items())
 
     def down(self, client: int) -> int:
         """Returns the bytes that a client fetches at the start of its next round."""
-        broadcast = self._of_client[client][1]
-        since = self._last.get(client, 0)  # 0 at its first round
+        broadcast = self._sizes_of(client)[1]
+        since = int(self._last[client])
         passed_on = sum(size for number, size in self._passed_on.items() if number >= since)
         start = 0
         if not since:
@@ -140,7 +149,7 @@ class Ledger:
             n for name, n in changed.items() if name in self._forwarded and self._changed[name]
         )
         relayed = int(min(passed_on, self._dense + made))
-        return start + self._peers[client] * sum(changed.values()) - made + relayed
+        return start + self._copies(client) * sum(changed.values()) - made + relayed
 
     def whole(self, client: int, *, first: bool, moved: bool) -> int:
         """Returns the bytes of the whole broadcast that a client fetches.
@@ -149,13 +158,13 @@ class Ledger:
           first: whether it also fetches the initial adapters that determine the frozen weights.
           moved: whether the broadcast differs from the initial one, which has adapters in it.
         """
-        broadcast = self._of_client[client][1]
+        broadcast = self._sizes_of(client)[1]
         start = sum(size for name, size in self._start.items() if moved or name not in broadcast)
-        return self._peers[client] * sum(broadcast.values()) + (start if first else 0)
+        return self._copies(client) * sum(broadcast.values()) + (start if first else 0)
 
     def has_met(self, client: int) -> bool:
         """Returns whether a client has taken part in a round."""
-        return client in self._last
+        return bool(self._last[client])
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Records a round: its clients, the accepted uploads and the skipped leaves."""
@@ -171,7 +180,7 @@ class Ledger:
             name: row["round"] for name in self._changed if name not in skipped_leaves
         }
         if sent := self._forwarded.difference(skipped_leaves):
-            uploads = [self._of_client[client][0] for client in taken]
+            uploads = [self._sizes_of(client)[0] for client in taken]
             self._passed_on[row["round"]] = sum(upload[n] for upload in uploads for n in sent)
 
 

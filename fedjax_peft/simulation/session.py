@@ -34,7 +34,7 @@ from fedjax_peft.simulation.cost import Costs
 from fedjax_peft.simulation.description import describe
 from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.records import Diagnostic, Placement, System
-from fedjax_peft.simulation.time_model import preload_bytes
+from fedjax_peft.simulation.time_model import Slowness, preload_bytes
 from fedjax_peft.support.digests import digest
 from fedjax_peft.support.errors import InputError, check_known
 from fedjax_peft.support.libraries import limit_blas_threads
@@ -123,7 +123,7 @@ def session_of(given: OfSession) -> Session:
     work = {name: getattr(given, name) for name in _WORK}
     buckets = placement.length_buckets
     schedule = schedule_of(clients, **work, system=system, length_buckets=buckets)
-    slowness = functools.cache(functools.partial(system.time.slowness, len(clients)))
+    slowness = functools.partial(Slowness, system.time.spread, len(clients))
 
     def failure(seed: int, client: int) -> float:
         odds = (system.failure_rate, system.failure_exponent)
@@ -281,7 +281,7 @@ def _salter(
 
 def _digest_of(clients: Clients) -> str:
     """Returns a digest of which examples each client has, and whose weight is 0, if any is."""
-    numbers = [clients.sizes, np.concatenate(clients.indices)]
+    numbers = [clients.sizes, clients.rows]
     if clients.weights is not None and not clients.weights.all():
         numbers.append(np.flatnonzero(clients.weights))
     return digest([_place(clients.data.name), *(digest(np.asarray(x, np.int64)) for x in numbers)])
@@ -338,7 +338,6 @@ def schedule_of(
         *(*work, sampling, system.failure_rate),
         tokens=tokens,
         stragglers=system.stragglers,
-        counted=clients.sizes.astype(np.int64),
         given_weights=clients.weights,
     )
     check_known("batch_sampling", batch_sampling, get_args(BatchSampling))

@@ -35,7 +35,7 @@ def digests(data: Any) -> np.ndarray:
       data: a :class:`Dataset`, or :class:`Clients`, whose own rows count.
     """
     if isinstance(data, Clients):
-        data, rows = data.data, np.concatenate(data.indices).astype(np.int64)
+        data, rows = data.data, data.rows.astype(np.int64)
     else:
         rows = np.arange(len(data))
     found = [

@@ -21,7 +21,7 @@ class Opening(NamedTuple):
     waited: float
     """Seconds for which the server waited, because no client was available."""
     among: np.ndarray
-    """int ``[n]``: the clients that are available."""
+    """int ``[n]``: the clients that are available, ascending."""
     until: np.ndarray
     """float ``[n]``: when each of them leaves."""
 
@@ -56,8 +56,8 @@ def leaving(opening: Opening, seconds: Mapping[int, float]) -> dict[int, float]:
     Args:
       seconds: client -> seconds from the beginning of the round to the end of its upload.
     """
-    until = dict(zip(opening.among.tolist(), opening.until.tolist(), strict=True))
-    stays = {client: until[client] - opening.time for client in seconds}
+    own = np.searchsorted(opening.among, [*seconds])
+    stays = dict(zip(seconds, (opening.until[own] - opening.time).tolist(), strict=True))
     return {client: stays[client] for client, s in seconds.items() if stays[client] < s}
 
 

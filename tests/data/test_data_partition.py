@@ -348,6 +348,17 @@ def test_quantity_has_the_sizes_of_its_distribution():
     assert np.abs(counts / counts.sum(axis=1, keepdims=True) - 0.25).max() < 0.1
 
 
+def test_zipf_has_the_sizes_of_its_law():
+    """One each; of the other 19, the shares 6/11, 3/11 and 2/11 are 10.36, 5.18 and 3.45."""
+    labels = np.arange(22) % 4
+    assert fp.partition.zipf(labels, 3).sizes.tolist() == [11, 6, 5]
+    # 22 / (1 + 1/4 + 1/9) = 16.16, a quarter of it is 4.04, a ninth 1.80
+    assert fp.partition.zipf(labels, 3, 2.0, min_size=0).sizes.tolist() == [16, 4, 2]
+    many = fp.partition.zipf(np.arange(100_000) % 4, 10)
+    counts = table(many)
+    assert np.abs(counts / counts.sum(axis=1, keepdims=True) - 0.25).max() < 0.03
+
+
 @quick
 @given(st.lists(st.integers(-3, 12), min_size=1), st.booleans())
 def test_natural_has_a_client_for_each_key(keys, as_text):

@@ -34,6 +34,7 @@ WRONG = {
     "clients": [0, -1, EXAMPLES + 1],
     "groups": [0, -1, EXAMPLES + 1],
     "alpha": [0.0, -1.0, np.nan, np.inf],
+    "exponent": [0.0, -1.0, np.nan, np.inf],
     "kind": ["nois"],
     "strength": [-1.0, np.nan],
     "shares": [[[0.5, 0.5]], [[0.5, 0.5], [1.0]], [[0.9, 0.0]] * 4],

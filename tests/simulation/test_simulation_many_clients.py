@@ -1,10 +1,13 @@
 """A million clients: planning and the ledger work on arrays, and draw for the cohort only."""
 
+import pickle
+import tracemalloc
+
 import numpy as np
 import optax
 import pytest
 import toy
-from internals import Schedule, federation_of, random
+from internals import Ledger, Ragged, Schedule, describe, federation_of, random
 from internals import schedule as schedules
 
 import fedjax_peft as fp
@@ -67,3 +70,73 @@ def test_work_on_the_host_grows_with_the_cohort(sampling, monkeypatch):
     assert len(run.metrics) == 4
     assert len(streams) < 200
     assert run.client_state.store.slots <= 1 + 3 * 15
+
+
+def test_a_client_takes_a_few_bytes_of_memory():
+    """8 for the place of its rows, 4 in the ledger, and its examples, of 4 bytes each.
+
+    A tuple of arrays would take 130 for each client more.
+    """
+    model = toy.model()
+    server = PRIVATE.server.init(model.trainable)
+
+    def prepared(clients):
+        federation = fp.partition.zipf(np.zeros(clients, np.int32), clients)
+        schedule = Schedule(federation.indices, 10, 4, 1, None, seed=0)
+        ledger = Ledger(model, PRIVATE, server, clients)
+        plan = schedule.plan(1, lanes=2, time_steps=64)
+        ledger.record({"round": 1, "clients": plan.client})
+        return federation, ledger, plan
+
+    prepared(100)  # imports, and traces what the ledger counts
+    tracemalloc.start()
+    try:
+        kept = prepared(100_000)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(kept[0]) == 100_000
+    labels = 4 * 100_000
+    assert held - labels < (4 + 8 + 4) * 100_000 + 100_000
+
+
+LISTS = [np.arange(3), np.zeros(0, np.int64), np.array([5, 2, 5])]
+
+
+def test_ragged_arrays_read_as_a_tuple_of_them():
+    made = Ragged.of(LISTS)
+    for found in (made, pickle.loads(pickle.dumps(made))):
+        assert found == made
+        assert [x.tolist() for x in found] == [[0, 1, 2], [], [5, 2, 5]]
+    assert [made[i].tolist() for i in (0, 1, -1)] == [[0, 1, 2], [], [5, 2, 5]]
+    assert made[1:] == Ragged.of(LISTS[1:])
+    assert made[::-1] == Ragged.of(LISTS[::-1])
+    assert made != Ragged.of([np.arange(2), *LISTS[1:]])
+    assert (len(made), made.sizes.tolist(), made.flat.dtype) == (3, [3, 0, 3], np.int64)
+    assert Ragged.of([[], []]).flat.dtype == np.int32
+    assert made.where(made.flat != 2) == Ragged.of([[0, 1], [], [5, 5]])
+    assert describe(made) == describe(tuple(LISTS)), "runs of before go on"
+    with pytest.raises(IndexError):
+        made[3]
+
+
+def test_many_arrays_are_described_together():
+    rows = np.arange(20_000)
+    one, other = (Ragged(x, np.ones(len(rows), int)) for x in (rows, rows[::-1]))
+    assert describe(one) == describe(Ragged.of([*one]))
+    assert describe(one) != describe(other)
+    assert describe(one) != describe(Ragged(rows, np.array([*np.ones(19_998, int), 0, 2])))
+
+
+def test_rows_of_clients_can_be_given_in_any_form():
+    """And nothing depends on it: rows of several types, unsorted, repeated, or none at all."""
+    data = toy.dataset(6)
+    forms = [LISTS, tuple(LISTS), Ragged.of(LISTS), [[0, 1, 2], [], [5, 2, 5]]]
+    made = [fp.Clients(data, form) for form in forms]
+    held = [[part.indices for part in clients.holdout(0.5, seed=1)] for clients in made]
+    for clients, parts in zip(made, held, strict=True):
+        assert clients.indices == made[0].indices
+        assert clients.rows.tolist() == [0, 1, 2, 5, 2, 5]
+        assert clients.sizes.tolist() == [3, 0, 3]
+        assert parts == held[0]
+    assert [part.sizes.tolist() for part in held[0]] == [[1, 0, 1], [2, 0, 2]]

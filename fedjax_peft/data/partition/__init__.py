@@ -14,7 +14,7 @@ from fedjax_peft.data.partition.features import feature_shift
 # Not in __all__, which lists the names that a config file can give.
 from fedjax_peft.data.partition.flower import from_flwr as from_flwr
 from fedjax_peft.data.partition.plain import iid, pooled
-from fedjax_peft.data.partition.skew import dirichlet, label_share, pathological, quantity
+from fedjax_peft.data.partition.skew import dirichlet, label_share, pathological, quantity, zipf
 from fedjax_peft.data.partition.users import grouped, natural
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "pathological",
     "pooled",
     "quantity",
+    "zipf",
 ]

@@ -7,13 +7,13 @@ shuffled examples by it.
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Generic
 
 import numpy as np
 
 from fedjax_peft.data import keys
 from fedjax_peft.data.dataset import Clients, Dataset, DataT
+from fedjax_peft.numerics.ragged import Ragged
 from fedjax_peft.support.errors import InputError
 
 
@@ -57,9 +57,8 @@ class Pool(Generic[DataT]):
         owners = owner[self.unit]
         sizes = np.bincount(owners + 1, minlength=clients + 1)
         order = np.argsort(owners, kind="stable").astype(np.int32)
-        ends = np.cumsum(sizes).tolist()  # the first rows belong to nobody
-        rows = tuple(order[first:last] for first, last in pairwise(ends))
-        return Clients(self.data, rows, names)
+        own = order[sizes[0] :]  # the first rows belong to nobody
+        return Clients(self.data, Ragged(own, sizes[1:]), names)
 
 
 def check_clients(n: int, clients: int, min_size: int = 1) -> None:

@@ -82,7 +82,7 @@ def _pixels_of(clients: Clients[Dataset]) -> np.ndarray:
             f"The data set {clients.data.name!r} has no uint8 images in a column 'pixel_values':"
             " a feature shift is for images."
         )
-    owners = np.bincount(np.concatenate(clients.indices), minlength=len(pixels))
+    owners = np.bincount(clients.rows, minlength=len(pixels))
     if owners.max() > 1:
         raise InputError(
             f"Row {owners.argmax()} belongs to {owners.max()} clients: shifted features need"

@@ -171,6 +171,41 @@ def quantity(
     return pool.clients(owner, clients)
 
 
+@data_part
+def zipf(
+    data: DataT,
+    clients: Count,
+    exponent: Positive = 1.0,
+    *,
+    min_size: FromZero = 1,
+    seed: int = 0,
+) -> Clients[DataT]:
+    """Quantity skew by Zipf's law: a few clients are large and most are small; labels are IID.
+
+    Every client has ``min_size`` examples. The rest is divided in proportion to ``k ** -exponent``
+    for client k, counted from 1, rounded by largest remainders. So the first client is the largest.
+    The sizes are not random; the seed decides which examples a client has. The form is our choice,
+    for federations of very many clients.
+
+    Args:
+      data: a data set, or integer labels ``[examples]``.
+      clients: number of clients, at most the number of examples.
+      exponent: the larger, the more the first clients have.
+      min_size: least number of examples of a client.
+      seed: the seed of the random stream.
+
+    Raises:
+      InputError: an argument out of range.
+    """
+    pool = Pool.of(data)
+    check_clients(len(pool), clients, min_size)
+    shares = np.arange(1, clients + 1, dtype=np.float64)[None] ** -exponent
+    rest = np.array([len(pool) - clients * min_size])
+    (more,) = apportion(shares / shares.sum(), rest)
+    owner = np.repeat(np.arange(clients), min_size + more)
+    return pool.clients(host_rng(seed, "partition").permutation(owner), clients)
+
+
 def _share_table(shares: Sequence[Sequence[float]], classes: int) -> np.ndarray:
     """Returns the checked table, float64 ``[classes, clients]``."""
     if len({len(row) for row in shares}) != 1:
