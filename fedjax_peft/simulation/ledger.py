@@ -82,7 +82,8 @@ class Ledger:
         self._whole = upload
         compressed = transform is not None and transform.wire is not None
         self._compressed = sent if compressed else []
-        self._of_rank = [of_rank[rank] for rank in ranks or [None]]  # which clients repeat
+        cycle: Sequence[int | None] = ranks or [None]  # which clients repeat
+        self._of_rank = [of_rank[rank] for rank in cycle]
         self._start = {}
         # If no leaf is shared, clients and server exchange nothing.
         talks = any(upload.values()) or any(broadcast.values())
