@@ -95,7 +95,7 @@ def banner(title: str, description: str, phase: Phase) -> str:
         " a training step needs more, which `fedjax-peft plan` counts",
         **({"client state": stored[0]} if stored else {}),
         **({"privacy": details["privacy"]} if details.get("privacy") else {}),
-        "device": details["device"],
+        "device": f"{details['device']}, computing in {details['dtype']}",
         "out": str(details["out"]) if details["out"] is not None else "(nothing is written)",
     }
     if details["resumed_from"] is not None:

@@ -66,7 +66,8 @@ class Phase(NamedTuple):
     ``most_examples`` (of a client), ``test_examples``, ``evaluations`` (name -> examples, each
     counted once for every model), ``eval_every``, ``estimate``
     (an :class:`fedjax_peft.simulation.estimate.Estimate`), ``privacy`` (the guarantee after all
-    rounds in words, or None), ``device``, ``out`` and ``resumed_from`` (a round, or None).
+    rounds in words, or None), ``device``, ``dtype`` (of the arithmetic), ``out`` and
+    ``resumed_from`` (a round, or None).
     ``compiling``: ``program``, "round" or the name of an evaluation ("test", "global_test",
     "client", "validation", "global_validation", "client_validation", "test_backdoor",
     "global_test_backdoor"). ``evaluating``: ``evaluation``, the name of the evaluation.

@@ -380,6 +380,7 @@ def _details(
             late=clock.late(state, record.rows),
         ),
         "device": device_name(),
+        "dtype": np.dtype(given.model.dtype).name,
         "out": record.out,
         "resumed_from": saved.round_index if saved else None,
     }

@@ -43,6 +43,7 @@ def test_the_banner_estimates_the_first_round(tmp_path, capsys):
     assert costs.memory["data"] == sum(x.nbytes for x in toy.dataset(24).columns.values())
     text = console.banner("mine", "fedavg over lora", seen[0])
     assert "a training step needs more, which `fedjax-peft plan` counts" in text
+    assert "computing in float32" in text
     assert text.startswith("mine: fedavg over lora, 2 rounds\n")
     for part in ("4, of which 2 per round", "frozen", f"{costs.steps} local steps", "20 examples"):
         assert part in text
