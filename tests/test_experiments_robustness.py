@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("no_drawings")
 FOLDER = Path(__file__).parents[1] / "experiments" / "robustness"
 SCRIPT = runpy.run_path(str(FOLDER / "figures.py"))
 README = (FOLDER / "README.md").read_text()
-NOT_ROBUST = {"flexlora", "flora_na", "fra", "hetlora", "ilora", "lora_fair", "mean"}
+NOT_ROBUST = {"flexlora", "flora_na", "fra", "hetlora", "ilora", "lora_fair", "mean", "raflora"}
 
 
 def commands():

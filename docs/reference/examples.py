@@ -311,6 +311,9 @@ algorithm = fp.algorithms.fedavg(
     optimizer, aggregator=fp.aggregators.norm_bounding()
 )
 
+# fp.aggregators.raflora
+algorithm = fp.algorithms.fedavg(optimizer, aggregator=fp.aggregators.raflora())
+
 # fp.aggregators.trimmed_mean
 algorithm = fp.algorithms.fedavg(
     optimizer, aggregator=fp.aggregators.trimmed_mean(share=0.2)

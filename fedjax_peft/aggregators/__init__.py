@@ -14,6 +14,7 @@ from fedjax_peft.aggregators.lora_fair import lora_fair
 from fedjax_peft.aggregators.mean import mean
 from fedjax_peft.aggregators.median import median
 from fedjax_peft.aggregators.norm_bounding import norm_bounding
+from fedjax_peft.aggregators.raflora import raflora
 from fedjax_peft.aggregators.trimmed_mean import trimmed_mean
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "median",
     "multi_krum",
     "norm_bounding",
+    "raflora",
     "trimmed_mean",
 ]

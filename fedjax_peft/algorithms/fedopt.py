@@ -128,7 +128,7 @@ def _fedopt(
         if base.refactor is None:
             advice = (
                 "Give the aggregator space = 'product' too."
-                if base.needs_all_uploads
+                if base.robust
                 else "Leave the aggregator out to use 'fra'."
             )
             raise InputError(

@@ -18,14 +18,15 @@ pytestmark = pytest.mark.slow
 SHAPES = [(3, 2, 9, 7), (4, 3, 8, 12)]  # clients, rank, in, out: decomposed by QR, and dense
 SGD = optax.sgd(0.1)
 STACKING, RESIDUAL = fp.algorithms.flora(SGD).aggregator, fp.algorithms.fedex(SGD).aggregator
-MEAN, FRA, FLEX, HET, ILORA = (
+MEAN, FRA, FLEX, HET, ILORA, RA = (
     fp.aggregators.mean(),
     fp.aggregators.fra(),
     fp.aggregators.flexlora(),
     fp.aggregators.hetlora(),
     fp.aggregators.ilora(),
+    fp.aggregators.raflora(),
 )
-BY_NAME = {a.name: a for a in (MEAN, FRA, FLEX, HET, ILORA, STACKING, RESIDUAL)}
+BY_NAME = {a.name: a for a in (MEAN, FRA, FLEX, HET, ILORA, RA, STACKING, RESIDUAL)}
 FIRST = (fp.aggregators.flexlora(1),)  # FRA's program but for the split of σ
 S = 1.5
 
@@ -194,6 +195,7 @@ def test_no_more_can_be_kept_than_the_adapter_has(make):
         fp.aggregators.flexlora,
         fp.aggregators.hetlora,
         fp.aggregators.ilora,
+        fp.aggregators.raflora,
     ],
 )
 def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
@@ -207,7 +209,7 @@ def test_without_error_there_are_no_metrics_and_the_update_is_the_same(make):
         assert_close(x, measured.update[name], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("aggregator", [FRA, FLEX, ILORA], ids=lambda x: x.name)
+@pytest.mark.parametrize("aggregator", [FRA, FLEX, ILORA, RA], ids=lambda x: x.name)
 def test_products_of_zero_keep_no_spectrum_and_have_no_error(aggregator):
     uploads, weights, template, fixed = context(SHAPES[1], 0)
     uploads = {**uploads, B: np.zeros_like(uploads[B])}
@@ -263,6 +265,59 @@ def test_ilora_gives_every_rank_the_decomposition_of_its_size(shape, seed):
     for rank in range(1, shape[1] + 1):
         q, _ = np.linalg.qr(exact[:rank].T)
         close(S * a[:, :rank] @ b[:rank], exact @ q @ q.T, 1e-4)
+
+
+@examples
+@given(shape=shapes, seed=seeds)
+def test_raflora_averages_each_partition_over_its_clients(shape, seed):
+    uploads, weights, template, fixed = context(shape, seed)
+    ranks = np.arange(shape[0]) % shape[1] + 1
+    for k, rank in enumerate(ranks):
+        uploads[A][k][:, rank:], uploads[B][k][rank:] = 0, 0
+    update, metrics, _ = aggregate(RA, uploads, weights, template, fixed)
+    a, b = uploads[A].astype(float), uploads[B].astype(float)
+    expected, low = np.zeros((shape[2], shape[3])), 0
+    for high in sorted(set(ranks.tolist())):  # Algorithm 1: from one client rank to the next
+        owners = [k for k, rank in enumerate(ranks) if rank >= high]
+        whole = sum(float(weights[k]) for k in owners)
+        for k in owners:
+            share_k = float(weights[k]) / whole
+            expected += share_k * S * a[k][:, low:high] @ b[k][low:high]
+        low = high
+    u, sigma, vt = np.linalg.svd(expected, full_matrices=False)
+    a, b = (np.asarray(update[n], float) for n in (A, B))
+    for rank in range(1, shape[1] + 1):
+        best = (u[:, :rank] * sigma[:rank]) @ vt[:rank]
+        off = np.linalg.norm(S * a[:, :rank] @ b[:rank] - expected)
+        assert off == approx(np.linalg.norm(best - expected), abs=1e-4 * np.linalg.norm(sigma))
+    assert_close(a.T @ a, S**-1 * np.diag(sigma[: shape[1]]), rtol=0, atol=1e-4 * sigma[0])
+    close(update[HEAD], np.average(uploads[HEAD], axis=0, weights=weights))
+    lost = np.linalg.norm(sigma[shape[1] :])
+    assert metrics["aggregation_error"] == approx(lost, rel=1e-3, abs=1e-5 * sigma[0])
+
+
+def test_raflora_is_fra_where_ranks_are_equal():
+    uploads, weights, template, fixed = context(SHAPES[0], 5)
+    one, other = (aggregate(x, uploads, weights, template, fixed).update for x in (RA, FRA))
+    for name, x in other.items():
+        assert_close(one[name], x, rtol=0, atol=2e-5)  # Two programs, as above.
+
+
+@pytest.mark.parametrize("aggregator", [FLEX, RA], ids=lambda x: x.name)
+def test_raflora_keeps_the_directions_that_few_clients_have(aggregator):
+    """Two clients of rank 1 and one of rank 2 return what they received, five times.
+
+    The second singular value shrinks to a third in each round, or stays as it is.
+    """
+    template = {A: np.diag([2.0, 1.0]).astype(np.float32), B: np.eye(2, dtype=np.float32)}
+    fixed, weights = {SCALE: np.ones(2, np.float32)}, np.ones(3, np.float32)
+    model = template
+    for _ in range(5):
+        uploads = {n: np.stack([model[n]] * 3) for n in (A, B)}
+        uploads[A][:2, :, 1], uploads[B][:2, 1] = 0, 0
+        model = aggregate(aggregator, uploads, weights, template, fixed).update
+    sigma = np.linalg.svd(np.asarray(model[A], float) @ model[B], compute_uv=False)
+    assert_close(sigma, [2, 1 if aggregator is RA else 3.0**-5], rtol=1e-5)
 
 
 @pytest.mark.parametrize("aggregator", [FRA, ILORA], ids=lambda x: x.name)

@@ -77,6 +77,7 @@ OTHERS = {
     "fedavg_geometric_median_product": functools.partial(
         algorithms.fedavg, aggregator=aggregators.geometric_median(space="product")
     ),
+    "fedavg_raflora": functools.partial(algorithms.fedavg, aggregator=aggregators.raflora()),
     "fedavg_private_head": functools.partial(algorithms.fedavg, head="private"),
     "fedavg_keeps_optimizer": lambda optimizer, **options: algorithms.fedavg(
         fp.optimizers.kept(optimizer), **options
@@ -90,7 +91,7 @@ NAMES = sorted([*algorithms.__all__, *OTHERS])
 AS_OTHERS = (
     *("fedavg_keeps_optimizer", "fedavg_private_head", "fedopt", "lora_a2_one"),
     *("fedavg_flexlora", "fedavg_hetlora", "fedavg_ilora", "fedavg_lora_fair", "fedavg_median"),
-    *("fedavg_flora_na", "fedavg_geometric_median_product", "fedavgm_product"),
+    *("fedavg_flora_na", "fedavg_geometric_median_product", "fedavg_raflora", "fedavgm_product"),
     *(
         *ROWS,
         "afl",
@@ -183,6 +184,7 @@ def factor(t):
 RANKED = (
     *("fedavg", "fedavg_flexlora", "fedavg_hetlora", "fedavg_ilora", "fedrot", "flora"),
     *("fra_ffa", "hetlora", "fedalt", "fedavg_flora_na", "lora_a2", "pfedlora", "scaffold"),
+    "fedavg_raflora",
 )
 """Tried with clients of unequal ranks too. The program of :func:`rig` takes any ranks."""
 
@@ -373,6 +375,7 @@ PRIVACY_REFUSED = {
     "hetlora": "weights a client by what it sends",
     "hetlora_prunes": "weights a client by what it sends",
     "fedavg_flora_na": "looks at the uploads one by one",
+    "fedavg_raflora": "looks at the uploads one by one",
     "fedmezo": "looks at the uploads one by one",
     "hilora": "looks at the uploads one by one",
     "fedavg_median": "looks at the uploads one by one",

@@ -21,7 +21,9 @@ import fedjax_peft as fp
 from fedjax_peft import aggregators, asynchronous, attacks, privacy, transforms
 
 RELAYED = ("fedex", "fedmomentum", "flora")
-SINGLE = ("fedavg_flora_na", "fedavg_geometric_median_product", "fedavg_median")
+SINGLE = (
+    *("fedavg_flora_na", "fedavg_geometric_median_product", "fedavg_median", "fedavg_raflora"),
+)
 PRODUCTS = ("fedavg_flexlora", "fedavg_fra", "fedavg_ilora", "fedavgm_product")
 STAGED = ("fra_ffa", "fra_ffa_plateau", "hilora", "slora")
 TURNS = ("lora_a2", "lora_a2_one", "rolora")
@@ -65,7 +67,7 @@ REFUSED = {
     fp.contracts.Feature.ATTACKS: ("local",),
     fp.contracts.Feature.ASYNCHRONY: (
         *(*RELAYED, *PRODUCTS, *STAGED, *TURNS, *ZEROTH, *OF_LOSSES, *ROWS, "fedalt"),
-        "fedavg_geometric_median_product",
+        *("fedavg_geometric_median_product", "fedavg_raflora"),
         *("feddyn", "fednova", "fedsvd", "hetlora_prunes", "scaffold"),
     ),
 }

@@ -122,6 +122,7 @@ PAPERS = {
     "fedadapters/images/cnn": {**CV, "user_choices": CNN_CHOICES},
     "flora": {"user_choices": {}},
     "flexlora": {**RANKS, "user_choices": {"peft.alpha": [16]}},
+    "raflora": {**RANKS, "user_choices": {}},
     "hetlora": {**RANKS, "user_choices": {}},
     "fedsa": {
         "rounds": 1000,

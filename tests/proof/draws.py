@@ -96,7 +96,7 @@ FEATURES: dict[str, dict[Value, float]] = {
         *("geometric_median()", "centred_clipping(0.5)", "centred_clipping()", "fltrust(0)"),
         *("norm_bounding(0.1)", "norm_bounding()", "krum(0)", "multi_krum(0)", "fra()"),
         *("flexlora()", "ilora()", "hetlora()", "flora_na(steps=2)", "lora_fair(steps=2)"),
-        *("lora_fair(solver='least_squares')", "fra(split='B')", "fra(rank=2)"),
+        *("lora_fair(solver='least_squares')", "fra(split='B')", "fra(rank=2)", "raflora()"),
         *("median(space='product')", "trimmed_mean(0.2, space='product')"),
         "geometric_median(space='product')",
     ),
@@ -230,7 +230,7 @@ HEADS = {"fedper": "private", "fedrep": "private", "fedbabu": "frozen"}
 RELAYED = ("fedex", "fedmomentum", "flora")
 STAGED = ("fra_ffa", "hilora", "slora")
 TURNS = ("lora_a2", "rolora")
-FACTORING = ("fra", "flexlora", "ilora", "hetlora", "flora_na", "lora_fair")
+FACTORING = ("fra", "flexlora", "ilora", "hetlora", "flora_na", "lora_fair", "raflora")
 """Aggregators that need LoRA's factors, both of them shared."""
 ROBUST = (
     *("median", "trimmed", "krum", "multi_krum", "bulyan", "geometric", "centred", "fltrust"),

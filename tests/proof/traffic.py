@@ -15,7 +15,7 @@ PLAIN = (
     *("pfedme", "q_fedavg", "scaffold"),
 )
 """Algorithms whose clients send what is shared, and receive the same."""
-OTHERWISE = ("fra", "flexlora", "ilora", "flora_na", "lora_fair", "hetlora")
+OTHERWISE = ("fra", "flexlora", "ilora", "flora_na", "lora_fair", "hetlora", "raflora")
 """Aggregators that may send something else."""
 PRIVATE = {
     "local": "",

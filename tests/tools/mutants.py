@@ -144,6 +144,7 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "aggregators/hetlora": ([MEANS, ALL], "het"),
     "aggregators/ilora": ([MEANS, ALL], "ilora or dense or metrics or zero"),
     "aggregators/mean": ([MEANS, "tests/engine/test_engine_round.py"], ""),
+    "aggregators/raflora": ([MEANS, ALL], "raflora or metrics"),
     "aggregators/products": ([PRODUCT], "slow or sgd or nothing or split or without"),
     "engine/devices/distributed": (["tests/test_distributed.py"], ""),
     "engine/differentiable": (["tests/test_differentiable.py"], ""),
