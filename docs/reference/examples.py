@@ -131,6 +131,9 @@ algorithm = fp.algorithms.fedadam(optimizer)
 # fp.algorithms.fedalt
 algorithm = fp.algorithms.fedalt(optimizer)  # over fp.peft.mixed_lora()
 
+# fp.algorithms.fedask
+algorithm = fp.algorithms.fedask(optimizer, train="B")
+
 # fp.algorithms.fedavg
 algorithm = fp.algorithms.fedavg(optimizer, aggregator=fp.aggregators.fra())
 
@@ -173,6 +176,9 @@ algorithm = fp.algorithms.fednova(optax.sgd(0.1))
 # fp.algorithms.fedper
 algorithm = fp.algorithms.fedper(optimizer)
 
+# fp.algorithms.fedplora
+algorithm = fp.algorithms.fedplora(optimizer, ranks=[1, 2, 4])
+
 # fp.algorithms.fedprox
 algorithm = fp.algorithms.fedprox(optimizer, mu=0.01)
 
@@ -202,6 +208,9 @@ algorithm = fp.algorithms.flora(optimizer)
 
 # fp.algorithms.fra_ffa
 algorithm = fp.algorithms.fra_ffa(optimizer, at=10)
+
+# fp.algorithms.fslora
+algorithm = fp.algorithms.fslora(optimizer, ranks=[1, 2, 4])
 
 # fp.algorithms.gossip
 algorithm = fp.algorithms.gossip(optimizer, clients=10, graph="ring")

@@ -5,6 +5,7 @@ from fedjax_peft.algorithms.apfl import apfl
 from fedjax_peft.algorithms.centralised import centralised
 from fedjax_peft.algorithms.ditto import ditto
 from fedjax_peft.algorithms.fedalt import fedalt
+from fedjax_peft.algorithms.fedask import fedask
 from fedjax_peft.algorithms.fedavg import fedavg
 from fedjax_peft.algorithms.fedbabu import fedbabu
 from fedjax_peft.algorithms.feddpa import feddpa_f, feddpa_t
@@ -21,6 +22,7 @@ from fedjax_peft.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 # Not in __all__: its server optimizer is an object, which a config file cannot name.
 from fedjax_peft.algorithms.fedopt import fedopt as fedopt
 from fedjax_peft.algorithms.fedper import fedper
+from fedjax_peft.algorithms.fedplora import fedplora
 from fedjax_peft.algorithms.fedprox import fedprox
 from fedjax_peft.algorithms.fedrep import fedrep
 from fedjax_peft.algorithms.fedrot import fedrot
@@ -30,6 +32,7 @@ from fedjax_peft.algorithms.fedsvd import fedsvd
 from fedjax_peft.algorithms.ffa import ffa
 from fedjax_peft.algorithms.flora import flora
 from fedjax_peft.algorithms.fra_ffa import fra_ffa
+from fedjax_peft.algorithms.fslora import fslora
 from fedjax_peft.algorithms.gossip import gossip
 from fedjax_peft.algorithms.hetlora import hetlora
 from fedjax_peft.algorithms.hierfavg import hierfavg
@@ -54,6 +57,7 @@ __all__ = [
     "fedadagrad",
     "fedadam",
     "fedalt",
+    "fedask",
     "fedavg",
     "fedavgm",
     "fedbabu",
@@ -68,6 +72,7 @@ __all__ = [
     "fedmomentum",
     "fednova",
     "fedper",
+    "fedplora",
     "fedprox",
     "fedrep",
     "fedrot",
@@ -78,6 +83,7 @@ __all__ = [
     "ffa",
     "flora",
     "fra_ffa",
+    "fslora",
     "gossip",
     "hetlora",
     "hierfavg",

@@ -44,9 +44,11 @@ OPTIONS = {
     "scaffold": {"learning_rate": 0.1},
     "fedkseed": {"seeds": 8, "epsilon": 0.1},
     "fedmezo": {"steps": 8, "epsilon": 0.1},
+    "fedplora": {"ranks": [1, 2]},
     "fra_ffa": {"at": 1},
     "q_fedavg": {"lipschitz": 10.0},
     "gossip": {"clients": 5},
+    "fslora": {"ranks": [1, 2]},
     "hilora": {"clients": 5, "root_rounds": 1, "cluster_rounds": 1},
     "slora": {"sparse_rounds": 1},
 }
@@ -104,6 +106,7 @@ AS_OTHERS = (
         "fra_ffa",
     ),
     *("fedper", "fedsa", "fedsb", "ffa", "hetlora", "pfedlora", "q_fedavg", "rolora"),
+    *("fedask", "fedplora", "fslora"),
 )
 """Rarely tested: their rounds have nothing that no other algorithm has, or an aggregator that
 ``tests/aggregators`` runs with any number of lanes. Other files compare each one with a loop."""
@@ -184,7 +187,7 @@ def factor(t):
 RANKED = (
     *("fedavg", "fedavg_flexlora", "fedavg_hetlora", "fedavg_ilora", "fedrot", "flora"),
     *("fra_ffa", "hetlora", "fedalt", "fedavg_flora_na", "lora_a2", "pfedlora", "scaffold"),
-    "fedavg_raflora",
+    *("fedask", "fedavg_raflora"),
 )
 """Tried with clients of unequal ranks too. The program of :func:`rig` takes any ranks."""
 
@@ -376,6 +379,8 @@ PRIVACY_REFUSED = {
     "hetlora_prunes": "weights a client by what it sends",
     "fedavg_flora_na": "looks at the uploads one by one",
     "fedavg_raflora": "looks at the uploads one by one",
+    "fedask": "sums of sketches",
+    "fedplora": "divides the sum of each direction",
     "fedmezo": "looks at the uploads one by one",
     "hilora": "looks at the uploads one by one",
     "fedavg_median": "looks at the uploads one by one",

@@ -29,11 +29,12 @@ STAGED = ("fra_ffa", "fra_ffa_plateau", "hilora", "slora")
 TURNS = ("lora_a2", "lora_a2_one", "rolora")
 
 REFUSED = {
-    fp.contracts.Feature.TRANSFORMS: (*ZEROTH, "flora", "hetlora_prunes"),
+    fp.contracts.Feature.TRANSFORMS: (*ZEROTH, "fedask", "flora", "hetlora_prunes"),
     fp.contracts.Feature.SERVER_TRANSFORMS: (
         *(*RELAYED, *SINGLE, *PRODUCTS, "fedavg_hetlora", "fedavg_lora_fair", "fedmezo"),
         *(*OF_LOSSES, *ROWS),
         *("fra_ffa", "fra_ffa_plateau", "hetlora", "hetlora_prunes", "hilora"),
+        *("fedask", "fedplora"),
     ),
     fp.contracts.Feature.DOWNLINK: (
         *RELAYED,
@@ -42,6 +43,7 @@ REFUSED = {
         *OF_LOSSES,
         *ROWS,
         "fedalt",
+        "fedplora",
         "fednova",
         "fedsvd",
         "ravan",
@@ -49,7 +51,7 @@ REFUSED = {
     ),
     fp.contracts.Feature.KEPT_OPTIMIZER: (
         *(*STAGED, *TURNS, *ZEROTH, "ifca", "fedmomentum", "fednova", "fedrot", "fedsvd", "flora"),
-        *("hetlora_prunes", "ravan", "scaffold"),
+        *("hetlora_prunes", "ravan", "scaffold", "fedask", "fedplora", "fslora"),
     ),
     fp.contracts.Feature.NEW_FACTORS: (
         *(*TURNS, "apfl", "centralised", "ditto", "fedadagrad", "fedadam", "fedavgm", "fedopt"),
@@ -57,9 +59,11 @@ REFUSED = {
     ),
     fp.contracts.Feature.CLIENT_RANKS: (
         *(*ZEROTH, "fedavg_lora_fair", "fedex", "fedmomentum", "hilora"),
+        *("fedplora", "fslora"),
     ),
     fp.contracts.Feature.CLIENT_PRIVACY: (
         *(*RELAYED, *SINGLE, *OF_LOSSES, *ROWS, "fedmezo", "fra_ffa_plateau", "hilora"),
+        *("fedask", "fedplora"),
     ),
     fp.contracts.Feature.EXAMPLE_PRIVACY: (
         *(*ZEROTH, *OF_LOSSES, "ifca", "feddpa_f", "feddpa_t", "fedmcp", "fra_ffa_plateau"),
@@ -68,7 +72,7 @@ REFUSED = {
     fp.contracts.Feature.ASYNCHRONY: (
         *(*RELAYED, *PRODUCTS, *STAGED, *TURNS, *ZEROTH, *OF_LOSSES, *ROWS, "fedalt"),
         *("fedavg_geometric_median_product", "fedavg_raflora"),
-        *("feddyn", "fednova", "fedsvd", "hetlora_prunes", "scaffold"),
+        *("feddyn", "fednova", "fedsvd", "hetlora_prunes", "scaffold", "fedask", "fedplora"),
     ),
 }
 """Feature -> the algorithms that cannot be combined with it. All others can."""

@@ -53,21 +53,23 @@ ALGORITHMS = (
     *("apfl", "centralised", "ditto", "fedadagrad", "fedadam", "fedalt", "fedavg", "fedavgm"),
     *("fedbabu", "feddyn", "fedex", "fedmomentum", "fednova", "fedper", "fedprox", "fedrep"),
     *("fedrot", "fedsa", "fedsb", "fedsvd", "fedyogi", "ffa", "flora", "fra_ffa", "hetlora"),
-    *("hilora", "local", "lora_a2", "moon", "pfedlora", "ravan", "rolora", "scaffold", "slora"),
+    *("hilora", "local", "lora_a2", "moon", "pfedlora", "ravan", "rolora", "scaffold"),
 )
 ZEROTH = ("fedkseed", "fedmezo")
 """They have taken a part of the chance of S-LoRA, so that other draws stay what they were."""
 OF_LOSSES = ("afl", "q_fedavg")
 """Clients send their loss. They have taken a part of the chance of S-LoRA too."""
 ROWS = ("gossip", "hierfavg", "ifca")
+DRAWING = ("fslora", "fedplora")
+"""They and FedASK have taken a part of it too."""
 SLOW = ("pfedme", "fedmcp", "fedmatch", "feddpa_f", "feddpa_t")
 """Their programs take longest to compile."""
 
 FEATURES: dict[str, dict[Value, float]] = {
     "as it fell": _sometimes(0.05),
     "algorithm": {
-        **{**_even(*ALGORITHMS), "slora": 0.35},
-        **_even(*OF_LOSSES, *ROWS, weight=0.05),
+        **_even(*ALGORITHMS),
+        **{**_even(*DRAWING, "fedask", *OF_LOSSES, *ROWS, weight=0.05), "slora": 0.2},
         **{**_even(*ZEROTH, weight=0.2), **_even(*SLOW, weight=0.25)},
     },
     "model": {"net": 60, "bert": 2, "bf16": 1, "int8": 1, "scan": 1},
@@ -89,17 +91,20 @@ FEATURES: dict[str, dict[Value, float]] = {
     "keep_optimizer": _sometimes(0.3),
     "space": {None: 3, "product": 2},
     "server_schedule": {None: 4, "cosine": 1},
-    "aggregator": _mostly(
-        None,
-        30,
-        *("mean()", "median()", "trimmed_mean(0.2)", "krum(1)", "multi_krum(1)", "bulyan(0)"),
-        *("geometric_median()", "centred_clipping(0.5)", "centred_clipping()", "fltrust(0)"),
-        *("norm_bounding(0.1)", "norm_bounding()", "krum(0)", "multi_krum(0)", "fra()"),
-        *("flexlora()", "ilora()", "hetlora()", "flora_na(steps=2)", "lora_fair(steps=2)"),
-        *("lora_fair(solver='least_squares')", "fra(split='B')", "fra(rank=2)", "raflora()"),
-        *("median(space='product')", "trimmed_mean(0.2, space='product')"),
-        "geometric_median(space='product')",
-    ),
+    "aggregator": {
+        **_mostly(
+            None,
+            30,
+            *("mean()", "median()", "trimmed_mean(0.2)", "krum(1)", "multi_krum(1)", "bulyan(0)"),
+            *("geometric_median()", "centred_clipping(0.5)", "centred_clipping()", "fltrust(0)"),
+            *("norm_bounding(0.1)", "norm_bounding()", "krum(0)", "multi_krum(0)", "fra()"),
+            *("flexlora()", "ilora()", "hetlora()", "flora_na(steps=2)", "lora_fair(steps=2)"),
+            *("lora_fair(solver='least_squares')", "fra(split='B')", "fra(rank=2)"),
+            *("median(space='product')", "trimmed_mean(0.2, space='product')"),
+            "geometric_median(space='product')",
+        ),
+        **{"geometric_median(space='product')": 0.5, "raflora()": 0.5},
+    },
     "transform": _mostly(
         None,
         50,
@@ -209,6 +214,9 @@ OWN_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fedrep": ({"tune_epochs": 1}, {"head_epochs": 2}),
     "feddpa_f": ({"tune_epochs": 0}, {"tune_epochs": 2}),
     "fedsvd": ({"period": 2}, {"period": 1}),
+    "fedask": ({"train": "B"}, {"oversampling": 0}),
+    "fedplora": ({"ranks": 1}, {"ranks": (1, 2)}),
+    "fslora": ({"ranks": 1}, {"ranks": (1, 2)}),
     "fra_ffa": ({"trigger": "plateau"}, {"trigger": "subspace"}),
     "hetlora": ({"prune": 0.5}, {"penalty": 0.1}),
     "lora_a2": ({"budget": (1, 2)}, {"budget": 1}),
@@ -223,7 +231,7 @@ LORA = ("lora", "lora_1", "lora_drop", "lora_svd", "rslora", "dora")
 OF_TEXTS = ("ia3", "houlsby", "prefix", "layer_norm")
 NEED_LORA = (
     *("fedex", "fedmomentum", "fedrot", "fedsa", "fedsvd", "ffa", "flora", "fra_ffa", "hetlora"),
-    *("lora_a2", "rolora"),
+    *("lora_a2", "rolora", "fedask", *DRAWING),
 )
 HEADS = {"fedper": "private", "fedrep": "private", "fedbabu": "frozen"}
 """Algorithms that have one kind of head."""
@@ -292,7 +300,9 @@ def _options(d: dict[str, Value]) -> dict[str, Value]:
     if d["peft"] == "head_only":
         out["head"] = None
     refuse = (*STAGED, *TURNS, *RELAYED, "fednova", "fedrot", "fedsvd", "ravan", "scaffold", "ifca")
-    if name in (*refuse, *ZEROTH) or (d["aggregator"] and _stem(d["aggregator"]) in FACTORING):
+    if name in (*refuse, *ZEROTH, *DRAWING, "fedask") or (
+        d["aggregator"] and _stem(d["aggregator"]) in FACTORING
+    ):
         out["keep_optimizer"] = "no"
     if name not in OWN_OPTIONS:
         out["own option"] = "none"
@@ -351,6 +361,8 @@ def _protection(d: dict[str, Value]) -> dict[str, Value]:
             *OF_LOSSES,
             *ROWS,
             "fedmezo",
+            "fedask",
+            "fedplora",
             "fra_ffa",
             "hilora",
             "slora",
@@ -388,6 +400,7 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
     factoring = bool(aggregator and (_stem(aggregator) in FACTORING or "product" in aggregator))
     if d["asynchronous"]:
         late = (*RELAYED, *STAGED, *TURNS, "fedalt", "feddyn", "fednova", "fedsvd", "scaffold")
+        late = (*late, "fedask", "fedplora")
         if (
             name in (*late, *ZEROTH, *OF_LOSSES, *ROWS, "local", "centralised")
             or factoring
@@ -404,6 +417,7 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
         *OF_LOSSES,
         *ROWS,
         "fedalt",
+        "fedplora",
         "fednova",
         "fedsvd",
         "ravan",
@@ -413,7 +427,7 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
     )
     if str(d["second transform"]).startswith("downlink") and name in (*down, "local"):
         out["second transform"] = None
-    if name in (*ZEROTH, "flora", "local", "centralised"):
+    if name in (*ZEROTH, "flora", "fedask", "local", "centralised"):
         out |= {"transform": None, "second transform": None}
     if name == "hetlora" and d["own option"] == "first":
         out |= {"transform": None, "second transform": None, "keep_optimizer": "no"}
@@ -423,7 +437,7 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
 def _systems(d: dict[str, Value]) -> dict[str, Value]:
     out: dict[str, Value] = {}
     unable = ("fedex", "fedmomentum", "hilora", "fedsb", "ravan", "slora", "feddpa_f", "feddpa_t")
-    unable = (*unable, *ZEROTH)
+    unable = (*unable, *ZEROTH, *DRAWING)
     if d["client_ranks"]:
         cannot = d["peft"] in ("lora_1", "lora_svd", "dora") or d["algorithm"] in unable
         others = d["aggregator"] and _stem(d["aggregator"]) in (*ROBUST, "lora_fair")

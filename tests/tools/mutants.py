@@ -53,6 +53,7 @@ LORA = "tests/algorithms/test_algorithms_lora.py"
 MCP = "tests/algorithms/test_algorithms_fedmcp.py"
 DPA = "tests/algorithms/test_algorithms_feddpa.py"
 CORES = "tests/algorithms/test_algorithms_cores.py"
+DIRECTIONS = "tests/algorithms/test_algorithms_directions.py"
 FACTORS = "tests/algorithms/test_algorithms_lora_2025_factors.py"
 ALL = "tests/algorithms/test_algorithms_all.py"
 REFUSALS = "tests/algorithms/test_algorithms_refusals.py"
@@ -90,6 +91,10 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/fedrot": (["tests/algorithms/test_algorithms_fedrot.py", ALL], ""),
     "algorithms/fedsa": ([LORA, ALL], "fedsa"),
     "algorithms/fedsb": ([CORES, ALL], "fedsb or refused"),
+    "algorithms/directions": ([DIRECTIONS], ""),
+    "algorithms/fedask": (["tests/algorithms/test_algorithms_fedask.py", ALL], ""),
+    "algorithms/fedplora": ([DIRECTIONS, ALL], "fedplora or slow"),
+    "algorithms/fslora": ([DIRECTIONS, ALL], "fslora or slow"),
     "algorithms/fedsvd": ([FACTORS, ALL], "fedsvd or svd"),
     "algorithms/ffa": ([LORA, ALL], "ffa and not fra"),
     "algorithms/flora": ([LORA, ALL], "flora or exact"),
