@@ -1,6 +1,5 @@
 """The columns of tables whose rows are runs or methods."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -12,7 +11,6 @@ from fedjax_peft.report.judgement import Judgement
 from fedjax_peft.report.separation import PairComparison
 from fedjax_peft.report.tested import MODELS
 from fedjax_peft.simulation.score_names import Score, of_global, plain
-from fedjax_peft.simulation.summaries import mean, summary
 from fedjax_peft.support.display import one_line
 
 Part: TypeAlias = Literal["results", "clients", "difference", "costs"]
@@ -22,11 +20,18 @@ _SHORT = {"accuracy": "acc."}
 """Metric -> its name in a terminal."""
 CLIENTS = {
     "mean": "Clients’ mean",
+    "std": "Standard deviation across clients",
     "weighted": "Weighted by test size",
     "worst_tenth": "Worst 10 % of clients",
     "worst": "Worst client",
 }
 """Figure of the clients' own tests -> heading."""
+_SHORT_OF_CLIENTS = {
+    "mean": "Clients’\nmean",
+    "std": "Clients’\nsd",
+    "worst_tenth": "Worst 10 %\nof clients",
+}
+"""The figures of the clients' own tests that a terminal shows -> heading."""
 
 
 class Column(NamedTuple):
@@ -190,6 +195,10 @@ def _of_clients(facts: Sequence[Fact], share: bool, of: Callable[..., Column]) -
     def deviations(key: str) -> list[str]:
         return ["" if (sd := fact[key]) is None else f" ± {text(sd)}" for fact in facts]
 
+    def figure(key: str, **options: Any) -> Column:
+        options |= look | {"short": _SHORT_OF_CLIENTS.get(key, "")}
+        return of(CLIENTS[key], f"client_{key}", **options)
+
     def counts(group: str) -> list[str]:
         found = [fact[f"client_count_{group}"] for fact in facts]
         return [f" ({wording.MISSING if n is None else round(n)})" for n in found]
@@ -207,11 +216,11 @@ def _of_clients(facts: Sequence[Fact], share: bool, of: Callable[..., Column]) -
         if grouped
     ]
     return [
-        of(CLIENTS["mean"], "client_mean", notes=deviations("client_std"), **look),
-        of(CLIENTS["weighted"], "client_weighted", **look),
+        figure("mean", notes=deviations("client_std")),
+        figure("weighted"),
         *groups,
-        of(CLIENTS["worst"], "client_worst", **look),
-        of(CLIENTS["worst_tenth"], "client_worst_tenth", **look),
+        figure("worst"),
+        figure("worst_tenth"),
         of(
             "Clients’ mean, tuned",
             "tuned_client_mean",
@@ -225,11 +234,19 @@ def _of_clients(facts: Sequence[Fact], share: bool, of: Callable[..., Column]) -
 
 
 def of_methods(
-    rows: Mapping[str, Cell], metric: str, at: At, choice: Choice, judged: Judgement | None
+    rows: Mapping[str, Cell],
+    facts: Sequence[Sequence[Fact]],
+    metric: str,
+    at: At,
+    choice: Choice,
+    judged: Judgement | None,
 ) -> list[Column]:
-    """Returns the columns of methods, without those that are empty in all rows."""
+    """Returns the columns of the scores of methods, and of their differences.
+
+    Args:
+        facts: The summaries of the runs of each row.
+    """
     cells = list(rows.values())
-    facts = [[summary(run.rows) for run in cell.runs.values()] for cell in cells]
     score = facts[0][0]["headline"] if facts else "accuracy"
 
     setting = "Setting" if choice.metric is None else "Chosen setting"
@@ -243,15 +260,13 @@ def of_methods(
     for key, title in CLIENTS.items():
         field = Score("client", score, key).name
         if field != metric:
-            values = [summarise(_known(one, f"client_{key}")) for one in facts]
-            out.append(_mean_column(field, values, title, part="clients", short=""))
-    out += differences(list(rows), judged)
-    averages = [{key: mean(_known(one, key)) for key in one[0]} for one in facts]
-    out += [column._replace(part="costs", short="") for column in costs(averages)]
-    return [column for column in out if not column.is_empty]
+            values = [summarise(known(one, f"client_{key}")) for one in facts]
+            heading = _SHORT_OF_CLIENTS.get(key, "")
+            out.append(_mean_column(field, values, title, part="clients", short=heading))
+    return [*out, *differences(list(rows), judged)]
 
 
-def _known(facts: Sequence[Fact], key: str) -> list[float]:
+def known(facts: Sequence[Fact], key: str) -> list[float]:
     """Returns the numbers of a figure of the runs of a row."""
     return [x for fact in facts if isinstance(x := fact[key], int | float)]
 
@@ -390,60 +405,3 @@ def _result(one: PairComparison) -> str:
     if one.separated:
         return "separated"
     return "not separated" if one.margin is not None else f"not known: {one.basis}"
-
-
-def costs(facts: Sequence[Fact]) -> list[Column]:
-    """Returns the columns of parameters, communication and time, and the aggregation error.
-
-    Args:
-        facts: The summary of each row, or the means of its runs' summaries.
-    """
-
-    def values(key: str) -> list[Any]:
-        return [fact[key] for fact in facts]
-
-    def cost(title: str, unit: str, amounts: Values, start: str = "", **options: Any) -> Column:
-        symbol, text = in_unit(unit, amounts)
-        short = f"{start}\n{symbol}" if start else ""
-        return column(f"{title} ({symbol})", amounts, text, short=short, **options)
-
-    up, down = values("bytes_up"), values("bytes_down")
-    upload = [
-        None if size is None or not count else size / count
-        for size, count in zip(up, values("client_rounds"), strict=True)
-    ]
-    total, text = in_unit("bytes", up + down)
-    received = [f" / {wording.MISSING if n is None else text(n)}" for n in down]
-    short = f"Up / down\n{total}"
-    return [
-        _privacy_column(values("epsilon"), values("delta")),
-        column("Trained parameters", values("trained"), "{:,.0f}".format),
-        cost("Upload per client and round", "bytes", upload, best=min),
-        column(f"Total up / down ({total})", up, text, short=short, notes=received),
-        cost("Simulated time", "simulated_seconds", values("simulated_seconds"), "Sim."),
-        cost("Wall time", "wall_seconds", values("wall_seconds"), "Wall"),
-        column("Slots in use (%)", values("slot_utilisation"), wording.percent),
-        _error_column(values("aggregation_error_relative"), values("aggregation_error")),
-    ]
-
-
-def _privacy_column(epsilon: Values, delta: Values) -> Column:
-    """Returns the guarantee of differential privacy after the last round."""
-    cells = [
-        wording.MISSING
-        if e is None
-        else "none"
-        if d is None or not math.isfinite(e)
-        else f"{e:.3g}, {d:g}"
-        for e, d in zip(epsilon, delta, strict=True)
-    ]
-    data = {"epsilon": epsilon, "delta": delta}
-    return Column("Privacy (ε, δ)", "Privacy\nε, δ", cells, set(), data=data)
-
-
-def _error_column(relative: Values, absolute: Values) -> Column:
-    """Returns the aggregation error; the relative one, which compares better, if it is known."""
-    title = "Mean aggregation error"
-    if any(value is not None for value in relative):
-        return column(f"{title} (%)", relative, wording.percent, short="Agg.\nerr. %")
-    return column(title, absolute, "{:.2g}".format, short="Agg.\nerror")

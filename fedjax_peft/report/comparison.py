@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
 
-from fedjax_peft.report import columns, sentences, tested, wording
+from fedjax_peft.report import columns, cost_columns, fairness, sentences, tested, wording
 from fedjax_peft.report.cells import At, Cell, Choice, Study, is_test, value
 from fedjax_peft.report.columns import Column, Frame, Part
 from fedjax_peft.report.judgement import Judgement, judge, on_clients, on_test, sampling_variance
@@ -182,7 +182,7 @@ def _of_runs(runs: Sequence[RunRecord]) -> Comparison:
         lower_is_better=all(headline_is_lower_better(run.rows) for run in scored),
     )
     text = wording.score_text(share)
-    found = [*columns.of_runs(facts, judged), *columns.costs(facts)]
+    found = [*columns.of_runs(facts, judged), *cost_columns.of_runs(facts)]
     return Comparison(
         head="Run",
         rows={run.name: {None: run} for run in runs},
@@ -248,12 +248,16 @@ def _of_methods(study: Study, options: Options) -> Comparison:
     )
     groups = judged.ranking.groups if judged else []
     means = {group.name: judged.text(group.mean) for group in groups if judged}
-    found = columns.of_methods(cells_of, metric, at, choice, judged)
+    facts = [[summary(run.rows) for run in cell.runs.values()] for cell in cells]
+    found = columns.of_methods(cells_of, facts, metric, at, choice, judged)
+    found = [c for c in [*found, *cost_columns.of_methods(facts)] if not c.is_empty]
     several = any(len(found) > 1 for found in study.methods.values())
     basis, notes = choice.notes[:1], choice.notes[1:]
     if choice.on_test:
         basis, notes = (f"The settings were chosen on test data ({choice.metric}).",), choice.notes
     warnings = [*tested.caution(metric, firsts), *notes, *sentences.few_seeds(rows)]
+    lower = study.lower_is_better(study.headline)
+    warnings += fairness.trade_offs(rows, judged, lower=lower)
     return Comparison(
         head="Method",
         caption=capital(what),

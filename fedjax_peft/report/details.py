@@ -15,8 +15,8 @@ from fedjax_peft.report.figure_files import INK, MUTED, line_look, rolling, styl
 from fedjax_peft.report.layers import HEAT_MAPS, heat_map, spectra
 from fedjax_peft.report.wording import MISSING, capital, is_share, score_text, shorten, word
 from fedjax_peft.simulation.rows import client_names, headline, headline_is_lower_better
-from fedjax_peft.simulation.score_names import Score, of_global
-from fedjax_peft.simulation.summaries import series, worst_tenth
+from fedjax_peft.simulation.score_names import Score, of_global, worst_tenth
+from fedjax_peft.simulation.summaries import series
 from fedjax_peft.support.display import one_line
 
 if TYPE_CHECKING:

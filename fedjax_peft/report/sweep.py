@@ -87,7 +87,8 @@ class Sweep(NamedTuple):
         Fractions, such as accuracies, are in percent.
 
         Args:
-          *metrics: fields of the rows; by default the task's metric on validation and test data.
+          *metrics: fields of the rows; by default the task's metric on validation and test data,
+            and over the clients' own tests the mean of the worst tenth and the standard deviation.
 
         Raises:
           InputError: no run has recorded a metric.
@@ -96,6 +97,7 @@ class Sweep(NamedTuple):
 
         score = self.study.headline
         usual = [Score(split, score).name for split in ("validation", "test")]
+        usual += [Score("client", score, kind).name for kind in ("worst_tenth", "std")]
         known = self.study.metrics
         shown = [self.study.require(m) for m in metrics] or [m for m in usual if m in known]
         rows = [

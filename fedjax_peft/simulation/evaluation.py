@@ -28,6 +28,7 @@ from fedjax_peft.simulation.score_names import (
     is_global,
     is_lower_better,
     worst,
+    worst_tenth,
 )
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.by_class import ByClass
@@ -295,11 +296,13 @@ def _spread(
     values: np.ndarray, sizes: np.ndarray, metric: str, task: Task
 ) -> dict[str, float | np.floating]:
     """Returns statistics of one metric over clients, whose tests have ``sizes`` examples."""
+    lower = is_lower_better(metric, task.lower_is_better)
     return {
         "mean": values.mean(),
         "weighted": np.average(values, weights=sizes),
         "std": values.std(),
         "worst": worst(values, metric, task.lower_is_better),
+        "worst_tenth": worst_tenth(values.tolist(), lower=lower),
     }
 
 

@@ -8,8 +8,9 @@ Rows stay flat because that is how csv, trackers, stop rules and users' programs
 """
 
 import functools
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +19,10 @@ _COMMON = r"(global_)?(test|validation)|local|train"
 """Evaluations whose models see the same examples, or those of a round's training."""
 _OWN = "client(_validation)?"
 """Evaluations of clients on their own examples, whose scores are statistics over clients."""
+_OVER = "mean|weighted|std|worst|worst_tenth"
 _NAME = re.compile(
     rf"(?P<tuned>tuned_)?((?P<common>{_COMMON})_(?P<score>.+?)(_(?P<over>std|worst|mean))?"
-    rf"|(?P<own>{_OWN})_((?P<of>.+?)_(?P<kind>mean|weighted|std|worst)|(?P<size>count|examples)))"
+    rf"|(?P<own>{_OWN})_((?P<of>.+?)_(?P<kind>{_OVER})|(?P<size>count|examples)))"
     r"(_(?P<group>seen|unseen))?"
 )
 
@@ -37,7 +39,7 @@ class Score(NamedTuple):
     metric: str
     """A metric of the task, or a size: ``count`` of clients, ``examples``."""
     statistic: str = ""
-    """Over clients: ``mean``, ``weighted``, ``std`` or ``worst``."""
+    """Over clients: ``mean``, ``weighted``, ``std``, ``worst`` or ``worst_tenth``."""
     group: str = ""
     """``seen`` or ``unseen`` clients alone."""
     tuned: bool = False
@@ -109,3 +111,19 @@ def is_lower_better(metric: str, declared: Collection[str]) -> bool:
 def worst(values: np.ndarray, metric: str, declared: Collection[str]) -> float:
     """Returns the worst value of a metric; see :func:`is_lower_better` for the arguments."""
     return float(values.max() if is_lower_better(metric, declared) else values.min())
+
+
+def worst_tenth(values: Iterable[float], *, lower: bool) -> float:
+    """Returns the mean of the worst tenth of values, rounded up: of 11 values, the worst two.
+
+    It is NaN if a value is: nobody knows how bad that one is.
+
+    Args:
+      values: at least one.
+      lower: whether lower values are better.
+    """
+    ordered = sorted(values, reverse=lower)
+    if any(map(math.isnan, ordered)):
+        return math.nan
+    worst = ordered[: math.ceil(len(ordered) / 10)]
+    return sum(worst) / len(worst)

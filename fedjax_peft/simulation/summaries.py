@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_peft.simulation.rows import headline, headline_is_lower_better, is_personal, number
-from fedjax_peft.simulation.score_names import Score, of_global
+from fedjax_peft.simulation.score_names import Score, of_global, worst_tenth
 from fedjax_peft.support.errors import check_known
 
 _COSTS = {"bytes": ("bytes_up", "bytes_down"), "simulated_seconds": ("simulated_seconds",)}
@@ -60,8 +60,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         * ``client_count``, ``client_mean`` and ``client_weighted``, also with ``_seen`` and
           ``_unseen``; ``client_std`` and ``client_worst``; ``tuned_client_mean`` and
           ``tuned_client_std``: from the last evaluation of clients;
-        * ``client_worst_tenth``: the mean over the worst tenth of the clients, rounded up, from the
-          last ``client_tests``.
+        * ``client_worst_tenth``: the mean over the worst tenth of the clients, rounded up.
     """
     metric = headline(rows)
     test = Score("test", metric)
@@ -107,13 +106,15 @@ def _of_clients(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, flo
     """Returns the figures of the last evaluation of the clients' models."""
     groups = ("", "seen", "unseen")
     scores = [Score("client", metric, kind, x) for kind in ("mean", "weighted") for x in groups]
-    scores += [Score("client", metric, kind) for kind in ("std", "worst")]
+    scores += [Score("client", metric, kind) for kind in ("std", "worst", "worst_tenth")]
     scores += [Score("client", metric, kind, tuned=True) for kind in ("mean", "std")]
     fields = {one._replace(metric="").name: one.name for one in scores}
     tested = [row for row in rows if not row.keys().isdisjoint(fields.values())][-1:]
     fields |= {(name := Score("client", "count", group=x).name): name for x in groups}
     found = {name: _last(tested, field) for name, field in fields.items()}
-    return {**found, "client_worst_tenth": _last_worst_tenth(rows, metric)}
+    if found["client_worst_tenth"] is None:  # rows of earlier versions
+        found["client_worst_tenth"] = _last_worst_tenth(rows, metric)
+    return found
 
 
 def _last_worst_tenth(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
@@ -124,18 +125,6 @@ def _last_worst_tenth(rows: Sequence[Mapping[str, Any]], metric: str) -> float |
         return None
     known = [x for value in values if (x := number({metric: value}, metric)) is not None]
     return worst_tenth(known, lower=headline_is_lower_better(rows)) if known else None
-
-
-def worst_tenth(values: Iterable[float], *, lower: bool) -> float:
-    """Returns the mean of the worst tenth of values, rounded up: of 11 values, the worst two.
-
-    Args:
-      values: at least one.
-      lower: whether lower values are better.
-    """
-    ordered = sorted(values, reverse=lower)
-    worst = ordered[: math.ceil(len(ordered) / 10)]
-    return sum(worst) / len(worst)
 
 
 def _last(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:

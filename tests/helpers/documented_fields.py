@@ -19,7 +19,7 @@ PARTS = {
     "METRIC": f"(?:{'|'.join(METRICS)})".replace("SIMILARITY", "(?:cka|cka_debiased|cosine)"),
     "MODULE": r"[\w.]+",
     "FACTOR": "[ab]",
-    "KIND": "(?:mean|weighted|std|worst|adapter|head|frozen)",
+    "KIND": "(?:mean|weighted|std|worst|worst_tenth|adapter|head|frozen)",
     "ROLE": "(?:shared|private|fixed)",
     "FACT": r"\w+",
     "EVALUATION": "(?:test|global_test|client)",

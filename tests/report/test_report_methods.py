@@ -4,6 +4,7 @@ import csv
 import json
 import re
 
+import numpy as np
 import pytest
 from closeness import approx
 from internals import main, read_study, write_report
@@ -215,6 +216,66 @@ def test_clients_have_columns(tmp_path):
     )
     assert rows[:2] == [("0", "10.0"), ("1", "30.0")]
     assert len(rows) == 20
+
+
+def of_clients(test, scores):
+    """Returns the fields of a run with ten clients, of which the worst tenth is one."""
+    of = np.array(scores)
+    figures = {"mean": of.mean(), "std": of.std(), "worst_tenth": of.min()}
+    return accuracy(None, test) | {f"client_accuracy_{k}": float(x) for k, x in figures.items()}
+
+
+def test_a_better_mean_with_worse_worst_clients_is_said(tmp_path):
+    """Differences by hand, mean and worst: 4, 4, 5.2 points and −30, −30, −20 points."""
+    own = {
+        "fedavg": [0.7] * 10,
+        "unfair": [0.4, 0.9, *[0.7625] * 8],
+        "fair": [0.71] * 9 + [0.72],
+        "worse": [0.52, *[0.62] * 9],
+    }
+    rates = {
+        name: {0.1: {s: of_clients(0.5, np.array(xs) + 0.01 * s) for s in range(3)}}
+        for name, xs in own.items()
+    }
+    rates["unfair"][0.1][2] = of_clients(0.5, [0.72 - 0.2, *[0.8] * 9])
+    sweep = write_rates(tmp_path / "s", rates, baseline="fedavg")
+    found = compare(read_study(sweep))
+    cells = row(found, "unfair")
+    # Seeds 0 and 1: .74 + .01 s and .40 + .01 s; seed 2: .772 and .52.
+    assert cells["Clients’ mean (%)"] == "75.4 ± 1.6"
+    assert cells["Worst 10 % of clients (%)"] == "44.3 ± 6.7"
+    assert row(found, "fedavg")["Standard deviation across clients (%)"] == "0.0 ± 0.0"
+    (said,) = (one for one in found.warnings if "worst of them" in one)
+    assert said == (
+        "unfair is better than fedavg for its clients on average, and worse for the worst of them:"
+        " accuracy on the clients’ tests, their mean +4.4 points (95 % interval +2.7 to +6.1) and"
+        " the worst 10 % −26.7 points (95 % interval −41.0 to −12.3), over 3 seeds, paired."
+    )
+    shown = "".join(str(c.header) for t in found.terminal_tables(200) for c in t.columns)
+    assert "Worst 10 %\nof clients" in shown
+    table = found.files()["table"]
+    assert said in table.markdown()
+    heads = table.csv().splitlines()
+    assert any("client_accuracy_worst_tenth" in line for line in heads)
+    page = write_report(read_study(sweep), tmp_path / "out").read_text()
+    assert said in page
+    assert "Standard deviation across clients" in page
+
+
+def test_a_fall_within_chance_is_said_to_be_so(tmp_path):
+    ups = ((0.1, 0.05), (0.1, -0.2), (0.1, -0.06))
+    rates = {
+        "a": {0.1: {s: of_clients(0.5, [0.5] * 10) for s in range(3)}},
+        "b": {
+            0.1: {
+                s: of_clients(0.5, [0.5 + low, *[0.5 + up] * 9]) for s, (up, low) in enumerate(ups)
+            }
+        },
+    }
+    found = compare(read_study(write_rates(tmp_path / "s", rates)))
+    assert any(
+        one.endswith("Not separated from 0 over seeds: the worst 10 %.") for one in found.warnings
+    )
 
 
 @pytest.mark.slow

@@ -167,6 +167,7 @@ def test_scores_are_the_fields_of_evaluations():
         ("test_backdoor_success_seen", Score("test", "backdoor_success", group="seen")),
         ("client_exact_match_mean_unseen", Score("client", "exact_match", "mean", "unseen")),
         ("client_validation_loss_worst", Score("client_validation", "loss", "worst")),
+        ("client_loss_worst_tenth_seen", Score("client", "loss", "worst_tenth", "seen")),
         ("client_count_seen", Score("client", "count", group="seen")),
         ("tuned_client_loss_weighted", Score("client", "loss", "weighted", tuned=True)),
         ("tuned_test_accuracy", Score("test", "accuracy", tuned=True)),
