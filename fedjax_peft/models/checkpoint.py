@@ -405,7 +405,7 @@ def save_checkpoint(
     if architecture:
         fields["architectures"] = [architecture]
     files = {"config.json": fields}
-    if config["model_type"] == "vit":
+    if config["model_type"] in ("vit", "dinov2"):
         files["preprocessor_config.json"] = processor(config)
     for name, content in files.items():
         text = json.dumps(content, indent=2, sort_keys=True)

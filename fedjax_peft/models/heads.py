@@ -217,10 +217,14 @@ class TokenClassifier(nnx.Module):
         self.dropout = Dropout(dropout)
         setattr(self, self.projection, linear(width, classes, jnp.float32))
 
+    def read(self, hidden: Array) -> Array:
+        """Returns the logits ``[batch, length, classes]`` of the last hidden states."""
+        logits: Array = getattr(self, self.projection)(self.dropout(hidden))
+        return logits
+
     def __call__(self, batch: Batch) -> Outputs:
         x = getattr(self, self.backbone_name)(batch)
-        logits = getattr(self, self.projection)(self.dropout(x.hidden))
-        return Outputs(logits, x.hidden, x.states, last=x.last)
+        return Outputs(self.read(x.hidden), x.hidden, x.states, last=x.last)
 
 
 class SpanClassifier(TokenClassifier):

@@ -17,6 +17,7 @@ from fedjax_peft.models.checkpoint import Safetensors, Tensors, read_json, weigh
 from fedjax_peft.models.gguf import Gguf
 from fedjax_peft.models.head_classes import named_by, reordered, stored_numbers
 from fedjax_peft.models.heads import WITHOUT_CLASSES, Head
+from fedjax_peft.models.images import processed
 from fedjax_peft.models.modules import is_inside
 from fedjax_peft.models.names import normal_names
 from fedjax_peft.models.onnx import Onnx
@@ -212,17 +213,9 @@ def _ends(directory: Path) -> dict[str, Any]:
 
 
 def _image_scale(directory: Path) -> dict[str, Any]:
-    """Returns the fields ``image_mean`` and ``image_std`` of the processor of a model's images.
-
-    There are none where the model prepares them so anyway: (x / 255 - 0.5) / 0.5.
-    """
+    """Returns the fields of the processor of a model's images, if the directory has one."""
     path = directory / "preprocessor_config.json"
-    fields = read_json(path) if path.is_file() else {}
-    if fields.get("do_normalize") is False:
-        return {"image_mean": [0.0], "image_std": [1.0]}
-    given = {name: fields.get(name) for name in ("image_mean", "image_std")}
-    found = {name: x if isinstance(x, list) else [x] for name, x in given.items() if x is not None}
-    return {name: x for name, x in found.items() if any(number != 0.5 for number in x)}
+    return processed(read_json(path)) if path.is_file() else {}
 
 
 def _in_gguf(path: Path) -> _Checkpoint:

@@ -50,13 +50,30 @@ def prepare(
     return jnp.broadcast_to(x, (x.shape[0], channels, *size))
 
 
+def processed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``image_mean``, ``image_std`` and ``image_crop`` of a ``preprocessor_config.json``.
+
+    There are no mean and deviation where the model prepares images so anyway: (x / 255 - 0.5) /
+    0.5. A processor that cuts out the middle of an image gives the height and width of the cut.
+    """
+    cut = fields.get("crop_size") if fields.get("do_center_crop") else None
+    sides = [cut.get("height"), cut.get("width")] if isinstance(cut, Mapping) else [cut, cut]
+    crop = {"image_crop": sides} if cut else {}
+    if fields.get("do_normalize") is False:
+        return {"image_mean": [0.0], "image_std": [1.0]} | crop
+    given = {name: fields.get(name) for name in ("image_mean", "image_std")}
+    found = {name: x if isinstance(x, list) else [x] for name, x in given.items() if x is not None}
+    return crop | {name: x for name, x in found.items() if any(number != 0.5 for number in x)}
+
+
 def processor(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the ``preprocessor_config.json`` with which transformers prepares images like this.
 
     Args:
-      config: of a ViT, ``config.json``'s fields.
+      config: of a ViT or DINOv2, ``config.json``'s fields.
     """
-    size, channels = config.get("image_size", 224), config.get("num_channels", 3)
+    size = config.get("image_crop") or config.get("image_size", 224)
+    channels = config.get("num_channels", 3)
     height, width = (size, size) if isinstance(size, int) else size
     scales = {name: config.get(name) or HALF for name in ("image_mean", "image_std")}
     return {

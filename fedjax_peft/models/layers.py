@@ -179,10 +179,15 @@ def table(rows: int, width: int, dtype: Any) -> nnx.Embed:
     return nnx.Embed(rows, width, dtype=dtype, rngs=UNSEEDED)
 
 
-def layer_norm(width: int, epsilon: float, dtype: Any) -> nnx.LayerNorm:
+def layer_norm(width: int, epsilon: float, dtype: Any, *, bias: bool = True) -> nnx.LayerNorm:
     """Returns a layer norm; its statistics are in float32 whatever the compute dtype."""
     return nnx.LayerNorm(
-        width, epsilon=epsilon, dtype=dtype, use_fast_variance=False, rngs=UNSEEDED
+        width,
+        epsilon=epsilon,
+        dtype=dtype,
+        use_bias=bias,
+        use_fast_variance=False,
+        rngs=UNSEEDED,
     )
 
 
@@ -211,8 +216,10 @@ class RMSNorm(nnx.Module):
 class FusedLinear(nnx.Linear):
     """One layer for several projections of one input, such as GPT-2's query, key and value."""
 
-    def __init__(self, n_in: int, n_out: int, parts: Sequence[str], dtype: Any):
-        super().__init__(n_in, n_out, dtype=dtype, rngs=UNSEEDED)
+    def __init__(
+        self, n_in: int, n_out: int, parts: Sequence[str], dtype: Any, *, bias: bool = True
+    ):
+        super().__init__(n_in, n_out, use_bias=bias, dtype=dtype, rngs=UNSEEDED)
         self.parts = tuple(parts)
         """Names of the equal slices of the output, in order."""
 

@@ -21,12 +21,14 @@ from fedjax_peft.contracts.part import data_part
 from fedjax_peft.models import (
     bert,
     deberta,
+    dinov2,
     distilbert,
     gemma2,
     gemma3,
     gpt2,
     llama,
     mistral,
+    modernbert,
     qwen2,
     qwen3,
     roberta,
@@ -58,6 +60,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 FAMILIES: dict[str, Family] = {
     "bert": bert.FAMILY,
+    "modernbert": modernbert.FAMILY,
     "deberta-v2": deberta.FAMILY,
     "distilbert": distilbert.FAMILY,
     "gpt2": gpt2.FAMILY,
@@ -72,6 +75,7 @@ FAMILIES: dict[str, Family] = {
     "xlm-roberta": roberta.XLM_ROBERTA,
     "camembert": roberta.CAMEMBERT,
     "vit": vit.FAMILY,
+    "dinov2": dinov2.FAMILY,
     "rnn": scratch.RNN,
     "lstm": scratch.LSTM,
     "cnn": scratch.CNN,
@@ -282,14 +286,13 @@ def class_name(model: Model) -> str:
     """
     kind = model.config["model_type"]
     family = FAMILIES[kind]
-    held = {leaf for leaf, leaf_kind in model.kinds.items() if leaf_kind == "head"}
     fitting = {name: k for name, k in family.kinds.items() if k.head == model.head}
     for name, k in fitting.items():
         if len(fitting) == 1:
             return family.name + k.architecture
-        # RoBERTa's heads for classes and for tags have one path, and differ inside.
-        shapes = leaf_shapes(abstract_module(model.config, Head(name, model.labels)))
-        if held == {leaf for leaf in shapes if is_inside(leaf, k.head)}:
+        # Heads of one family may have one path: RoBERTa's for classes and for tags.
+        made = abstract_module(model.config, Head(name, model.labels))
+        if type(made).__name__ == model.graph.name:
             return family.name + k.architecture
     raise InputError(f"The head ({', '.join(model.head) or 'none'}) is not a head of {kind}.")
 
@@ -350,7 +353,7 @@ def initialise(
     for name, shape in shapes.items():
         if name.endswith((".bias", ".offset")):
             value = jnp.zeros(shape)
-        elif name.endswith(".scale"):
+        elif name.endswith((".scale", ".lambda1")):
             value = jnp.ones(shape)
         else:
             inputs = 1 if name.endswith(".embedding") else math.prod(shape[:-1])

@@ -27,13 +27,12 @@ Pair = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class ViTConfig:
-    """The fields of ``config.json`` that shape the model, under their Hugging Face names."""
+class PatchConfig:
+    """The fields that ViT and DINOv2 have in common, under their Hugging Face names."""
 
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
-    intermediate_size: int = 3072
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
@@ -59,18 +58,25 @@ class ViTConfig:
     @property
     def patch(self) -> Pair:
         """The size of a patch."""
-        return _pair("patch_size", self.patch_size)
+        return pair("patch_size", self.patch_size)
 
     @property
     def image(self) -> Pair:
         """The size of an image."""
-        return _pair("image_size", self.image_size)
+        return pair("image_size", self.image_size)
 
     @property
     def grid(self) -> Pair:
         """The numbers of patches of an image, by height and by width."""
         height, width = self.image
         return height // self.patch[0], width // self.patch[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig(PatchConfig):
+    """The fields of ``config.json`` that shape the model, under their Hugging Face names."""
+
+    intermediate_size: int = 3072
 
 
 def _check_channels(field: str, values: list | None, channels: int) -> None:
@@ -85,7 +91,8 @@ def _check_channels(field: str, values: list | None, channels: int) -> None:
         )
 
 
-def _pair(field: str, value: int | list) -> Pair:
+def pair(field: str, value: int | list) -> Pair:
+    """Returns the height and width that a field of a config gives."""
     sides = [value, value] if isinstance(value, int) else value
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise InputError(
@@ -119,7 +126,7 @@ class Patches(nnx.Module):
     The kernel is ``[height, width, channels, out]``, as in ``nnx.Conv``.
     """
 
-    def __init__(self, c: ViTConfig, dtype: Any):
+    def __init__(self, c: PatchConfig, dtype: Any):
         self.dtype = dtype
         self.kernel = nnx.Param(jnp.zeros((*c.patch, c.num_channels, c.hidden_size)))
         self.bias = nnx.Param(jnp.zeros((c.hidden_size,)))
@@ -145,7 +152,7 @@ class Patches(nnx.Module):
 
 
 class PatchEmbeddings(nnx.Module):
-    def __init__(self, c: ViTConfig, dtype: Any):
+    def __init__(self, c: PatchConfig, dtype: Any):
         self.projection = Patches(c, dtype)
 
     def __call__(self, pixels: Array) -> Array:
@@ -155,7 +162,7 @@ class PatchEmbeddings(nnx.Module):
 class Embeddings(nnx.Module):
     """The class token and the patches, with learned positions."""
 
-    def __init__(self, c: ViTConfig, dtype: Any):
+    def __init__(self, c: PatchConfig, dtype: Any):
         self.grid = c.grid
         self.cls_token = nnx.Param(jnp.zeros((1, 1, c.hidden_size)))
         self.patch_embeddings = PatchEmbeddings(c, dtype)
@@ -189,7 +196,7 @@ class Embeddings(nnx.Module):
 class Attention(EncoderAttention):
     names = ("q_proj", "k_proj", "v_proj")
 
-    def __init__(self, c: ViTConfig, dtype: Any):
+    def __init__(self, c: PatchConfig, dtype: Any):
         rate = c.attention_probs_dropout_prob
         super().__init__(c.hidden_size, c.num_attention_heads, rate, dtype, bias=c.qkv_bias)
         self.o_proj = layers.linear(c.hidden_size, c.hidden_size, dtype)
@@ -199,10 +206,10 @@ class Attention(EncoderAttention):
 
 
 class Mlp(nnx.Module):
-    def __init__(self, c: ViTConfig, dtype: Any):
-        self.fc1 = layers.linear(c.hidden_size, c.intermediate_size, dtype)
-        self.fc2 = layers.linear(c.intermediate_size, c.hidden_size, dtype)
-        self.act = layers.activation(c.hidden_act)
+    def __init__(self, width: int, inner: int, act: str, dtype: Any):
+        self.fc1 = layers.linear(width, inner, dtype)
+        self.fc2 = layers.linear(inner, width, dtype)
+        self.act = layers.activation(act)
 
     def __call__(self, x: Array) -> Array:
         return self.fc2(self.act(self.fc1(x)))
@@ -215,7 +222,7 @@ class Layer(nnx.Module):
         self.attention_dropout = layers.Dropout(c.hidden_dropout_prob)
         self.attention_residual = layers.Residual("attention", c.hidden_size)
         self.layernorm_after = layers.layer_norm(c.hidden_size, c.layer_norm_eps, dtype)
-        self.mlp = Mlp(c, dtype)
+        self.mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act, dtype)
         self.output_dropout = layers.Dropout(c.hidden_dropout_prob)
         self.output_residual = layers.Residual("feed_forward", c.hidden_size)
 

@@ -15,12 +15,14 @@ from transformers import (
     BertConfig,
     CamembertConfig,
     DebertaV2Config,
+    Dinov2Config,
     DistilBertConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    ModernBertConfig,
     Qwen2Config,
     Qwen3Config,
     RobertaConfig,
@@ -40,6 +42,8 @@ SHAPE = {
     "intermediate_size": 64,
     "max_position_embeddings": 40,
 }
+SPECIAL = dict.fromkeys((f"{name}_token_id" for name in ("bos", "eos", "cls", "sep")), 4)
+"""Token ids that transformers wants inside the vocabulary; no model reads them."""
 VIT_SHAPE = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -84,6 +88,12 @@ FAMILIES = {
     "bert": Family(BertConfig, "Bert", SHAPE, "bert.embeddings.word_embeddings.embedding"),
     "deberta-v2": Family(
         DebertaV2Config, "DebertaV2", DEBERTA, "deberta.embeddings.word_embeddings.embedding"
+    ),
+    "modernbert": Family(
+        ModernBertConfig,
+        "ModernBert",
+        SHAPE | {"num_hidden_layers": 2, "local_attention": 6, "pad_token_id": 3} | SPECIAL,
+        "model.embeddings.tok_embeddings.embedding",
     ),
     "roberta": Family(
         RobertaConfig, "Roberta", SHAPE, "roberta.embeddings.word_embeddings.embedding"
@@ -136,6 +146,14 @@ FAMILIES = {
         )
     },
     "vit": Family(ViTConfig, "ViT", VIT_SHAPE, None, ("classification",)),
+    "dinov2": Family(
+        Dinov2Config,
+        "Dinov2",
+        {k: v for k, v in VIT_SHAPE.items() if k != "intermediate_size"}
+        | {"mlp_ratio": 2, "use_mask_token": False},
+        None,
+        ("classification",),
+    ),
 }
 RENAMED = {
     family: FAMILIES["roberta"]._replace(config=config, name=name)

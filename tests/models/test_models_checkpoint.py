@@ -189,7 +189,7 @@ def test_two_names_of_one_tensor(checkpoint):
 
 TIED = {
     **dict.fromkeys(("bert", "roberta", "distilbert", "deberta-v2"), "ForMaskedLM"),
-    "gpt2": "LMHeadModel",
+    **{"modernbert": "ForMaskedLM", "gpt2": "LMHeadModel"},
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), "ForCausalLM"),
     **dict.fromkeys(("gemma2", "gemma3_text"), "ForCausalLM"),
 }

@@ -83,6 +83,29 @@ VARIANTS = {
         "reorder_and_upcast_attn": True,
     },
     "distilbert": {"activation": "relu", "n_layers": 1, "n_heads": 2, "sinusoidal_pos_embds": True},
+    "modernbert": {
+        "classifier_pooling": "mean",
+        "classifier_activation": "silu",
+        "hidden_activation": "relu",
+        "num_hidden_layers": 4,
+        "norm_eps": 1e-3,
+        **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True),
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 300.0},
+            "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 20.0},
+        },
+    },
+    "dinov2": {
+        "hidden_act": "relu",
+        "num_attention_heads": 2,
+        "num_channels": 5,
+        "qkv_bias": False,
+        "layer_norm_eps": 1e-3,
+        "image_size": [9, 18],
+        "patch_size": [3, 6],
+        "mlp_ratio": 3,
+        "use_mask_token": True,
+    },
     "vit": {
         "hidden_act": "relu",
         "num_hidden_layers": 1,
@@ -187,6 +210,19 @@ REFUSED = {
         ({"position_buckets": "256"}, "position_buckets = '256'.*int"),
         ({"type_vocab_size": -1}, "type_vocab_size = -1.*at least 0"),
         ({"num_attention_heads": 5}, "hidden_size = 32.*num_attention_heads = 5"),
+    ],
+    "modernbert": [
+        ({"classifier_pooling": "max"}, "'max'.*classifier_pooling"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        ({"rope_parameters": {"full_attention": 3}}, "no table for 'full_attention', but 3"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
+        ({"num_attention_heads": 5}, "hidden_size = 32.*num_attention_heads = 5"),
+    ],
+    "dinov2": [
+        ({"use_swiglu_ffn": True}, "use_swiglu_ffn = True"),
+        ({"drop_path_rate": 0.1}, "drop_path_rate = 0.1"),
+        ({"image_size": [16, 8]}, "4 x 2 patches"),
+        ({"image_crop": [8]}, r"image_crop = \[8\]"),
     ],
     "vit": [
         ({"head_dim": 16}, "head_dim = 16"),
@@ -293,7 +329,7 @@ def test_a_saved_checkpoint_is_read_by_transformers(family, tmp_path):
     labels = () if kind == "causal_lm" else ("bad", "so-so", "good")
     config = {**model.config, "num_labels": 2, "problem_type": "multi_label_classification"}
     save_checkpoint(leaves(model), config, tmp_path / "out", labels)
-    auto = AUTO["image" if family == "vit" else kind]
+    auto = AUTO["image" if FAMILIES[family].embeddings is None else kind]
     again = auto.from_pretrained(tmp_path / "out")
     assert type(again) is type(reference)
     found = again.state_dict()
@@ -661,7 +697,9 @@ def test_every_layer_has_the_places_of_adapters_prefixes_and_norms(family):
         tiny_config(family), fp.peft.layer_norm(), head=fp.heads.classification(3)
     )
     assert not any(name.endswith((".scale", ".offset")) for name in model.frozen)
-    count = 2 * len(list(submodules(module, nnx.LayerNorm)))
+    found = submodules(module, nnx.LayerNorm)
+    norms = [norm for path, norm in found if not path.startswith("head.")]  # ModernBERT's
+    count = sum((norm.scale is not None) + (norm.bias is not None) for norm in norms)
     count += len(list(submodules(module, RMSNorm)))
     assert sum(kind == "adapter" for kind in model.kinds.values()) == count > 0
 

@@ -30,7 +30,7 @@ OTHERS = [(family, kind) for family, kind in HEADS if kind != FAMILIES[family].k
 
 @pytest.mark.parametrize(("family", "kind"), OTHERS)
 @pytest.mark.sample(
-    "bert-span*", "deberta-v2-token*", "distilbert-*", "gpt2-token*", "gpt2-causal*"
+    "bert-span*", "deberta-v2-token*", "modernbert-*", "distilbert-*", "gpt2-token*", "gpt2-causal*"
 )
 def test_every_other_head_and_every_hidden_state(family, kind, tmp_path):
     """Those of RoBERTa and Llama are compared through PEFT in ``test_peft_io_export.py``."""
@@ -43,6 +43,7 @@ def test_every_other_head_and_every_hidden_state(family, kind, tmp_path):
 @pytest.mark.parametrize(("family", "kind"), HEADS)
 @pytest.mark.sample(
     *("bert-class*", "deberta-v2-class*", "distilbert-class*", "gpt2-class*", "vit-*"),
+    *("modernbert-class*", "dinov2-*"),
     *("qwen3-*", "smollm3-*", "gemma3_text-*"),
 )
 def test_every_hidden_state_and_the_gradient_of_the_embeddings(family, kind, tmp_path):

@@ -135,7 +135,7 @@ TASKS = {
 @pytest.mark.parametrize(("family", "kind"), HEADS)
 @pytest.mark.sample(
     *("deberta-v2-class*", "roberta-token*", "roberta-span*", "distilbert-class*", "gpt2-class*"),
-    *("llama-*", "gemma3_text-*", "vit-*"),
+    *("llama-*", "gemma3_text-*", "vit-*", "modernbert-span*", "dinov2-*"),
 )
 def test_lora_of_every_head(family, kind, tmp_path):
     base = saved(tiny_model(family, kind=kind, **layers(family, 1)), tmp_path / "base")
