@@ -119,7 +119,15 @@ class Safetensors:
         return {name: stored.shape for name, stored in self._stored.items()}
 
     def read(self, name: str, transposed: bool) -> Array:
-        """Returns a tensor in float32, with flax's order of axes if ``transposed``.
+        """Returns a tensor in float32, with flax's order of axes if ``transposed``."""
+        return leaf_value(self.file(name), name, self.raw(name), transposed)
+
+    def file(self, name: str) -> Path:
+        """Returns the file that holds a tensor."""
+        return self._stored[name].file
+
+    def raw(self, name: str) -> np.ndarray:
+        """Returns a tensor as it is stored.
 
         It is read into new memory. A memory-mapped file would count as memory of this
         process until it is closed, and its tensors would have to be copied. On a CPU, JAX uses
@@ -138,8 +146,7 @@ class Safetensors:
             f.seek(offset)
             if f.readinto(memory.data) != size:
                 raise broken(file, f"{name} ends early")
-        array = memory.view(_STORED[kind]).reshape(shape)
-        return leaf_value(file, name, array, transposed)
+        return memory.view(_STORED[kind]).reshape(shape)
 
 
 def leaf_value(file: Path, name: str, array: np.ndarray, transposed: bool) -> Array:
@@ -395,9 +402,9 @@ def save_checkpoint(
         array = np.ascontiguousarray(array).astype(jnp.dtype(dtype), copy=False)
         tensors[substituted(name, family.saved)] = array
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    # transformers casts the weights that it reads to the dtype in the config. The two other fields
-    # describe the head that the original checkpoint had.
-    old = ("torch_dtype", "num_labels", "problem_type")
+    # transformers casts the weights that it reads to the dtype in the config. The other fields
+    # describe the head that the original checkpoint had, and the bits of its weights.
+    old = ("torch_dtype", "num_labels", "problem_type", "quantization_config")
     fields = {k: v for k, v in config.items() if k not in old} | {"dtype": dtype}
     if labels:
         names = dict(enumerate(labels))

@@ -398,7 +398,7 @@ def family_of(
             "ia3_feed_forward": ("down_proj",),
             "opendelta": ("o_proj", "down_proj"),
         },
-        refused={"quantization_config": None, "is_causal": True, **(refused or {})},
+        refused={"is_causal": True, **(refused or {})},
         splits=splits_of(
             (r".+\.self_attn\.[qkv]_proj", "outputs"),
             (r".+\.self_attn\.o_proj", "inputs"),

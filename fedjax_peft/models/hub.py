@@ -13,7 +13,7 @@ from fedjax_peft.models import checkpoint, registry
 from fedjax_peft.models.attention import AttentionForm
 from fedjax_peft.models.base import Model
 from fedjax_peft.models.blocks import Remat, set_options
-from fedjax_peft.models.checkpoint import Safetensors, Tensors, read_json, weight_files
+from fedjax_peft.models.checkpoint import Tensors, read_json, weight_files
 from fedjax_peft.models.gguf import Gguf
 from fedjax_peft.models.head_classes import named_by, reordered, stored_numbers
 from fedjax_peft.models.heads import WITHOUT_CLASSES, Head
@@ -21,6 +21,7 @@ from fedjax_peft.models.images import processed
 from fedjax_peft.models.modules import is_inside
 from fedjax_peft.models.names import normal_names
 from fedjax_peft.models.onnx import Onnx
+from fedjax_peft.models.prequantized import held, reader
 from fedjax_peft.models.quantized import Quantization
 from fedjax_peft.models.sentencepiece import NAMES, advice
 from fedjax_peft.models.stored_head import warn_of_head
@@ -94,7 +95,7 @@ def load_model(
     if str(name) not in _MODELS:  # of these, what the files lack is known
         warn_of_head(str(name), config, kind, head, plan, names)
     hold = registry.holder(abstract, kind.head, dtype, quantize)
-    values = {leaf: hold(leaf, tensors.read(*source)) for leaf, source in plan.items()}
+    values = {leaf: held(tensors, hold, leaf, *source) for leaf, source in plan.items()}
     if any(is_inside(leaf, kind.head[-1:]) for leaf in plan):
         there = () if head.kind in WITHOUT_CLASSES else tuple(checkpoint.class_names(config))
         head = head._replace(labels=named_by(head.labels, there))
@@ -200,7 +201,7 @@ def _in_directory(path: Path) -> _Checkpoint:
     return _Checkpoint(
         path,
         lambda: {**read_json(path / "config.json"), **_image_scale(path), **_ends(path)},
-        lambda: Safetensors(weight_files(path)),
+        lambda: reader(read_json(path / "config.json"))(weight_files(path)),
         lambda: _tokenizer(path),
     )
 

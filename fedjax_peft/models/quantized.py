@@ -233,9 +233,11 @@ class QuantizedKernel(nnx.Module):
     dtype = jnp.dtype(jnp.float32)
     """The dtype of the dequantised matrix."""
 
-    def __init__(self, kernel: Array):
+    def __init__(self, kernel: Any, arrays: tuple[Array, ...] | None = None):
+        """``kernel`` is the matrix; with its codes and scales in ``arrays``, a shape is enough."""
         self.shape = (kernel.shape[0], kernel.shape[1])
-        for name, value in zip(self.names, self.encode(kernel), strict=True):
+        arrays = self.encode(kernel) if arrays is None else arrays
+        for name, value in zip(self.names, arrays, strict=True):
             setattr(self, name, FrozenCode(value))
 
     @property
@@ -388,3 +390,19 @@ def parameters(leaves: Mapping[str, Any]) -> int:
         elif name.endswith(".codes"):
             total += math.prod(x.shape) * (2 if x.dtype == jnp.uint8 else 1)
     return total
+
+
+def check_stored(config: Mapping[str, Any]) -> None:
+    """Raises InputError if the weights of a ``config.json`` are in a form that is not read."""
+    how = config.get("quantization_config")
+    if how is None:
+        return
+    table = how if isinstance(how, Mapping) else {}
+    older = table.get("load_in_4bit") or table.get("load_in_8bit")
+    method = table.get("quant_method") or ("bitsandbytes" if older else None)
+    if method != "bitsandbytes":
+        raise InputError(
+            f"The model config has a quantization_config with quant_method = {method!r}, which is"
+            " not read. Checkpoints of bitsandbytes are (nf4, fp4, int8). Choose the checkpoint"
+            ' that this one was made from; quantize = "nf4" holds it in 4 bits.'
+        )

@@ -46,6 +46,7 @@ from fedjax_peft.models.quantized import (
     Quantization,
     QuantizedKernel,
     QuantizedLinear,
+    check_stored,
     layers_to_quantize,
     quantize_kernel,
 )
@@ -217,6 +218,7 @@ def parse_config(raw: Mapping[str, Any], dropout: float | None = None) -> tuple[
         known = nearest(str(kind), FAMILIES, shown=len(FAMILIES))
         raise InputError(f"The model type {show(kind)} is not supported. {known}")
     family = FAMILIES[kind]
+    check_stored(raw)
     raw = {family.other_names.get(name, name): value for name, value in raw.items()}
     for field, only in family.refused.items():
         if raw.get(field, only) != only:
