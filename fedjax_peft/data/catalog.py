@@ -292,7 +292,7 @@ DATASETS: dict[str, Source] = {
     "alpaca_gpt4": _instructions(
         "Alpaca's instructions with answers by GPT-4: 52,002 rows",
         "vicgalle/alpaca-gpt4",
-        settings=Settings(512, "FlowerTune, general task", {"name": "iid", "clients": 20}, 2, 200),
+        settings=papers.flowertune("general", 20, 2),
     ),
     "dolly": _instructions(
         "Dolly-15k, instructions and answers by people, in 8 categories: 15,011 rows",
@@ -328,10 +328,19 @@ DATASETS: dict[str, Source] = {
     "code_alpaca": _instructions(
         "CodeAlpaca, programming tasks and answers by GPT-3: 20,022 rows",
         "sahil2801/CodeAlpaca-20k",
+        settings=papers.flowertune("code", 10, 2),
     ),
     "fingpt_sentiment": _instructions(
         "FinGPT, sentiment of financial news and tweets (3 or 7 levels) in words: 76,772 rows",
         "FinGPT/fingpt-sentiment-train",
+        settings=papers.flowertune("finance", 50, 5),
+    ),
+    "medical_flashcards": _instructions(
+        "Medical flash cards, questions and answers: 33,955 rows",
+        "medalpaca/medical_meadow_medical_flashcards",
+        # FlowerTune asks the column "input" alone. "instruction", one sentence for all, is a key.
+        columns={"input": "prompt", "output": "completion"},
+        settings=papers.flowertune("medical", 20, 2),
     ),
     "aya": _instructions(
         "Aya, instructions and answers in 65 languages by annotator: 202,362 train, 1,750 test",

@@ -53,3 +53,9 @@ def fedadapters(max_length: int, rounds: int) -> Settings:
 def pfl(partition: Mapping[str, Any]) -> Settings:
     """Returns pfl-research's setting: 512 tokens, cohorts of 100, 1,000 rounds."""
     return Settings(512, "pfl-research, benchmarks/llm", partition, 100, 1000)
+
+
+def flowertune(task: str, clients: int, clients_per_round: int) -> Settings:
+    """Returns a challenge of the FlowerTune leaderboard: equal shares, 512 tokens, 200 rounds."""
+    partition = {"name": "iid", "clients": clients}
+    return Settings(512, f"FlowerTune, {task} task", partition, clients_per_round, 200)

@@ -53,6 +53,20 @@ FEDERA = {
     },
 }
 FEDERA_LORA = {**FEDERA, "peft.rank": 32, "peft.alpha": 32}
+FLOWERTUNE = {
+    "rounds": 200,
+    "local_steps": 10,
+    "batch_size": 16,
+    "data.max_length": 512,
+    "peft.rank": 32,
+    "peft.alpha": 64,
+    "peft.dropout": 0.075,
+    "optimizer.learning_rate": 5e-5,
+    "optimizer.clip_norm": 1.0,
+    "optimizer.weight_decay": 0.0,
+    "schedule.final_factor": 0.02,
+    "user_choices": {"model": [13]},
+}
 FEDADAPTERS = {
     "epochs": 5,
     "optimizer.eps": 0.0005,
@@ -133,6 +147,15 @@ PAPERS = {
         "peft.dropout": 0.05,
         "optimizer.learning_rate": 0.02,
         "user_choices": {"partition": [3, 0.5]},
+    },
+    **{
+        f"flowertune/{task}": {**FLOWERTUNE, "partition.clients": clients, "clients_per_round": n}
+        for task, clients, n in (
+            ("general", 20, 2),
+            ("finance", 50, 5),
+            ("medical", 20, 2),
+            ("code", 10, 2),
+        )
     },
     "fedex": {"user_choices": {}},
     "rolora": {"user_choices": {}},
@@ -258,6 +281,8 @@ def test_every_preset_is_complete(name):
     preset = presets.presets()[name]
     own = {"partition": "centralised", "model": ("rnn", "lstm", "cnn")}
     without = [table for table, ends in own.items() if name.endswith(ends)]
+    challenge = name.startswith("flowertune/")
+    without += ["data", "partition", "rounds", "local_steps", "batch_size"] * challenge
     config = configs.resolve(small(*without, preset=name))
     for table in configs.NAMESPACES:
         if "name" in preset.settings.get(table, {}):
@@ -378,8 +403,11 @@ INSTRUCTIONS = {
     "alpaca": ({"name": "iid", "clients": 2600}, 100, 1000),
     "oasst1": ({"name": "natural", "by": "author"}, 100, 1000),
     "aya": ({"name": "natural"}, 100, 1000),
-    # FlowerTune's general task, and FedLLM-Bench.
+    # FlowerTune's four tasks, and FedLLM-Bench.
     "alpaca_gpt4": ({"name": "iid", "clients": 20}, 2, 200),
+    "fingpt_sentiment": ({"name": "iid", "clients": 50}, 5, 200),
+    "medical_flashcards": ({"name": "iid", "clients": 20}, 2, 200),
+    "code_alpaca": ({"name": "iid", "clients": 10}, 2, 200),
     "fed_aya": ({"name": "natural"}, 4, 200),
 }
 """Data set -> partition, clients a round, rounds."""

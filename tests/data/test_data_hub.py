@@ -112,6 +112,10 @@ ROWS = {
     ),
     "code_alpaca": (INSTRUCTION, ASKED),
     "fingpt_sentiment": (INSTRUCTION, ASKED),
+    "medical_flashcards": (
+        {"input": "w1", "output": "w2", "instruction": "w9"},
+        {"messages": talk("w1", "w2"), "instruction": "w9"},
+    ),
     "aya": (
         {"inputs": "w1", "targets": "w2", "language": "English", "user_id": "8fe0"},
         {"messages": talk("w1", "w2"), "language": "English", "client": "8fe0"},
