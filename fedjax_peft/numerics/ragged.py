@@ -54,6 +54,9 @@ class Ragged(Sequence[np.ndarray]):
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self.flat[start:end] for start, end in pairwise(self._starts))
 
+    def __add__(self, more: Sequence[Any]) -> "Ragged":
+        return Ragged.of([*self, *more])
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ragged):
             return NotImplemented

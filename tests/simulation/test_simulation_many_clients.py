@@ -109,6 +109,7 @@ def test_ragged_arrays_read_as_a_tuple_of_them():
         assert found == made
         assert [x.tolist() for x in found] == [[0, 1, 2], [], [5, 2, 5]]
     assert [made[i].tolist() for i in (0, 1, -1)] == [[0, 1, 2], [], [5, 2, 5]]
+    assert made[:1] + tuple(LISTS[1:]) == made
     assert made[1:] == Ragged.of(LISTS[1:])
     assert made[::-1] == Ragged.of(LISTS[::-1])
     assert made != Ragged.of([np.arange(2), *LISTS[1:]])
