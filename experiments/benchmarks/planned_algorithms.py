@@ -22,14 +22,6 @@ METHODS = Path(__file__).parents[1] / "algorithms" / "20news.toml"
 BERT_TINY = {"model_type": "bert", "vocab_size": 30522, "hidden_size": 128, "num_hidden_layers": 2}
 BERT_TINY |= {"num_attention_heads": 2, "intermediate_size": 512, "max_position_embeddings": 512}
 NOISE = {"clip": 1.0, "noise_multiplier": 1.0}
-FEWEST: dict[str, tuple[int, dict[str, Any]]] = {
-    "hilora": (1, {"clients": 1, "fewest_clusters": 1}),
-    "afl": (1, {"clients": 1}),
-    "hierfavg": (2, {}),
-    "ifca": (2, {}),
-    "gossip": (3, {"clients": 3}),
-}
-"""Method -> how many clients it has here, and the arguments that say so; all others have one."""
 UNITS: dict[str, dict[str, Any]] = {
     "none": {},
     "example": {"name": "example", **NOISE},
@@ -49,10 +41,8 @@ def configs(
         raw["data"]["max_length"], raw["batch_size"] = length, size
         raw["system"] = {}  # ranks that differ need all clients
         raw["peft"].pop("gradient_start", None)  # it needs the data
-        fewest, arguments = FEWEST.get(name, (1, {}))
         if "clients" in raw["partition"]:
-            raw["partition"]["clients"] = fewest
-        raw["algorithm"] |= arguments
+            raw["partition"]["clients"] = 1
         yield name, config.resolve(raw)
 
 

@@ -90,7 +90,7 @@ def test_unknown_arguments_are_shown_without_terminal_escapes(capsys):
 def test_output_works_in_a_locale_without_unicode(locale):
     done = _start("list", **locale)
     assert done.returncode == 0, done.stderr
-    assert "fedavg" in done.stdout
+    assert "aggregator" in done.stdout
 
 
 def test_a_full_output_device_is_one_paragraph():

@@ -94,7 +94,7 @@ def test_the_card_says_what_the_run_was(folder, run):
     card = ModelCard.load(folder / "README.md")
     rows = load_run(run).rows
     assert card.data.base_model == "me/tiny-bert"
-    assert (card.data["license"], card.data["library_name"]) == ("apache-2.0", "peft")
+    assert (card.data.license, card.data.library_name) == ("apache-2.0", "peft")
     assert card.data.pipeline_tag == "text-classification"
     (result,) = card.data.eval_results
     assert (result.metric_type, result.dataset_name) == ("accuracy", "data")
@@ -218,4 +218,4 @@ def test_names_are_no_marks_of_the_card(loaded, run):
         assert not re.search(r"<(img|b|i|u|em|a|strong)\b", shown)
         assert html.unescape(shown).count("Classes: " + ", ".join(names).replace("\n", " ")) == 1
         assert "me/<u>base" in html.unescape(shown)
-        assert ModelCard(text).data["library_name"] == "peft"
+        assert ModelCard(text).data.library_name == "peft"

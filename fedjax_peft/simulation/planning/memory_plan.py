@@ -269,7 +269,7 @@ def lowered_round(
     clients = Clients(data, tuple(np.arange(i * size, (i + 1) * size) for i in range(lanes)))
     made = session(
         model.replace(trainable=start),
-        algorithm,
+        algorithm._replace(check=lambda kinds, clients: None),  # there are only as many as lanes
         clients,
         batch_size=size,
         local_steps=1,
