@@ -94,7 +94,6 @@ _PLACES = {
     "report.sweep": "named_points",
     "simulation.checks": "check_method check_transforms",
     "simulation.cost": "forecast",
-    "simulation.description": "describe",
     "simulation.guarantee": "Accounted watched",
     "simulation.interrupts": "Terminated",
     "simulation.ledger": "Ledger",

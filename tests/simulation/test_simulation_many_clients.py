@@ -7,11 +7,12 @@ import numpy as np
 import optax
 import pytest
 import toy
-from internals import Ledger, Ragged, Schedule, describe, federation_of, random
+from internals import Ledger, Ragged, Schedule, federation_of, random
 from internals import schedule as schedules
 
 import fedjax_peft as fp
 from fedjax_peft.simulation import time_model
+from fedjax_peft.simulation.description import describe
 from fedjax_peft.simulation.time_model import Slowness
 
 PRIVATE = fp.algorithms.fedavg(optax.sgd(0.1), head="private")
