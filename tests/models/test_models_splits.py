@@ -8,6 +8,9 @@ from torch_reference import FAMILIES
 
 import fedjax_peft as fp
 
+FIRST = r"quer|key|val|[qkv]_(lin|proj)|Wqkv|c_attn|inter|lin1|fc1|c_fc|gate|up|Wi"
+"""The first of two matrices."""
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_matrix_of_the_layers_is_split_by_a_rule(family):
@@ -18,7 +21,7 @@ def test_every_matrix_of_the_layers_is_split_by_a_rule(family):
     assert len(names) >= 8
     for name in names:
         axis = frozen_axis(name, model.frozen[name].shape, model.splits, 2)
-        first = re.search(r"quer|key|val|[qkv]_(lin|proj)|c_attn|inter|lin1|fc1|c_fc|gate|up|Wqkv|Wi", name)
+        first = re.search(FIRST, name)
         assert axis == (1 if first else 0), name
     for pattern, _ in model.splits:
         if pattern.endswith(("kernel", "embedding")) and not pattern.startswith("lm_head"):
