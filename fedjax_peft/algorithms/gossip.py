@@ -28,7 +28,6 @@ Checked against a loop in NumPy float64.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Literal
 
 import jax
@@ -40,7 +39,6 @@ from numpy.typing import NDArray
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms import graphs, rows
 from fedjax_peft.algorithms.checks import checked, federation_of
-from fedjax_peft.algorithms.common import Local, init_local, train
 from fedjax_peft.contracts.arguments import Count, FromZero
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -72,22 +70,17 @@ def gossip(
     return c.Algorithm(
         "gossip",
         head_roles(head),
-        partial(_client, optimizer),
+        lambda context: rows.client(optimizer, context, jnp.maximum(context.client, 0), "node"),
         rows.by_row("gossip", clients),
         _server(links),
         init_client_state=lambda shared, private: {"model": private, "node": jnp.int32(-1)},
         model=_model,
-        local_model=lambda broadcast, upload, own: {
-            **rows.moved(broadcast["models"], upload),
-            **own["model"],
-        },
+        local_model=rows.local_model,
         personal=True,
         weights="uniform",
         traffic=c.Traffic(
             sent_leaves=rows.resting,
-            received_part=lambda broadcast: {
-                "models": tree.take(broadcast["models"], jnp.int32(0))
-            },
+            received_part=rows.one_model,
             peers=tuple(links.sum(axis=1).tolist()),
             change_field="model",
         ),
@@ -128,23 +121,6 @@ def _model(broadcast: c.PyTree, own: c.PyTree) -> c.Params:
     # A node that has not been met has its initial model: others have not moved it.
     model = tree.where(met, tree.take(broadcast["models"], row), broadcast["start"])
     return {**model, **own["model"]}
-
-
-def _client(optimizer: c.Optimizer, context: c.ClientContext) -> c.ClientUpdate:
-    node = jnp.maximum(context.client, 0)
-
-    def init(broadcast: c.PyTree, own: c.PyTree, key: c.Key) -> Local:
-        received = tree.take(broadcast["models"], node)
-        return init_local(optimizer, received, own["model"], received)
-
-    def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
-        return train(optimizer, context, local, batch, key)
-
-    def final(local: Local) -> tuple[c.PyTree, c.PyTree]:
-        change = jax.tree.map(jnp.subtract, local.shared, local.start)
-        return rows.upload(change, node), {"model": local.private, "node": jnp.int32(node)}
-
-    return c.ClientUpdate(init, step, final)
 
 
 def _server(links: NDArray[np.bool_]) -> c.ServerUpdate:

@@ -34,7 +34,6 @@ from jax import Array
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms import rows
 from fedjax_peft.algorithms.checks import checked
-from fedjax_peft.algorithms.common import Local, init_local, train
 from fedjax_peft.contracts.arguments import Count, FromZero
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.roles import HeadPolicy, head_roles
@@ -69,19 +68,7 @@ def hierfavg(
 
     def client(context: c.ClientContext) -> c.ClientUpdate:
         edge = edge_of(jnp.maximum(context.client, 0))
-
-        def init(broadcast: c.PyTree, own: c.PyTree, key: c.Key) -> Local:
-            received = tree.take(broadcast["models"], edge)
-            return init_local(optimizer, received, own["model"], received)
-
-        def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
-            return train(optimizer, context, local, batch, key)
-
-        def final(local: Local) -> tuple[c.PyTree, c.PyTree]:
-            change = jax.tree.map(jnp.subtract, local.shared, local.start)
-            return rows.upload(change, edge), {"model": local.private, "edge": edge}
-
-        return c.ClientUpdate(init, step, final)
+        return rows.client(optimizer, context, edge, "edge")
 
     return c.Algorithm(
         "hierfavg",
@@ -91,16 +78,11 @@ def hierfavg(
         _server(count, period),
         init_client_state=lambda shared, private: {"model": private, "edge": jnp.int32(-1)},
         model=_model,
-        local_model=lambda broadcast, upload, own: {
-            **rows.moved(broadcast["models"], upload),
-            **own["model"],
-        },
+        local_model=rows.local_model,
         weights=weights,
         traffic=c.Traffic(
             sent_leaves=rows.resting,
-            received_part=lambda broadcast: {
-                "models": tree.take(broadcast["models"], jnp.int32(0))
-            },
+            received_part=rows.one_model,
             change_field="model",
         ),
         check=lambda kinds, clients: _check(edges, clients),

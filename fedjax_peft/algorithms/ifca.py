@@ -72,10 +72,7 @@ def ifca(
         _server(clusters, spread, seed),
         init_client_state=lambda shared, private: {"model": private, "cluster": jnp.int32(-1)},
         model=_model,
-        local_model=lambda broadcast, upload, own: {
-            **rows.moved(broadcast["models"], upload),
-            **own["model"],
-        },
+        local_model=rows.local_model,
         personal=True,
         weights=weights,
         traffic=c.Traffic(

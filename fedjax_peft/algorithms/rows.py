@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_peft import contracts as c
+from fedjax_peft.algorithms.common import Local, init_local, train
 from fedjax_peft.numerics import tree
 
 NO_NOISE = (
@@ -36,6 +37,35 @@ def repeated(shared: c.Params, rows: int) -> c.Params:
 def upload(change: c.Params, row: Array) -> c.PyTree:
     """Returns an upload of a change of the model in a row."""
     return {"model": change, "place": {"row": jnp.asarray(row, jnp.float32)}}
+
+
+def client(
+    optimizer: c.Optimizer, context: c.ClientContext, row: Array, name: str
+) -> c.ClientUpdate:
+    """Returns the work of a client on the model of a row, which it keeps under a name."""
+
+    def init(broadcast: c.PyTree, own: c.PyTree, key: c.Key) -> Local:
+        received = tree.take(broadcast["models"], row)
+        return init_local(optimizer, received, own["model"], received)
+
+    def step(local: Local, batch: c.Batch, key: c.Key) -> tuple[Local, c.Metrics]:
+        return train(optimizer, context, local, batch, key)
+
+    def final(local: Local) -> tuple[c.PyTree, c.PyTree]:
+        change = jax.tree.map(jnp.subtract, local.shared, local.start)
+        return upload(change, row), {"model": local.private, name: jnp.int32(row)}
+
+    return c.ClientUpdate(init, step, final)
+
+
+def local_model(broadcast: c.PyTree, upload: c.PyTree, own: c.PyTree) -> c.Params:
+    """Returns a client's model after its local work (``Algorithm.local_model``)."""
+    return {**moved(broadcast["models"], upload), **own["model"]}
+
+
+def one_model(broadcast: c.PyTree) -> c.PyTree:
+    """Returns what a client receives that needs one row (``Traffic.received_part``)."""
+    return {"models": tree.take(broadcast["models"], jnp.int32(0))}
 
 
 def unchanged(models: c.Params) -> c.PyTree:
