@@ -36,6 +36,8 @@ def test_a_client_key_is_the_same_wherever_it_is_computed():
 def test_values_are_those_of_every_other_process():
     # Written down from another process: a run can be resumed, and a result repeated, anywhere.
     assert host_rng(0, "cohort", 1).integers(0, 1000, 4).tolist() == [813, 187, 702, 526]
+    # A seed of more than 32 bits.
+    assert host_rng(2**40 + 5, "order", 3).integers(0, 1000, 4).tolist() == [925, 971, 608, 711]
     assert data(stream(0, "clients")) == [3541564054, 3555481253]
 
 
