@@ -45,6 +45,11 @@ def test_shortened_text_keeps_both_ends():
     assert text.endswith("end")
 
 
+def test_one_thing_is_no_plural():
+    assert display.counted(1, "worker") == "1 worker"
+    assert [display.counted(n, "run") for n in (0, 1200)] == ["0 runs", "1,200 runs"]
+
+
 def test_show_survives_every_value():
     nested = []
     for _ in range(100_000):

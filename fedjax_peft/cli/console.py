@@ -12,7 +12,7 @@ from fedjax_peft.simulation.estimate import Estimate
 from fedjax_peft.simulation.progress import Phase, RunDisplay
 from fedjax_peft.simulation.rows import Row, headline, is_personal, read_metrics
 from fedjax_peft.simulation.score_names import usual_scores
-from fedjax_peft.support.display import one_line
+from fedjax_peft.support.display import counted, one_line
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def banner(title: str, description: str, phase: Phase) -> str:
     full = not details["parameters"].get("frozen")  # then what adapters would be is all weights
     words = {kind: "backbone" if full and kind == "adapter" else kind for kind in trained}
     several = f" ({' + '.join(f'{n:,} {words[kind]}' for kind, n in trained.items())})"
-    evaluated = [f"{n:,} examples ({name})" for name, n in details["evaluations"].items()]
+    evaluated = [f"{counted(n, 'example')} ({name})" for name, n in details["evaluations"].items()]
     every, most = details["eval_every"], details["most_examples"]
     large = details["batch_size"] > most
     memory = {k: n for k, n in costs.memory.items() if n}
@@ -80,13 +80,14 @@ def banner(title: str, description: str, phase: Phase) -> str:
     ]
     lines = {
         "clients": f"{details['clients']:,}, of which {details['clients_per_round']:,} per round;"
-        f" {details['train_examples']:,} training examples",
+        f" {counted(details['train_examples'], 'training example')}",
         "parameters": f"{sum(trained.values()):,} trained{several if len(trained) > 1 else ''},"
         f" {details['parameters'].get('frozen', 0):,} frozen",
         **({"new values": f"{', '.join(fresh)}: drawn at random, not loaded"} if fresh else {}),
-        "first round": f"{costs.steps:,} local steps of {costs.clients:,} clients,"
-        f" {decimal(costs.bytes_up)} up, {decimal(costs.bytes_down)} down",
-        **({"batch": f"{most:,} examples at most: no client has more"} if large else {}),
+        "first round": f"{counted(costs.steps, 'local step')} of"
+        f" {counted(costs.clients, 'client')}, {decimal(costs.bytes_up)} up,"
+        f" {decimal(costs.bytes_down)} down",
+        **({"batch": f"{counted(most, 'example')} at most: no client has more"} if large else {}),
         "evaluation": f"{', '.join(evaluated)} before round 1 and after"
         f" {'every round' if every == 1 else f'every {every} rounds'}"
         if evaluated
@@ -102,7 +103,9 @@ def banner(title: str, description: str, phase: Phase) -> str:
         lines["resumed"] = f"after round {details['resumed_from']} of {phase.rounds}"
     width = max(map(len, lines))
     body = (f"  {name:{width}}  {one_line(text)}" for name, text in lines.items())
-    return "\n".join([f"{one_line(title)}: {one_line(description)}, {phase.rounds} rounds", *body])
+    return "\n".join(
+        [f"{one_line(title)}: {one_line(description)}, {counted(phase.rounds, 'round')}", *body]
+    )
 
 
 def _row_text(metrics: Path, *, timed: bool) -> Callable[[Row], str]:

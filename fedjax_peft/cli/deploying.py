@@ -25,4 +25,5 @@ def deploy(options: argparse.Namespace) -> None:
     for notice in write_app(given, options.out):
         print(display.one_line(f"fedjax-peft: {notice}"), file=sys.stderr)
     out = display.argument(options.out)
-    print(f"The app of {len(given.clients)} clients is in {out}.\n\nNext:\n  read {out}/README.md")
+    who = display.counted(len(given.clients), "client")
+    print(f"The app of {who} is in {out}.\n\nNext:\n  read {out}/README.md")

@@ -13,7 +13,7 @@ import jax
 from fedjax_peft.simulation.planning import product_rates
 from fedjax_peft.simulation.storage.record import environment
 from fedjax_peft.support import assets, libraries
-from fedjax_peft.support.display import printable
+from fedjax_peft.support.display import counted, printable
 from fedjax_peft.support.memory import available, gigabytes
 from fedjax_peft.support.version import __version__
 
@@ -97,4 +97,6 @@ def _free(path: Path) -> int:
 
 def _stored(folder: Path) -> str:
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return f"{gigabytes(sum(path.stat().st_size for path in files))} in {len(files):,} files"
+    return (
+        f"{gigabytes(sum(path.stat().st_size for path in files))} in {counted(len(files), 'file')}"
+    )

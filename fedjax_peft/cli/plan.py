@@ -13,6 +13,7 @@ from fedjax_peft.config.memory import Planned
 from fedjax_peft.simulation.planning import devices, product_rates
 from fedjax_peft.simulation.planning.memory_plan import compiled_bytes
 from fedjax_peft.support.accelerators import USABLE, Device, find_device
+from fedjax_peft.support.display import counted
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.memory import in_bytes
 
@@ -68,7 +69,7 @@ def plan(options: argparse.Namespace) -> None:
         elif options.compile:
             total = compiled_bytes(planned.parts, lanes)
             where, size = jax.default_backend(), in_bytes(total)
-            print(f"  The compiler for {where} plans {size} with {_lanes(lanes)}.")
+            print(f"  The compiler for {where} plans {size} with {counted(lanes, 'lane')}.")
         if limit is not None:
             print(_verdict(planned, lanes, limit, total))
         if most is not None:
@@ -146,7 +147,7 @@ def _verdict(planned: Planned, lanes: int, limit: float, total: float) -> str:
     most = planned.plan.most_lanes(USABLE * limit * planned.plan.total(lanes) / total)
     does = "fits" if missing <= 0 else f"is {in_bytes(missing)} too large to fit"
     return (
-        f"  {_lanes(lanes).capitalize()}: {does} into {in_bytes(limit)}, of which"
+        f"  {counted(lanes, 'lane').capitalize()}: {does} into {in_bytes(limit)}, of which"
         f" {1 - USABLE:.0%} are left to the driver. Most lanes that fit:"
         f" {most:,}."
     )
@@ -166,7 +167,7 @@ def _advice(
       total: the bytes that ``lanes`` lanes need; the compiler's, if it was asked.
     """
     if planned.cohort is not None and planned.plan.most_lanes(usable) > planned.cohort:
-        yield f"  A round has {planned.cohort:,} clients; more lanes are of no use."
+        yield f"  A round has {counted(planned.cohort, 'client')}; more lanes are of no use."
     if total > usable:
         # Other settings are planned by arithmetic, which is taken to be wrong by the same factor.
         # So `lanes` lanes do not fit by arithmetic either, and fewer are named.
@@ -206,7 +207,3 @@ def _smaller(planned: Planned, usable: float) -> Iterator[list[str]]:
         if remat:
             yield [f"model.quantize={kind}", *remat]
     yield ["model.quantize=nf4", *remat, "batch_size=1"]
-
-
-def _lanes(count: int) -> str:
-    return f"{count:,} lane{'s' * (count != 1)}"

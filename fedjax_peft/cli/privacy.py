@@ -8,6 +8,7 @@ from typing import Any
 from fedjax_peft.contracts import Federation
 from fedjax_peft.privacy import guarantees, statements
 from fedjax_peft.privacy.accounting import Accountant
+from fedjax_peft.support.display import counted
 from fedjax_peft.support.errors import InputError, nearest
 
 _WORK = ("batch_size", "most_steps", "most_passes", "fewest_examples")
@@ -43,8 +44,8 @@ def privacy(options: argparse.Namespace) -> None:
         if asked
         else f"epsilon {options.epsilon:g}"
     )
-    steps = "" if of_clients else f" of {options.steps:,} local steps"
-    print(f"{given}, delta {options.delta:g}, {options.rounds:,} rounds{steps}\n")
+    steps = "" if of_clients else f" of {counted(options.steps, 'local step')}"
+    print(f"{given}, delta {options.delta:g}, {counted(options.rounds, 'round')}{steps}\n")
     for name, x in found.items():
         print(f"  {'epsilon' if asked else 'noise multiplier'} by {name.upper()}: {_number(x)}")
     print()

@@ -23,7 +23,7 @@ from fedjax_peft.cli.reproducible import (
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.simulation.interrupts import Terminated
 from fedjax_peft.support import toml
-from fedjax_peft.support.display import argument
+from fedjax_peft.support.display import argument, counted
 from fedjax_peft.support.errors import InputError
 
 
@@ -138,7 +138,7 @@ def _head(result: Result, setting: str, jobs: Sequence[argparse.Namespace], out:
     lines = [f"{result.paper}, {', '.join(result.names)}: {result.what}"]
     if jobs:
         lines.append(f"Setting: {SETTINGS[setting]}")
-    lines += [f"  {job.config}: {job.runs:,} runs, {job.done:,} finished" for job in jobs]
+    lines += [f"  {job.config}: {counted(job.runs, 'run')}, {job.done:,} finished" for job in jobs]
     time = result.time(setting)
     if jobs and setting == "paper":
         lines.append(f"Hours of all runs on an H100: {time}")

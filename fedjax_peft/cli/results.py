@@ -114,7 +114,8 @@ def sync(options: argparse.Namespace) -> None:
         for name, rows in tracking.sync(
             path, config, configs.build({"trackers": table}, "trackers")
         ).items():
-            print(f"{path}: {name} {f'has taken {rows} rows' if rows else 'had all rows'}")
+            taken = f"has taken {display.counted(rows, 'row')}" if rows else "had all rows"
+            print(f"{path}: {name} {taken}")
 
 
 def _console() -> Console:

@@ -62,8 +62,9 @@ def resume(options: argparse.Namespace) -> None:
     if all(done) and not options.overrides:  # whether these may change is the run's question
         rounds = max(one["rounds"] for one in resolved.values())
         print(
-            f"There is nothing to resume: {options.run} has finished all {rounds} rounds. To train"
-            f" for more rounds: {resuming.command(options.run)} rounds={2 * rounds}"
+            f"There is nothing to resume: {options.run} has finished its"
+            f" {display.counted(rounds, 'round')}. To train for more:"
+            f" {resuming.command(options.run)} rounds={2 * rounds}"
         )
         return
     records = _run_all(resolved, options, options.run, options.run.resolve().name)

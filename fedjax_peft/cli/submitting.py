@@ -14,6 +14,7 @@ from typing import Any
 from fedjax_peft.cli import workers
 from fedjax_peft.cli.main import main
 from fedjax_peft.report.executors import requeued
+from fedjax_peft.support.display import counted
 from fedjax_peft.support.errors import InputError, check_known, first_line
 from fedjax_peft.support.libraries import install
 
@@ -46,10 +47,11 @@ def submit(table: Any, words: Sequence[Any], out: Path) -> list[str]:
     except InputError:
         raise
     except Exception as error:  # of any library
+        why = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
         raise InputError(
-            f"[executor] {name} took no jobs: {type(error).__name__}: {first_line(error)}. Check"
-            f" the keys {', '.join(options) or 'of [executor]'} and the queue, and give the command"
-            " again: what has been submitted goes on, and workers share the points."
+            f"[executor] {name} took no jobs: {why}. Check the keys"
+            f" {', '.join(options) or 'of [executor]'} and the queue, and give the command again:"
+            " what has been submitted goes on, and workers share the points."
         ) from error
 
 
@@ -69,7 +71,7 @@ def _local(options: dict[str, Any], jobs: int, words: list[str], out: Path) -> l
         raise InputError(f"[executor] local has no key {next(iter(options))!r}: give jobs alone.")
     gpus = workers.devices()
     if gpus and jobs > len(gpus):
-        raise InputError(f"[executor] jobs = {jobs}: this machine has {len(gpus)} GPUs.")
+        raise InputError(f"[executor] jobs = {jobs}: this machine has {counted(len(gpus), 'GPU')}.")
     begun = [workers.start(words, out, i, gpus[i] if gpus else None) for i in range(jobs)]
     return [f"process {process.pid}" for process, _ in begun]
 

@@ -45,7 +45,7 @@ def sweep(options: argparse.Namespace) -> None:
     if options.dry_run:
         for point in planned.points:
             print(display.printable(point.folder))
-        print(f"{len(planned.points)} runs, swept: {', '.join(planned.keys)}")
+        print(f"{display.counted(len(planned.points), 'run')}, swept: {', '.join(planned.keys)}")
         return
     parts = Parts()
     if (options.resume or options.share) and again not in sweep_file.read(out):
@@ -100,7 +100,9 @@ def _submit(
     """Submits workers, and returns at once."""
     own = workers.own_words(options)
     names = submitting.submit(planned.executor, [*words, *own], out)
-    print(f"Submitted {len(names)} workers for {len(planned.points)} points: {', '.join(names)}")
+    who = display.counted(len(names), "worker")
+    what = display.counted(len(planned.points), "point")
+    print(f"Submitted {who} for {what}: {', '.join(names)}")
     print(f"What has become of them: {display.program()} status {display.argument(out)}")
 
 

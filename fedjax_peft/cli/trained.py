@@ -140,7 +140,8 @@ def _print_notes(models: TrainedModels, run: Path) -> None:
     if known is not None and not known.finished:
         notes.append(
             f"{run} is unfinished: it has done {known.rows[-1]['round'] if known.rows else 0} of"
-            f" {known.config.get('rounds')} rounds. The model is that of its last checkpoint."
+            f" {display.counted(known.config['rounds'], 'round')}. The model is that of its last"
+            " checkpoint."
         )
     for note in notes:
         print(display.one_line(f"fedjax-peft: {note}"), file=sys.stderr)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_peft.cli import faults
+from fedjax_peft.support.display import counted
 from fedjax_peft.support.errors import InputError
 
 _CUDA = "CUDA_VISIBLE_DEVICES"
@@ -58,13 +59,14 @@ def choose_devices(options: argparse.Namespace) -> None:
     if asked is not None:
         places = asked.split(",")
         if bad := [one for one in places if not (one.isdigit() and int(one) < len(here))]:
-            has = f"{len(here)} GPUs, 0 to {len(here) - 1}" if here else "no GPU that CUDA shows"
+            has = f"{counted(len(here), 'GPU')}, from 0 on" if here else "no GPU that CUDA shows"
             raise InputError(f"--devices {bad[0]}: this machine has {has}.")
         os.environ[_CUDA] = ",".join(here[int(one)] for one in places)
     elif options.gpus:
         if count > len(here):
             raise InputError(
-                f"--workers {count}: this machine has {len(here)} GPUs, and a worker needs one."
+                f"--workers {count}: this machine has {counted(len(here), 'GPU')}, and a worker"
+                " needs one."
             )
         os.environ[_CUDA] = here[0]
 

@@ -29,6 +29,7 @@ from fedjax_peft.config.federation import evaluation_data
 from fedjax_peft.config.parts import fingerprint
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.engine.plan import steps_of
+from fedjax_peft.support.display import counted
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import unset
 
@@ -187,7 +188,7 @@ class Hours(NamedTuple):
         """Returns a line of them."""
         if self.least is None:
             return "hours: only the data know the steps or the clients of a round"
-        count = f"{self.runs:,} run{'s' * (self.runs != 1)} of {self.work.rounds:,} rounds"
+        count = f"{counted(self.runs, 'run')} of {counted(self.work.rounds, 'round')}"
         return f"{count}: {from_to(self.least)} hours ({self.work.note})"
 
 
@@ -220,14 +221,15 @@ def program_of(config: configs.Config) -> str:
 
 def on_workers(found: Sequence[Hours], workers: int, now: datetime) -> str:
     """Returns the line of all runs on several workers that begin now, the longest runs first."""
+    who = f"with {counted(workers, 'worker')}"
     if any(one.least is None for one in found):
-        return f"with {workers} workers: not known"
+        return f"{who}: not known"
     loads = [0.0] * workers
     for hours in sorted((hours for one in found for hours in one.each), reverse=True):
         heapq.heapreplace(loads, loads[0] + hours)
     first, last = (f"{now + timedelta(hours=max(loads) * x):%a %d %b %H:%M}" for x in SLOWER)
     end = f"begun now, it ends {first} to {last}"
-    return f"with {workers} workers: {from_to(max(loads))} hours; {end}"
+    return f"{who}: {from_to(max(loads))} hours; {end}"
 
 
 def from_to(least: float) -> str:

@@ -12,6 +12,7 @@ from fedjax_peft.contracts.part import data_part
 from fedjax_peft.data.packing import packed
 from fedjax_peft.numerics.ragged import Ragged
 from fedjax_peft.numerics.random import host_rng
+from fedjax_peft.support.display import counted, plural
 from fedjax_peft.support.errors import InputError
 
 IGNORE = -100
@@ -96,7 +97,7 @@ class Dataset:
         shapes = (f"{name} {list(array.shape[1:]) or ''}" for name, array in self.columns.items())
         classes = f", {len(self.label_names)} classes" if self.label_names else ""
         columns = ", ".join(shape.strip() for shape in shapes)
-        return f"Dataset({self.name!r}: {len(self)} examples{classes}; {columns})"
+        return f"Dataset({self.name!r}: {counted(len(self), 'example')}{classes}; {columns})"
 
     @property
     def labels(self) -> np.ndarray:
@@ -157,7 +158,7 @@ class Clients(Generic[DataT]):
         sizes = self.sizes
         spread = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else f"{sizes[0]}"
         name = f" of {self.data.name!r}" if isinstance(self.data, Dataset) else ""
-        each = f"{spread} example{'s' if sizes.max() != 1 else ''} each"
+        each = f"{spread} {plural('example', int(sizes.max()))} each"
         return f"Clients({len(self)} with {each}, {sizes.sum()} in all{name})"
 
     @property

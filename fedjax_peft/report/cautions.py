@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from fedjax_peft.report.records import SEED, RunRecord
 from fedjax_peft.report.settings import compare_settings, printed
-from fedjax_peft.report.wording import is_share, numbered, plural, word
+from fedjax_peft.report.wording import is_share, numbered, word
 from fedjax_peft.simulation.summaries import summary
+from fedjax_peft.support.display import counted
 
 _TEST_SET = re.compile(r"(^|\.|_)(test|dataset)($|\.|_)|^data(\.(name|path|source|split|subset))?$")
 _UPLOADS = {
@@ -53,7 +54,7 @@ def coarse(runs: Sequence[RunRecord]) -> str:
     if n >= _SMALL:
         return ""
     return (
-        f"The test set has {n} {plural('example', n)}: one of them is {100 / n:.2g} points of"
+        f"The test set has {counted(n, 'example')}: one of them is {100 / n:.2g} points of"
         f" {word(facts[0]['headline'])}, whose standard error is up to"
         f" {50 / math.sqrt(n):.1f} points."
     )
@@ -70,7 +71,7 @@ def _of_run(run: RunRecord) -> Iterator[str]:
         if found:
             rounds, clients = (set(column) for column in zip(*found, strict=True))
             yield (
-                f"{len(found)} {plural('upload', len(found))} {reason}:"
+                f"{counted(len(found), 'upload')} {reason}:"
                 f" {numbered('client', clients)} in {numbered('round', rounds)}."
             )
     if empty := [row["round"] for row in run.rows if row.get("clients") == []]:

@@ -153,7 +153,7 @@ def _submitted(
         except Exception as error:  # of any library
             raise InputError(
                 f"The executor did not take job {place + 1} of {len(parts)}: {first_line(error)}."
-                f" The {place} jobs before it go on. Give the call again, with fewer jobs if the"
+                " What was submitted before goes on. Give the call again, with fewer jobs if the"
                 " queue is full: what has finished by then is skipped."
             ) from error
     return futures

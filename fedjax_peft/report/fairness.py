@@ -6,8 +6,9 @@ from typing import Any
 from fedjax_peft.report.intervals import Difference, paired
 from fedjax_peft.report.judgement import Judgement
 from fedjax_peft.report.records import RunRecord
-from fedjax_peft.report.wording import is_share, listing, plural, signed, word
+from fedjax_peft.report.wording import is_share, listing, signed, word
 from fedjax_peft.simulation.summaries import summary
+from fedjax_peft.support.display import counted
 
 _FIGURES = {"client_mean": "their mean", "client_worst_tenth": "the worst 10 %"}
 """Figure of a run's summary -> whose score it is. Both are of the clients' own tests, so that a
@@ -71,6 +72,6 @@ def _in_words(name: str, baseline: str, metric: str, found: Sequence[Difference]
     doubt = f" Not separated from 0 over seeds: {listing(chance)}." if chance else ""
     return (
         f"{name} is better than {baseline} for its clients on average, and worse for the worst of"
-        f" them: {word(metric)} on the clients’ tests, {' and '.join(texts)}, over {n}"
-        f" {plural('seed', n)}, paired.{doubt}"
+        f" them: {word(metric)} on the clients’ tests, {' and '.join(texts)}, over"
+        f" {counted(n, 'seed')}, paired.{doubt}"
     )

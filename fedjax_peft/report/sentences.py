@@ -23,12 +23,12 @@ from fedjax_peft.report.wording import (
     capital,
     common,
     listing,
-    plural,
     signed,
     word,
 )
 from fedjax_peft.simulation.score_names import usual_scores
 from fedjax_peft.simulation.summaries import series, summary
+from fedjax_peft.support.display import counted, plural
 from fedjax_peft.support.errors import InputError
 
 FEW = 3
@@ -85,7 +85,7 @@ def _after(run: RunRecord, *, on_test: bool) -> str:
         return xs[-1] if xs else 0.0
 
     rounds = int(spent("round"))
-    words = [f"{rounds} {plural('round', rounds)}"]
+    words = [counted(rounds, "round")]
     if moved := spent("bytes"):
         words.append(f"{amount('bytes', moved)} of communication")
     if seconds := spent("simulated_seconds"):

@@ -30,7 +30,7 @@ from fedjax_peft.report.records import (
 from fedjax_peft.report.wording import are, listing
 from fedjax_peft.simulation.stopping import was_given_up
 from fedjax_peft.simulation.summaries import privacy_together
-from fedjax_peft.support.display import one_line, printable
+from fedjax_peft.support.display import counted, one_line, printable
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.support.nested import flatten
 
@@ -131,8 +131,9 @@ def make_study(
         notes.append(f"{_named(left_out)} {are(left_out)} unfinished and left out.")
     if early := sum(was_given_up(run.rows) for run in used):
         notes.append(
-            f"{early} of {len(used)} runs were given up before their last round because others were"
-            " better. They are not chosen, and their values are those of earlier rounds."
+            f"{early} of {counted(len(used), 'run')} were given up before their last round because"
+            " others were better. They are not chosen, and their values are those of earlier"
+            " rounds."
         )
     groups: dict[Any, list[RunRecord]] = {}
     for i, run in enumerate(used):

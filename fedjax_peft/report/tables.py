@@ -8,7 +8,8 @@ from rich.text import Text
 
 from fedjax_peft.report.columns import Frame
 from fedjax_peft.report.table_files import Bold, TextTable
-from fedjax_peft.report.wording import explained, plural
+from fedjax_peft.report.wording import explained
+from fedjax_peft.support.display import plural
 
 NAME_WIDTH = 16
 """Characters for the name of a run in a terminal's table; a longer name is wrapped."""

@@ -18,6 +18,7 @@ from fedjax_peft.simulation.rows import Row, field_is_lower_better, fields, numb
 from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.stopping import Stop, pruned
 from fedjax_peft.simulation.storage.lock import RunLock
+from fedjax_peft.support.display import counted
 from fedjax_peft.support.errors import InputError, check_known, first_line, users_level
 from fedjax_peft.support.libraries import install, log_level
 
@@ -268,7 +269,7 @@ class _Search:
         self._held.clear()
         if last and self._refused:
             name, reason = next(iter(self._refused.items()))
-            points = f"{len(self._refused)} of {len(self.points)} points of the search"
+            points = f"{len(self._refused)} of {counted(len(self.points), 'point')} of the search"
             text = f"{points} failed. The first failure, of {name}: {reason}"
             if not self.finished:
                 raise InputError(text)

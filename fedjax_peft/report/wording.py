@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from fedjax_peft.support.display import one_line
+from fedjax_peft.support.display import one_line, plural
 
 MISSING = "-"
 """The text of a cell without a value."""
@@ -108,11 +108,6 @@ def numbered(noun: str, numbers: Collection[int], shown: int = 8) -> str:
     more = f" and {len(numbers) - shown} more" if len(numbers) > shown else ""
     first = ", ".join(map(str, sorted(numbers)[:shown]))
     return f"{plural(noun, len(numbers))} {first}{more}"
-
-
-def plural(noun: str, count: int) -> str:
-    """Returns a noun as it is written after a number."""
-    return noun if count == 1 else f"{noun}s"
 
 
 def are(subjects: Sequence[object]) -> str:

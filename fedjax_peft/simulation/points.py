@@ -23,6 +23,7 @@ from fedjax_peft.simulation.simulate import simulating
 from fedjax_peft.simulation.stopping import Stop, any_of, median_rule, was_given_up
 from fedjax_peft.simulation.storage.lock import InUse
 from fedjax_peft.support import memory
+from fedjax_peft.support.display import counted
 from fedjax_peft.support.errors import InputError, first_line
 
 _REPLICAS = 8
@@ -245,8 +246,8 @@ class Results:
         name, reason = next(iter(self._failed.items()))
         rest = "" if len(self._failed) == len(self.jobs) else " The others are complete."
         raise InputError(
-            f"{len(self._failed)} of {len(self.jobs)} runs of the sweep failed.{rest} The first"
-            f" failure, of {name}: {reason}"
+            f"{len(self._failed)} of {counted(len(self.jobs), 'run')} of the sweep failed.{rest}"
+            f" The first failure, of {name}: {reason}"
         )
 
 

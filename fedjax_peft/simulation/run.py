@@ -26,6 +26,7 @@ from fedjax_peft.simulation.client_models import (
 from fedjax_peft.simulation.rows import Row, by_class_of, client_names, headline, seen_clients
 from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words
+from fedjax_peft.support.display import counted
 from fedjax_peft.support.errors import InputError, users_level
 from fedjax_peft.support.rooms import above
 from fedjax_peft.tasks import classification
@@ -310,7 +311,8 @@ class Run:
         value = last[field] if last else None
         number = "not finite" if value is None else f"{value:.4f}"
         result = f", test {judged} {number}" if last else ""
-        return f"Run({self.algorithm.name}: {max(len(self.metrics) - 1, 0)} rounds{result})"
+        rounds = counted(max(len(self.metrics) - 1, 0), "round")
+        return f"Run({self.algorithm.name}: {rounds}{result})"
 
 
 def global_leaves(model: Model, algorithm: Algorithm, server: PyTree) -> Params:

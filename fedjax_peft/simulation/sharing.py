@@ -160,7 +160,7 @@ def _lost(lost: Sequence[tuple[str, Holder]]) -> str:
     name, holder = lost[0]
     hours = min(one.silent for _, one in lost) / 3600
     return (
-        f"{len(lost)} points are not done, and those who have them gave no sign of life for"
+        f"Points that are not done: {len(lost)}. Who has them gave no sign of life for"
         f" {hours:.1f} hours, such as {holder}, which has {name} since {holder.since}. If they are"
         " gone, give --take-over 1h: their points go on from their checkpoints."
     )

@@ -57,6 +57,16 @@ def markdown(text: str) -> str:
 _MARKS = re.compile(r"[\\|*_`<>\[\]~$]|&(?=#?\w+;)")
 
 
+def plural(noun: str, count: int) -> str:
+    """Returns a noun as it is written after a number."""
+    return noun if count == 1 else f"{noun}s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns text such as "1 worker" or "1,200 workers"."""
+    return f"{count:,} {plural(noun, count)}"
+
+
 def shorten(text: str, limit: int) -> str:
     """Returns at most about ``limit`` characters of a text: its start, a note, and its end."""
     if len(text) <= limit:

@@ -144,7 +144,7 @@ def test_errors_when_there_is_nothing_to_resume(single, tmp_path, runs, capsys, 
     assert "Did you mean 'run'?" in capsys.readouterr().err
     assert cli.main(["resume", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "has finished all 2 rounds" in text
+    assert "has finished its 2 rounds" in text
     assert f"fedjax-peft resume {out} rounds=4" in text
     assert len(runs.calls) == 1
     assert cli.main(["resume", str(out), "peft.rank=5"]) == 0  # a real run refuses it

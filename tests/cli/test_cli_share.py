@@ -107,8 +107,8 @@ def test_a_worker_that_a_scheduler_ends_leaves_a_checkpoint(project, study, alon
         (["--devices", "0"], "add --share"),
         (["--share", "--overwrite"], "leave it out, or --share"),
         (["--share", "--take-over", "soon"], "'soon' is not a time such as 30m"),
-        (["--share", "--devices", "1"], "--devices 1: this machine has 1 GPUs, 0 to 0"),
-        (["--workers", "2"], "this machine has 1 GPUs, and a worker needs one"),
+        (["--share", "--devices", "1"], "--devices 1: this machine has 1 GPU, from 0 on"),
+        (["--workers", "2"], "this machine has 1 GPU, and a worker needs one"),
         (["--workers", "0"], "1 or more"),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_submitted_worker_makes_a_study(study, tmp_path, capsys, monkeypatch):
     out = tmp_path / "S"
     assert cli.main(["sweep", config, "seed=0", "--out", str(out), "--submit"]) == 0
     printed = capsys.readouterr().out
-    assert "Submitted 1 workers for 1 points: job " in printed
+    assert "Submitted 1 worker for 1 point: job " in printed
     assert f"fedjax-peft status {out}" in printed
     end, said = time.monotonic() + 240, ""
     while "1 done" not in said and time.monotonic() < end:

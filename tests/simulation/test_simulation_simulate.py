@@ -181,7 +181,7 @@ def test_evaluation_has_its_rounds_and_the_last_is_always_one():
     assert tested == [0, 3, 5]
     untested = run("mean", rounds=1, test=None, client_test=None)
     assert not any(key.startswith(("test", "client_")) for row in untested.metrics for key in row)
-    assert repr(untested) == "Run(fedavg: 1 rounds)"
+    assert repr(untested) == "Run(fedavg: 1 round)"
 
 
 def test_head_policies(finished):

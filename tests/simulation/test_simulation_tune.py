@@ -185,7 +185,7 @@ def test_a_refused_point_is_a_trial_that_has_failed(model, tmp_path):
 
     options = {**OPTIONS, "space": three, "trials": 6, "batch": 3, "out": tmp_path}
     wrong = {**options, "space": lambda t: {"rate": 7.0, "mu": 0.1}, "trials": 1}
-    with pytest.raises(InputError, match=r"1 of 1 points of the search failed.*7 is no rate"):
+    with pytest.raises(InputError, match=r"1 of 1 point of the search failed.*7 is no rate"):
         fp.tune(make, model, clients, **wrong)
     with pytest.warns(UserWarning, match=r"1 of 3 points of the search failed.*7 is no rate"):
         tuned = fp.tune(make, model, clients, **options)

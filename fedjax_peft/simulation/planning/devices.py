@@ -18,6 +18,7 @@ from fedjax_peft.simulation.planning.memory_plan import MemoryPlan, lowered_roun
 from fedjax_peft.simulation.planning.step_cost import StepCost, step_cost
 from fedjax_peft.simulation.records import Placement
 from fedjax_peft.support.accelerators import USABLE, Device, find_device
+from fedjax_peft.support.display import counted
 from fedjax_peft.support.memory import in_bytes
 
 __all__ = ["DevicePlan", "plan"]
@@ -83,9 +84,9 @@ class DevicePlan(NamedTuple):
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of the table."""
-        device, one = self.device, f"{self.lanes:,} lane{'s' * (self.lanes != 1)}"
+        device, one = self.device, f"{counted(self.lanes, 'lane')}"
         usable = f"{in_bytes(USABLE * device.memory)} of {in_bytes(device.memory)}"
-        yield f"{device.title}, {one} x {self.batch_size} examples, {self.dtype}"
+        yield f"{device.title}, {one} x {counted(self.batch_size, 'example')}, {self.dtype}"
         rows = {"memory of a round": f"{in_bytes(self.needed)}, {self._verdict(usable)}"}
         if self.compiled is not None:
             rows["  by arithmetic"] = in_bytes(self.memory.total(self.lanes))
@@ -102,7 +103,7 @@ class DevicePlan(NamedTuple):
         rows["a step takes at least"] = f"{self.seconds:.3g} s ({binds}): {rate:,.0f} examples/s"
         if self.steps is not None:
             total = self.steps * self.seconds
-            rows["a round takes at least"] = f"{total:.3g} s, {self.steps:,} time steps"
+            rows["a round takes at least"] = f"{total:.3g} s, {counted(self.steps, 'time step')}"
         width = max(map(len, rows))
         yield from (f"  {name:{width}}  {text}" for name, text in rows.items())
 
