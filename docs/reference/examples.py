@@ -155,6 +155,11 @@ algorithm = fp.algorithms.feddyn(optax.sgd(0.1))
 # fp.algorithms.fedex
 algorithm = fp.algorithms.fedex(optimizer)
 
+# fp.algorithms.fedlease
+algorithm = fp.algorithms.fedlease(
+    optimizer, clients=10, warmup_rounds=2, max_experts=4
+)  # over fp.peft.lora_experts(experts=4)
+
 # fp.algorithms.fedmatch
 algorithm = fp.algorithms.fedmatch(optimizer)  # over fp.peft.dual()
 
@@ -429,6 +434,9 @@ model = fp.attach(plain, fp.peft.layer_norm())
 
 # fp.peft.lora
 model = fp.attach(plain, fp.peft.lora())
+
+# fp.peft.lora_experts
+model = fp.attach(plain, fp.peft.lora_experts(experts=4))
 
 # fp.peft.lora_sb
 model = fp.attach(plain, fp.peft.lora_sb(rank=4))

@@ -50,6 +50,7 @@ FAMILIES = {
     "personal": (
         *("local", "fedper", "fedrep", "fedbabu", "fedsa", "ditto", "apfl", "pfedme", "fedmcp"),
         *("fedmatch", "feddpa_t", "feddpa_f", "fedalt", "hilora", "ifca", "gossip", "pfedlora"),
+        "fedlease",
     ),
 }
 """Whose accuracy counts: on the global test set, or of each client's model on its own examples."""

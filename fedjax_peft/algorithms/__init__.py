@@ -12,6 +12,7 @@ from fedjax_peft.algorithms.feddpa import feddpa_f, feddpa_t
 from fedjax_peft.algorithms.feddyn import feddyn
 from fedjax_peft.algorithms.fedex import fedex
 from fedjax_peft.algorithms.fedkseed import fedkseed
+from fedjax_peft.algorithms.fedlease import fedlease
 from fedjax_peft.algorithms.fedmatch import fedmatch
 from fedjax_peft.algorithms.fedmcp import fedmcp
 from fedjax_peft.algorithms.fedmezo import fedmezo
@@ -66,6 +67,7 @@ __all__ = [
     "feddyn",
     "fedex",
     "fedkseed",
+    "fedlease",
     "fedmatch",
     "fedmcp",
     "fedmezo",

@@ -10,6 +10,7 @@ from fedjax_peft.peft.hira import hira
 from fedjax_peft.peft.ia3 import ia3
 from fedjax_peft.peft.io.pretrained import pretrained
 from fedjax_peft.peft.lora import lora
+from fedjax_peft.peft.lora_experts import lora_experts
 from fedjax_peft.peft.lora_sb import gradient_start as gradient_start
 from fedjax_peft.peft.lora_sb import lora_sb
 from fedjax_peft.peft.lora_sum import lora_sum
@@ -39,6 +40,7 @@ __all__ = [
     "ia3",
     "layer_norm",
     "lora",
+    "lora_experts",
     "lora_sb",
     "lora_sum",
     "lora_with_base",

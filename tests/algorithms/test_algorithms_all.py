@@ -44,6 +44,7 @@ OPTIONS = {
     "scaffold": {"learning_rate": 0.1},
     "fedkseed": {"seeds": 8, "epsilon": 0.1},
     "fedmezo": {"steps": 8, "epsilon": 0.1},
+    "fedlease": {"clients": 5, "warmup_rounds": 1, "max_experts": 4},
     "fedplora": {"ranks": [1, 2]},
     "fra_ffa": {"at": 1},
     "q_fedavg": {"lipschitz": 10.0},
@@ -56,7 +57,7 @@ PLATEAU = {"trigger": "plateau", "patience": 1}
 ZEROTH = ("fedkseed", "fedmezo")
 OF_LOSSES = ("afl", "q_fedavg")
 """Clients send their loss too."""
-ROWS = ("gossip", "hierfavg", "ifca")
+ROWS = ("fedlease", "gossip", "hierfavg", "ifca")
 """The server has several models."""
 DUAL = ("fedmatch", "fedmcp")
 ALONE = ("centralised", "local")
@@ -126,6 +127,7 @@ MODELS = {
     **dict.fromkeys(DUAL, toy.dual_model),
     **toy_cores.MODELS,
     "fedalt": toy.mixture_model,
+    "fedlease": toy.experts_model,
     "hilora": toy.sum_model,
     "pfedlora": toy.own_kernel_model,
 }
@@ -369,7 +371,7 @@ FIXED_BASIS = ("apfl", "ditto", "fedadagrad", "fedadam", "fedavgm", "feddyn", "f
 """Algorithms that need a fixed basis without kept optimizer states too."""
 PRIVACY_REFUSED = {
     "gossip": "there is no server",
-    **dict.fromkeys(("hierfavg", "ifca"), "averages the changes of groups of clients"),
+    **dict.fromkeys(("fedlease", "hierfavg", "ifca"), "averages the changes of groups of clients"),
     "afl": "looks at the uploads one by one",
     "fedex": "passes the factors of every client on",
     "fedmomentum": "passes the factors of every client on",

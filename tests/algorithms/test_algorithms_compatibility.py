@@ -51,7 +51,7 @@ REFUSED = {
     ),
     fp.contracts.Feature.KEPT_OPTIMIZER: (
         *(*STAGED, *TURNS, *ZEROTH, "ifca", "fedmomentum", "fednova", "fedrot", "fedsvd", "flora"),
-        *("hetlora_prunes", "ravan", "scaffold", "fedask", "fedplora", "fslora"),
+        *("hetlora_prunes", "ravan", "scaffold", "fedask", "fedlease", "fedplora", "fslora"),
     ),
     fp.contracts.Feature.NEW_FACTORS: (
         *(*TURNS, "apfl", "centralised", "ditto", "fedadagrad", "fedadam", "fedavgm", "fedopt"),

@@ -11,6 +11,7 @@ from fedjax_peft import algorithms as a
 
 SGD = optax.sgd(0.1)
 THREE_STAGES = {"clients": 5, "root_rounds": 1, "cluster_rounds": 1}
+LEASE = {"clients": 5}
 SCHEDULED = fp.schedules.scheduled(SGD, fp.schedules.constant())
 TOGETHER = [
     (
@@ -45,6 +46,7 @@ def test_options_that_do_not_fit_together_are_refused(make, options, message):
 
 
 LORA, DUAL, SUM = toy.KINDS, toy.dual_model().kinds, toy.sum_model().kinds
+EXPERTS = toy.experts_model().kinds
 NO_LORA = {n: kind for n, kind in LORA.items() if "lora" not in n}
 NO_PRIVATE = {n: kind for n, kind in DUAL.items() if "private" not in n}
 ONE_HEAD = {n: kind for n, kind in DUAL.items() if "second" not in n}
@@ -60,6 +62,9 @@ MODELS = [
     (a.fedmcp, {}, ONE_HEAD, 3, r"two_classifiers.*gamma = 0"),
     (a.centralised, {}, LORA, 5, r"5 clients.*partition\.pooled"),
     (a.fedalt, {}, LORA, 4, "attach peft.mixed_lora"),
+    (a.fedlease, LEASE, LORA, 5, r"attach fp\.peft\.lora_experts\(experts=4\)"),
+    (a.fedlease, LEASE | {"max_experts": 3}, EXPERTS, 5, "4 experts.*: set max_experts = 4"),
+    (a.fedlease, LEASE, EXPERTS, 6, "which has 6: set clients = 6"),
     (a.feddpa_t, {}, LORA, 4, r"fp\.peft\.dual_lora\(\)"),
     (a.fedsb, {}, LORA, 4, r"fp\.peft\.lora_sb\(\)"),
     (a.ravan, {}, LORA, 4, r"fp\.peft\.ravan\(\)"),
@@ -90,5 +95,6 @@ def test_what_fits_is_accepted():
     a.fedmcp(SGD, gamma=0).check(ONE_HEAD, 3)
     a.fedmcp(SGD).check(DUAL, 3)
     a.hilora(SGD, **THREE_STAGES).check(SUM, 5)
+    a.fedlease(SGD, **LEASE).check(EXPERTS, 5)
     a.feddpa_t(SGD).check(toy_cores.pair_model().kinds, 4)
     a.hetlora(fp.optimizers.kept(SGD)).check(LORA, 4)

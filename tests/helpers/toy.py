@@ -184,6 +184,34 @@ def dual_model() -> fp.Model:
     return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
 
 
+EXPERTS = ("own", "other_1", "other_2", "other_3")
+
+
+def experts_model() -> fp.Model:
+    """Returns the model with four LoRA experts and a router, for FedLEASE."""
+    plain, room = lora_model(dropout=0), len(EXPERTS)
+    kinds, trainable, rng = several_loras(plain, EXPERTS, 1)
+    kinds["layer.router"] = "adapter"
+    trainable["layer.router"] = jnp.float32(rng.normal(0, 2, (FEATURES, 2 * room - 1)))
+
+    def apply(frozen, params, batch, key, train):
+        x, a = batch["x"], [params[f"layer.{owner}.lora_a"] for owner in EXPERTS]
+        there = jnp.array([True, *(jnp.any(one != 0) for one in a[1:])])
+        count = jnp.sum(there)
+        open_ = jnp.concatenate([jnp.arange(room) < count, there[1:]])
+        logits = jnp.where(open_[None], x @ params["layer.router"], -jnp.inf)
+        top, place = jax.lax.top_k(logits, room)
+        weights = jax.nn.softmax(jnp.where((jnp.arange(room) < count)[None], top, -jnp.inf))
+        expert = jnp.maximum(place - (room - 1), 0)
+        shares = {
+            owner: jnp.sum(jnp.where(expert == i, weights, 0.0), axis=1, keepdims=True)
+            for i, owner in enumerate(EXPERTS)
+        }
+        return read_out(params, hidden_of(frozen, params, x, shares))
+
+    return plain.replace(apply=apply, trainable=trainable, kinds=kinds)
+
+
 TIERS = ("root", "cluster", "leaf")
 
 

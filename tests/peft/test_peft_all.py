@@ -46,6 +46,7 @@ MERGED = {
 }
 UNMERGED = {
     "dual_lora": peft.dual_lora(2),
+    "lora_experts": peft.lora_experts(2, experts=2),
     "houlsby": peft.houlsby(4),
     "opendelta": peft.opendelta(),
     "dual": peft.dual(),
@@ -53,7 +54,7 @@ UNMERGED = {
     "prefix_tuning": peft.prefix_tuning(2),
 }
 METHODS = MERGED | UNMERGED
-NEUTRAL = [*MERGED, "dual_lora"]
+NEUTRAL = [*MERGED, "dual_lora", "lora_experts"]
 """Methods whose start has no effect."""
 
 

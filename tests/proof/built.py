@@ -72,6 +72,7 @@ PEFT = {
     "lora_sb": lambda on: fp.peft.lora_sb(rank=4, **on),
     "ravan": lambda on: fp.peft.ravan(rank=2, heads=2, **on),
     "lora_sum": lambda on: fp.peft.lora_sum(rank=2, **on),
+    "lora_experts": lambda on: fp.peft.lora_experts(rank=2, experts=2, **on),
     "mixed_lora": lambda on: fp.peft.mixed_lora(rank=2, **on),
     "lora_with_base": lambda on: fp.peft.lora_with_base(rank=2, **on),
     "dual_lora": lambda on: fp.peft.dual_lora(rank=2, **({"width": 6} if on else {}), **on),
@@ -162,6 +163,7 @@ class Method:
             "q_fedavg": {"lipschitz": 1 / RATE},
             "slora": {"sparse_rounds": 1},
             "hilora": {"clients": clients, "root_rounds": 1, "cluster_rounds": 1},
+            "fedlease": {"clients": clients, "warmup_rounds": 1, "max_experts": 2},
             "fra_ffa": {"at": 1},
         }.get(name, {})
         if draw["own option"] != "none" and name in OWN_OPTIONS:

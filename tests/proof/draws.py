@@ -60,6 +60,7 @@ ZEROTH = ("fedkseed", "fedmezo")
 OF_LOSSES = ("afl", "q_fedavg")
 """Clients send their loss. They have taken a part of the chance of S-LoRA too."""
 ROWS = ("gossip", "hierfavg", "ifca")
+"""They and FedLEASE have too."""
 DRAWING = ("fslora", "fedplora")
 """They and FedASK have taken a part of it too."""
 SLOW = ("pfedme", "fedmcp", "fedmatch", "feddpa_f", "feddpa_t")
@@ -69,7 +70,8 @@ FEATURES: dict[str, dict[Value, float]] = {
     "as it fell": _sometimes(0.05),
     "algorithm": {
         **_even(*ALGORITHMS),
-        **{**_even(*DRAWING, "fedask", *OF_LOSSES, *ROWS, weight=0.05), "slora": 0.2},
+        **{**_even(*DRAWING, "fedask", *OF_LOSSES, *ROWS, weight=0.05), "slora": 0.15},
+        "fedlease": 0.05,
         **{**_even(*ZEROTH, weight=0.2), **_even(*SLOW, weight=0.25)},
     },
     "model": {"net": 60, "bert": 2, "bf16": 1, "int8": 1, "scan": 1},
@@ -200,7 +202,7 @@ CHANGING = (
 OWN_PEFT = {
     **{"slora": "slora", "fedsb": "lora_sb", "ravan": "ravan", "hilora": "lora_sum"},
     **{"fedalt": "mixed_lora", "pfedlora": "lora_with_base", "fedmcp": "dual", "fedmatch": "dual"},
-    **{"feddpa_f": "dual_lora", "feddpa_t": "dual_lora"},
+    **{"feddpa_f": "dual_lora", "feddpa_t": "dual_lora", "fedlease": "lora_experts"},
 }
 """Algorithm -> the only PEFT method that it can train."""
 
@@ -300,6 +302,7 @@ def _options(d: dict[str, Value]) -> dict[str, Value]:
     if d["peft"] == "head_only":
         out["head"] = None
     refuse = (*STAGED, *TURNS, *RELAYED, "fednova", "fedrot", "fedsvd", "ravan", "scaffold", "ifca")
+    refuse = (*refuse, "fedlease")
     if name in (*refuse, *ZEROTH, *DRAWING, "fedask") or (
         d["aggregator"] and _stem(d["aggregator"]) in FACTORING
     ):
@@ -360,6 +363,7 @@ def _protection(d: dict[str, Value]) -> dict[str, Value]:
             *RELAYED,
             *OF_LOSSES,
             *ROWS,
+            "fedlease",
             "fedmezo",
             "fedask",
             "fedplora",
@@ -400,7 +404,7 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
     factoring = bool(aggregator and (_stem(aggregator) in FACTORING or "product" in aggregator))
     if d["asynchronous"]:
         late = (*RELAYED, *STAGED, *TURNS, "fedalt", "feddyn", "fednova", "fedsvd", "scaffold")
-        late = (*late, "fedask", "fedplora")
+        late = (*late, "fedask", "fedlease", "fedplora")
         if (
             name in (*late, *ZEROTH, *OF_LOSSES, *ROWS, "local", "centralised")
             or factoring
@@ -417,6 +421,7 @@ def _server(d: dict[str, Value]) -> dict[str, Value]:
         *OF_LOSSES,
         *ROWS,
         "fedalt",
+        "fedlease",
         "fedplora",
         "fednova",
         "fedsvd",

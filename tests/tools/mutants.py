@@ -77,6 +77,8 @@ TESTS: dict[str, tuple[list[str], str]] = {
     "algorithms/feddpa": ([DPA, ALL], "feddpa or equal or tun or weight"),
     "algorithms/feddyn": ([OPTIMISATION, PRODUCT, ALL], "feddyn or optimum"),
     "algorithms/fedex": ([LORA, ALL], "fedex or exact"),
+    "algorithms/fedlease": (["tests/algorithms/test_algorithms_fedlease.py", REFUSALS], ""),
+    "algorithms/linkage": (["tests/algorithms/test_algorithms_linkage.py"], ""),
     "algorithms/fedmatch": ([MCP, ALL], "fedmatch"),
     "algorithms/fedmcp": ([MCP], ""),
     "algorithms/fedmomentum": (["tests/algorithms/test_algorithms_fedmomentum.py", ALL], ""),
