@@ -228,14 +228,20 @@ def _seeds(runs: Sequence[RunRecord]) -> Callable[[RunRecord], Seed]:
     of_run = {
         run.path: {k: v for k, v in flatten(run.config).items() if SEED.search(k)} for run in runs
     }
-    names = dict.fromkeys(itertools.chain(*of_run.values()))
-    varying = [k for k in names if len({_text({k: of.get(k)}) for of in of_run.values()}) > 1]
+    # A method may have seeds of its own; where they are the same in all of its runs, its runs pair
+    # with those of methods that lack them.
+    having: dict[str, list[str]] = {}
+    for of in of_run.values():
+        for key, value in of.items():
+            having.setdefault(key, []).append(_text({key: value}))
+    shared = [key for key, values in having.items() if len(values) == len(of_run)]
+    varying = [key for key, values in having.items() if len(set(values)) > 1]
+    keys = {*varying, *([] if {*varying} & {*shared} else shared)}
 
     def seed(run: RunRecord) -> Seed:
-        own = of_run[run.path]
-        values = [own.get(key) for key in varying or names]
-        first = values[0] if values else None
-        if isinstance(first, int) and all(value == first for value in values):
+        own = {k: x for k, x in of_run[run.path].items() if k in keys}
+        first = next(iter(own.values()), None)
+        if isinstance(first, int) and all(value == first for value in own.values()):
             return first
         return " ".join(f"{key}={value}" for key, value in own.items()) or 0
 

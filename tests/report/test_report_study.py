@@ -65,6 +65,27 @@ def test_cells_are_formed_by_config(sweep):
     assert len(read_study(sweep.parent).cells) == 4, "and from outside"
 
 
+@pytest.mark.parametrize(
+    ("seeds", "sketches", "labels"),
+    [
+        ((1, 2), (0, 0), [1, 2]),  # the sketch's seed is no part of a label
+        ((5, 5), (0, 0), [5]),
+        ((1, 2), (1, 2), [1, 2]),
+        ((5, 5), (1, 5), [5, "seed=5 data.seed=5 algorithm.sketch_seed=1"]),
+        ((1, 2), (3, 4), ["seed=1 algorithm.sketch_seed=3", "seed=2 algorithm.sketch_seed=4"]),
+    ],
+)
+def test_a_method_with_a_seed_of_its_own_pairs_with_others(tmp_path, seeds, sketches, labels):
+    rows = [{"round": 0}, {"round": 1, **accuracy(0.5, 0.5)}]
+    for i, (seed, sketch) in enumerate(zip(seeds, sketches, strict=True)):
+        shared = {"seed": seed, "data.seed": 5}
+        write_run(tmp_path / f"fedavg{i}", {"name": "fedavg", **shared}, rows)
+        own = {"algorithm.name": "fedask", "algorithm.sketch_seed": sketch}
+        write_run(tmp_path / f"fedask{i}", {"name": "fedask", **shared, **own}, rows)
+    found = {cell.name: list(cell.runs) for cell in read_study(tmp_path).cells}
+    assert found == {"fedavg": list(dict.fromkeys(seeds)), "fedask": labels}
+
+
 def test_settings_are_chosen_on_validation(sweep):
     study = read_study(sweep)
     choice = study.choice()
