@@ -21,6 +21,8 @@ from fedjax_peft.data.formats import tabular
 from fedjax_peft.deploy.nodes import client_app, nobody, server_app
 from fedjax_peft.deploy.server import check_deployable
 from fedjax_peft.simulation.arguments import Given
+from fedjax_peft.simulation.classes import in_models_classes
+from fedjax_peft.simulation.session import session_of
 from fedjax_peft.simulation.simulate import arguments
 from fedjax_peft.simulation.storage.record import config_text, read_config
 from fedjax_peft.support.errors import InputError
@@ -97,7 +99,13 @@ def own_examples(config: Config, path: Path) -> Clients:
     if config["model"]["labels"]:
         options["label_names"] = config["model"]["labels"]
     parts = {"tokenizer": building.tokenizer_of(config), "task": building.named_task(config)}
-    data = building.seeded(sources.load_dataset, config, options, **parts)["train"]
+    try:
+        data = building.seeded(sources.load_dataset, config, options, **parts)["train"]
+    except InputError as error:
+        columns = ", ".join(read)
+        raise InputError(
+            f"{path}, with the columns {columns}, does not fit the config: {error}"
+        ) from None
     one = Clients(data, (np.arange(len(data), dtype=np.int32),))
     return one if table["packing"] is None else one.pack(table["packing"])
 
@@ -114,6 +122,7 @@ def write_app(given: Given, out: Path) -> list[str]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists: choose another folder with --out.")
     config, notices = _deployed(given)
+    session_of(in_models_classes(given))  # refuses here what only Flower's log would say
     count, certificate = len(given.clients), literal(str(out.resolve() / "ca.crt"))
     files = {
         "config.toml": config_text(config),

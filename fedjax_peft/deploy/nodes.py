@@ -115,8 +115,11 @@ def server_app(make: Callable[[Any], Given], clients: int, patience: float = 600
 
     @app.main()
     def main(grid: Any, context: Any) -> None:
-        given = make(context)
-        serve(given, _Nodes(grid, patience, given.system.deadline), clients)
+        try:
+            given = make(context)
+            serve(given, _Nodes(grid, patience, given.system.deadline), clients)
+        except InputError as error:  # Flower writes it into its log, with the traceback
+            raise error.with_traceback(None) from None
 
     return app
 

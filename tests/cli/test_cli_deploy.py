@@ -100,6 +100,7 @@ def test_what_cannot_be_deployed_is_refused(project, written, capsys):
         (["--out", str(written)], f"{written} exists"),
         (["attack=sign_flip", "attack.share=0.4", "--out", "x"], "attack cannot be deployed"),
         (["--out", "x", "peft.init=eva"], "peft.init = 'eva' cannot be deployed"),
+        (["--out", "x", "algorithm=fedmcp"], "fedmcp needs a model with a global and"),
     ):
         assert main(["deploy", config, *words]) == 2
         assert why in capsys.readouterr().err
@@ -111,7 +112,8 @@ def test_a_file_that_does_not_fit_is_named(project, written):
     refused("must be a file with examples", app.own_examples, config, project / "none.jsonl")
     other = project / "other.jsonl"
     other.write_text('{"text": "w1 w2", "label": "class 9"}\n')
-    refused("class 9", app.own_examples, config, other)
+    said = f"{other}, with the columns text, label, does not fit the config: .*'class 9'"
+    refused(said, app.own_examples, config, other)
 
 
 def test_examples_keep_their_order(project, written):
