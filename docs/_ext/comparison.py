@@ -35,7 +35,7 @@ METHODS = """\
 A method of a paper that changes how clients initialise, train, share or combine the factors of
 LoRA. A paper counts once. FedAvg over LoRA (FedIT, FedLR) is in every system that has LoRA, and
 does not count. `fedjax-peft list lora` describes the {number} that are here, and
-{{doc}}`../reference/cite` names their papers: {names}.
+{{doc}}`../reference/cite` names their papers. They are {names}.
 """
 
 
