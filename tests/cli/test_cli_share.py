@@ -152,23 +152,41 @@ def submitted(study, folder, table):
     return str(path)
 
 
+@contextlib.contextmanager
+def submitit_local(folder):
+    """Submitit's processes of this machine, in place of Slurm."""
+    pytest.importorskip("submitit")
+    yield {"name": "slurm", "cluster": "local"}
+
+
+@contextlib.contextmanager
+def dask_scheduler(folder):
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        1, threads_per_worker=1, dashboard_address=None, local_directory=folder
+    ) as cluster:
+        yield {"name": "dask", "address": cluster.scheduler_address}
+
+
 @pytest.mark.long("a process imports JAX and compiles")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit's
-def test_a_submitted_worker_makes_a_study(study, tmp_path, capsys, monkeypatch):
-    """By submitit's processes of this machine, in place of Slurm."""
-    pytest.importorskip("submitit")
+@pytest.mark.parametrize(
+    "place", [submitit_local, pytest.param(dask_scheduler, marks=pytest.mark.exhaustive)]
+)
+def test_a_submitted_worker_makes_a_study(place, study, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HELPERS.parents[1]))
-    config = submitted(study, tmp_path, {"name": "slurm", "cluster": "local"})
     out = tmp_path / "S"
-    assert cli.main(["sweep", config, "seed=0", "--out", str(out), "--submit"]) == 0
-    printed = capsys.readouterr().out
-    assert "Submitted 1 worker for 1 point: job " in printed
-    assert f"fedjax-peft status {out}" in printed
-    end, said = time.monotonic() + 240, ""
-    while "1 done" not in said and time.monotonic() < end:
-        time.sleep(0.5)
-        assert cli.main(["status", str(out)]) == 0
-        said = capsys.readouterr().out
+    with place(str(tmp_path / "dask")) as table:
+        config = submitted(study, tmp_path, table)
+        assert cli.main(["sweep", config, "seed=0", "--out", str(out), "--submit"]) == 0
+        printed = capsys.readouterr().out
+        assert "Submitted 1 worker for 1 point: " in printed
+        assert f"fedjax-peft status {out}" in printed
+        end, said = time.monotonic() + 240, ""
+        while "1 done" not in said and time.monotonic() < end:
+            time.sleep(0.5)
+            assert cli.main(["status", str(out)]) == 0
+            said = capsys.readouterr().out
     assert "round 2 of 2" in said, [path.read_text() for path in out.glob("jobs/*.err")]
     assert "1 done" in said
 
