@@ -214,7 +214,8 @@ def planted(most):
     changes = {n: np.zeros(x.shape, np.float32) for n, x in state["models"].items()}
     changes[B][:5] = np.array([centres[g] for g in groups]) + noise - state["models"][B][:5]
     weights = jnp.zeros(5 + ROOM).at[:5].set(most)
-    return server.update(state, {"changes": changes, "weights": weights}, toy.context()), groups
+    new = {"changes": changes, "weights": weights}
+    return jax.jit(server.update)(state, new, toy.context()), groups
 
 
 def test_planted_clusters_are_found_and_averaged_by_weight():
