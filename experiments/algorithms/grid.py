@@ -131,11 +131,14 @@ def write_config(chosen: Mapping[str, Cell], path: Path) -> None:
 # ------------------------------------------------------------------------------------------ tables
 
 
-def read(out: Path) -> tuple[list[Entry], list[dict[str, Any]], list[str]]:
+def read(
+    out: Path, only: Sequence[str] = ()
+) -> tuple[list[Entry], list[dict[str, Any]], list[str]]:
     """Returns the methods at their chosen rates, a row for every run, and notes on what is missing.
 
     Args:
       out: the folder with the sweeps ``choice`` (seed 0) and ``seeds``.
+      only: the methods that should be there; none means all.
     """
     study = read_study(out / "choice")
     more = read_study(out / "seeds") if (out / "seeds").is_dir() else None
@@ -150,7 +153,8 @@ def read(out: Path) -> tuple[list[Entry], list[dict[str, Any]], list[str]]:
             entries.append(Entry(family, cell))
             tried = [one for one in study.methods[name] if one.learning_rate != cell.learning_rate]
             rows += [row for one in (cell, *tried) for row in of_runs(family, one, one is cell)]
-    missing = [name for names in FAMILIES.values() for name in names if name not in chosen]
+    wanted = only or [name for names in FAMILIES.values() for name in names]
+    missing = [name for name in wanted if name not in chosen]
     notes = [f"Not run yet: {', '.join(missing)}."] if missing else []
     if few := [one.cell.name for one in entries if len(one.cell.runs) <= len(SEEDS)]:
         notes.append(f"Seeds are still missing, so that nothing is tested: {', '.join(few)}.")
@@ -263,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chosen = chosen_rates(read_study(a.out / "choice"))
         write_config(chosen, path := a.out / "seeds.toml")
         run(path, a.out / "seeds", a.only or list(chosen), a.words)
-    entries, rows, notes = read(a.out)
+    entries, rows, notes = read(a.out, a.only)
     made = table(entries, notes)
     made.write(a.results / "algorithms")
     replace_file(a.results / "runs.csv", table_csv(rows).encode())
