@@ -258,6 +258,18 @@ def test_a_run_that_died_before_its_config_begins_anew(copy, tmp_path):
         assert len(run(copy, rounds=1).metrics) == 2
 
 
+def test_a_run_that_failed_before_its_first_row_takes_a_mended_config(tmp_path):
+    def failing(*of):
+        raise ValueError("the model does not fit")
+
+    with pytest.raises(ValueError, match="does not fit"):
+        run(tmp_path / "run", algorithm=PRIVATE._replace(model=failing))
+    assert (tmp_path / "run" / "config.toml").exists()
+    refused("another config", run, tmp_path / "run", seed=3, resume=True)
+    assert len(run(tmp_path / "run", seed=3, rounds=1).metrics) == 2
+    refused("already holds a run", run, tmp_path / "run", seed=3, rounds=1)
+
+
 def test_an_exception_leaves_a_run_that_can_be_resumed(straight, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", on_round=running.interrupt(5))

@@ -105,7 +105,10 @@ class Record:
         """Writes the first files of a new run, or reads the rows of a run that is resumed."""
         assert self.out is not None
         out, config_file = self.out, self.out / "config.toml"
-        if config_file.exists():
+        if config_file.exists() and not resume and not _has_results(out):
+            # It failed before its first row, maybe by its config, which may be another one now.
+            (out / "environment.json").unlink(missing_ok=True)
+        elif config_file.exists():
             if not resume:
                 raise InputError(
                     f"{out} already holds a run: continue it with --resume (in Python resume=True),"
@@ -398,6 +401,14 @@ def _is_run(directory: Path) -> bool:
     begun = "config.toml" in names and not names.isdisjoint({"environment.json", "metrics.jsonl"})
     early = rf"{lock.NAME}|environment\.json|{fingerprint.NAME}|\..+\.tmp"
     return begun or all(re.fullmatch(early, name) for name in names)
+
+
+def _has_results(run: Path) -> bool:
+    """Returns whether a run's directory has rows or checkpoints."""
+    rows, checkpoints = run / "metrics.jsonl", run / "checkpoints"
+    return (rows.exists() and rows.stat().st_size > 0) or (
+        checkpoints.is_dir() and any(checkpoints.iterdir())
+    )
 
 
 def _without_none(value: Any) -> Any:
