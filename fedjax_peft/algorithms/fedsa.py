@@ -13,7 +13,7 @@ from fedjax_peft import contracts as c
 from fedjax_peft.aggregators import mean
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.fedavg import averaging
-from fedjax_peft.numerics.roles import HeadPolicy
+from fedjax_peft.numerics.roles import HeadPolicy, with_head
 
 
 @checked
@@ -29,12 +29,6 @@ def fedsa(
     Raises:
       InputError: on use, a model without LoRA.
     """
-    a, b, heads = r"\.lora_a$", r"\.lora_b$", "^head:"
-    # One rule for both, because a language model has no trained head.
-    rules = {
-        "shared": c.Roles(shared=(f"{a}|{heads}",), private=(b,)),
-        "private": c.Roles(shared=(a,), private=(f"{b}|{heads}",)),
-        "frozen": c.Roles(shared=(a,), private=(b,), fixed=(heads,)),
-    }[head]
+    rules = with_head(head, shared=r"\.lora_a$", private=r"\.lora_b$")
     combine, check = aggregator or mean(error=False), lora_model("fedsa")
     return averaging("fedsa", optimizer, rules, combine, weights=weights, check=check)

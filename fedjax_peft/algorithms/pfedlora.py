@@ -26,6 +26,7 @@ from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, model_with
 from fedjax_peft.algorithms.fedrep import fedrep
 from fedjax_peft.contracts.arguments import Count
+from fedjax_peft.numerics.roles import with_head
 
 
 @checked
@@ -55,10 +56,8 @@ def pfedlora(
         aggregator=aggregator,
         weights=weights,
     )
-    roles = c.Roles(
-        shared=(r"^adapter:.*\.lora_[ab]$",),
-        private=(r"^adapter:.*\.base\.(kernel|bias)$", "^head:"),
-    )
+    own = r"^adapter:.*\.base\.(kernel|bias)$"
+    roles = with_head("private", shared=r"^adapter:.*\.lora_[ab]$", private=own)
     check = model_with(
         "pfedlora needs a model with LoRA whose adapted layers are trained too: attach"
         " peft.lora_with_base(). For a private head alone there is 'fedrep'.",

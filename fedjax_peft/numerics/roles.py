@@ -30,10 +30,17 @@ def dual_roles(head: HeadPolicy) -> Roles:
 
 
 def with_head(head: HeadPolicy, *, shared: str, private: str) -> Roles:
-    """Returns the rules for a head policy, with a rule of shared and one of private adapters."""
-    rules = {"shared": (shared,), "private": (private,)}
-    policy = "fixed" if head == "frozen" else head
-    return Roles(**{**rules, policy: (*rules.get(policy, ()), "^head:")})
+    """Returns the rules for a head policy, with a rule of shared and one of private adapters.
+
+    One rule covers the head and adapters, because a language model has no trained head.
+    """
+    match head:
+        case "shared":
+            return Roles(shared=(f"{shared}|^head:",), private=(private,))
+        case "private":
+            return Roles(shared=(shared,), private=(f"{private}|^head:",))
+        case "frozen":
+            return Roles(shared=(shared,), private=(private,), fixed=("^head:",))
 
 
 def assign_roles(kinds: Mapping[str, str], roles: Roles) -> dict[str, list[str]]:

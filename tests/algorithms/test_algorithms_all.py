@@ -246,6 +246,17 @@ def test_rounds_run_without_recompilation_and_stay_finite(name):
         assert result.aggregation["learning_rate_factor"] == 0.25 ** (number - 1)
 
 
+OF_HEADS = ("fedavg_private_head", "fedbabu", "fedper", "fedrep")
+"""Algorithms that treat the head by itself."""
+
+
+def test_a_language_model_has_no_head_to_train():
+    for one in sorted({*NAMES} - {*OF_HEADS}):
+        kinds = {n: kind for n, kind in model_of(one).kinds.items() if kind != "head"}
+        assert set(kinds.values()) >= {"adapter"}
+        assign_roles(kinds, make(one).roles)  # every rule covers a leaf
+
+
 def test_training_reaches_the_model_that_predicts(name):
     algorithm = rig(name).algorithm
     server, private = rounds(name)[-1][:2]
