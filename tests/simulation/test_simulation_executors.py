@@ -106,6 +106,7 @@ def ray_workers(folder):
 @pytest.mark.long("starts processes that import JAX")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit's
 @pytest.mark.parametrize("kind", [threads, processes, submitit_local, dask_cluster, ray_workers])
+@pytest.mark.sample("threads", "processes", "dask_cluster", "ray_workers")
 def test_an_executor_gives_the_bits_of_one_process(kind, given, alone, tmp_path):
     seen = []
     with kind(tmp_path / "jobs") as executor:
