@@ -29,7 +29,7 @@ def test_every_key_has_a_type_and_a_default():
         # By reference: the methods that are LoRA with something more share its words.
         (
             "peft.rank",
-            ["8 (of dora, dual_lora, lora, lora_experts, lora_sum, lora_with_base, mixed", "the number"],
+            ["8 (of dora, dual_lora, lora, lora_experts, lora_sum, lora", "the number"],
         ),
         ("mu", ["(of fedprox)", "(of moon)", "(of fedmcp)"]),
         ("data.columns", ["table of texts, none by default", "our column name"]),
