@@ -236,7 +236,7 @@ def _seeds(runs: Sequence[RunRecord]) -> Callable[[RunRecord], Seed]:
             having.setdefault(key, []).append(_text({key: value}))
     shared = [key for key, values in having.items() if len(values) == len(of_run)]
     varying = [key for key, values in having.items() if len(set(values)) > 1]
-    keys = {*varying, *([] if {*varying} & {*shared} else shared)}
+    keys = {*varying} if {*varying} & {*shared} else {*varying, *shared}
 
     def seed(run: RunRecord) -> Seed:
         own = {k: x for k, x in of_run[run.path].items() if k in keys}

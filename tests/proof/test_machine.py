@@ -28,14 +28,15 @@ COVER = (
 COMBINED = (1620, 1845, 2760, 2768, 3571, 5050, 6928, 9379, 16243)
 """Draws of that seed that combine what few runs have, and are resumed or run by the reference:
 correlated and adaptive noise, servers that do not wait, several stages, a server optimizer on the
-product, kept moments, late and partial work, leaves that rest, and local models. The slowest three
-are left to ``make exhaustive``."""
+product, kept moments, late and partial work, leaves that rest, and local models."""
+SLOWEST = (5050, 6928)
+"""Of these, what is left to ``make exhaustive``."""
 
 
 @pytest.mark.lengths
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", COVER + COMBINED)
-@pytest.mark.sample(*map(str, sorted({*COVER, *COMBINED} - {983, 5050, 6928})))
+@pytest.mark.sample(*map(str, sorted({*COVER, *COMBINED} - {*SLOWEST})))
 def test_a_drawn_run_is_the_same_however_it_is_executed(number):
     verdict = check(draw(1, number))
     assert not verdict.faults, "\n".join(verdict.faults)

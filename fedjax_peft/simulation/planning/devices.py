@@ -84,7 +84,7 @@ class DevicePlan(NamedTuple):
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of the table."""
-        device, one = self.device, f"{counted(self.lanes, 'lane')}"
+        device, one = self.device, counted(self.lanes, "lane")
         usable = f"{in_bytes(USABLE * device.memory)} of {in_bytes(device.memory)}"
         yield f"{device.title}, {one} x {counted(self.batch_size, 'example')}, {self.dtype}"
         rows = {"memory of a round": f"{in_bytes(self.needed)}, {self._verdict(usable)}"}

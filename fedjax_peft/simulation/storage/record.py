@@ -105,16 +105,16 @@ class Record:
         """Writes the first files of a new run, or reads the rows of a run that is resumed."""
         assert self.out is not None
         out, config_file = self.out, self.out / "config.toml"
-        if config_file.exists() and not resume and not _has_results(out):
-            # It failed before its first row, maybe by its config, which may be another one now.
-            (out / "environment.json").unlink(missing_ok=True)
+        if config_file.exists() and resume:
+            fingerprint.check_same(out, recorded_config(out), _without_none(config), found)
         elif config_file.exists():
-            if not resume:
+            if _has_results(out):
                 raise InputError(
                     f"{out} already holds a run: continue it with --resume (in Python resume=True),"
                     " replace it with --overwrite, or choose another directory with --out."
                 )
-            fingerprint.check_same(out, recorded_config(out), _without_none(config), found)
+            # It failed before its first row, maybe by its config, which may be another one now.
+            (out / "environment.json").unlink(missing_ok=True)
         path = out / "environment.json"
         replace_file(path, (json.dumps(_with_first(path), indent=2) + "\n").encode())
         fingerprint.save(out, found)
