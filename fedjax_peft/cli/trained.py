@@ -138,10 +138,11 @@ def _print_notes(models: TrainedModels, run: Path) -> None:
         notes.append(f"client {models.chosen[0]} is {models.names[0]!r}.")
     known = load_run(run) if (run / "metrics.jsonl").is_file() else None
     if known is not None and not known.finished:
+        planned = known.config.get("rounds")
+        rounds = display.counted(planned, "round") if isinstance(planned, int) else "its rounds"
         notes.append(
             f"{run} is unfinished: it has done {known.rows[-1]['round'] if known.rows else 0} of"
-            f" {display.counted(known.config['rounds'], 'round')}. The model is that of its last"
-            " checkpoint."
+            f" {rounds}. The model is that of its last checkpoint."
         )
     for note in notes:
         print(display.one_line(f"fedjax-peft: {note}"), file=sys.stderr)
