@@ -44,7 +44,18 @@ FAMILIES = {
     ),
     "one model, for LoRA": (
         *("fra", "ffa", "fra_ffa", "fedex", "flora", "fedmomentum", "fedrot", "fedsvd", "rolora"),
-        *("lora_a2", "hetlora", "fslora", "fedplora", "fedask", "slora", "fedsb", "ravan"),
+        *(
+            "lora_a2",
+            "hetlora",
+            "flexlora",
+            "raflora",
+            "fslora",
+            "fedplora",
+            "fedask",
+            "slora",
+            "fedsb",
+            "ravan",
+        ),
     ),
     "one model, by forward passes": ("fedkseed", "fedmezo"),
     "personal": (
