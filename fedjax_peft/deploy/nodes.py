@@ -160,10 +160,11 @@ class _Nodes:
         online = {*self._grid.get_node_ids()}
         again = min(self._patience, self._deadline or _AGAIN)
         for node, reply in self._meet(pack({}, {}), again, lambda: bool(online - self._known)):
-            # A SuperNode that was started again is another node.
+            # A SuperNode that was started again is another node. For a minute Flower takes the one
+            # that was killed for connected, so the newer one counts.
             with contextlib.suppress(InputError):
-                number = table_of(reply, f"node {node}").get("client", -1)
-                if self._nodes.get(number) not in online:
+                number = table_of(reply, f"node {node}").get("client")
+                if isinstance(number, int):
                     self._nodes[number] = node
         online = {*self._grid.get_node_ids()}
         there = {self._nodes[c]: c for c in kept if self._nodes.get(c) in online}

@@ -131,16 +131,22 @@ def test_what_does_not_come_is_lost_with_its_reason():
     assert all(isinstance(found[client], Lost) for client in (1, 2, 3))
 
 
-def test_a_node_that_is_started_again_is_found():
-    exchange = nodes({1: hello(0), 2: hello(1)})
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_node_that_is_started_again_is_found(noticed):
+    """Also while Flower has not noticed yet that the earlier one is gone."""
+    exchange = nodes({1: hello(0), 2: hello(1)}, deadline=5)
     exchange.greet(b"", 2)
     grid = exchange._grid
-    del grid.answers[2]
+    grid.silent.add(2)
+    if noticed:
+        del grid.answers[2]
     grid.answers[9] = lambda message: (
         pack({}, {"client": 1}) if message.metadata.message_type == "query" else b"trained"
     )
     grid.answers[1] = lambda message: b"trained"
-    assert dict(exchange.train(2, b"", {0: 1, 1: 1})) == {0: b"trained", 1: b"trained"}
+    for round_index in (2, 3):
+        found = dict(exchange.train(round_index, b"", {0: 1, 1: 1}))
+        assert found == {0: b"trained", 1: b"trained"}
 
 
 def test_a_node_whose_process_has_failed_is_asked_again(capsys):
