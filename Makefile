@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+FLOWER := .venv-flower
 # Modules are compiled to bytecode when they are first imported: most of them never are.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Extras for `make demo`: EXTRA=cuda installs JAX for NVIDIA's GPUs, EXTRA=tpu for TPUs.
 EXTRA ?=
 # The tests run with the versions that they were last seen green with.
 CONSTRAINTS ?= tests/constraints.txt
+CONSTRAINTS_FLOWER ?= tests/constraints_flower.txt
 
 .PHONY: demo test quick exhaustive portable proof flower docs dist fuzz lint mutants coverage clean
 
@@ -40,9 +42,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PYTEST  := $(BIN)/python -m pytest $(WORKERS)
+PYTEST_FLOWER := $(FLOWER)/bin/python -m pytest -n 0 -o file_seconds=0 tests/deploy/test_deploy_processes.py
 
-test: $(VENV)/.test lint
+test: $(VENV)/.test $(FLOWER)/.test lint
 	$(PYTEST)
+	$(PYTEST_FLOWER)
 
 # The tests to run after every change: neither those marked slow nor those that need a real model.
 quick: $(VENV)/.test
@@ -63,11 +67,9 @@ portable: $(VENV)/.test
 proof: $(VENV)/.test
 	nice $(BIN)/python tests/proof/machine.py --seconds $${PROOF_SECONDS:-3600} $(PROOF)
 
-# Processes of Flower, in an environment of their own: it allows older versions of some libraries only.
-flower:
-	@$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet -e '.[deploy]' pytest pytest-timeout pytest-xdist
-	.venv-flower/bin/python -m pytest -n 0 tests/deploy/test_deploy_processes.py
+# The test with Flower's processes, with which `make test` ends, and one in which they are killed.
+flower: $(FLOWER)/.test
+	$(PYTEST_FLOWER) --exhaustive
 
 # The documentation site; a warning, such as a broken link, is an error, in `make test` too.
 docs: $(VENV)/.docs
@@ -116,6 +118,17 @@ $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/pip
 	@$(PIP) --constraint $(CONSTRAINTS) --editable '.[test]'
 	@touch $@ $(VENV)/.base $(VENV)/.docs
 
+# Flower allows older versions of some libraries only. An environment of its own has these, and takes
+# all else from .venv, but not torch: real clients have none, and transformers would import it.
+$(FLOWER)/.test: pyproject.toml $(CONSTRAINTS_FLOWER) $(VENV)/.test
+	@echo "Installing Flower, for the test of real clients, on top of $(VENV)"
+	@rm -rf $(FLOWER)
+	@$(BIN)/python -m venv --without-pip $(FLOWER)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib")); \
+		print("import sys; sys.modules[\"torch\"] = None")' > $$(echo $(FLOWER)/lib/python3.*/site-packages)/venv.pth
+	@PIP_PYTHON=$(FLOWER)/bin/python $(PIP) --constraint $(CONSTRAINTS_FLOWER) --no-build-isolation --editable '.[deploy]'
+	@touch $@
+
 # Small faults in the package, which the tests must notice; about 20 minutes. The file
 # tests/tools/mutants.txt has the result of a long run.
 mutants: $(VENV)/.test
@@ -128,4 +141,4 @@ coverage: $(VENV)/.test
 	$(BIN)/python tests/tools/coverage_by_room.py
 
 clean:
-	rm -rf $(VENV) runs dist docs/_build
+	rm -rf $(VENV) $(FLOWER) runs dist docs/_build

@@ -41,10 +41,11 @@ SOURCES = (
     *("notebooks/*.ipynb", "tests/conftest.py", "tests/tools/dist.py", "tests/constraints.txt"),
     *("tests/algorithms/test_*.py", "tests/fuzz/conftest.py", "tests/golden/*.safetensors"),
     *("fedjax_peft/__init__.py", "fedjax_peft/cli/demo.toml", "PKG-INFO"),
+    "tests/constraints_flower.txt",
 )
 """What a source distribution must have."""
 UNWANTED = ("*.pyc", "*__pycache__*", "*.pt", "*.bin", "*.ckpt", "*/checkpoints/*")
-UNWANTED += ("*/.venv/*", "*/runs/*", "*metrics.jsonl", "*environment.json", "docs/_build/*")
+UNWANTED += ("*/.venv*/*", "*/runs/*", "*metrics.jsonl", "*environment.json", "docs/_build/*")
 UNWANTED += ("*.pdf", "*.png", "*.ipynb_checkpoints*", "*_cache/*", ".git/*")
 """What neither may have outside tests/golden: what runs, builds and tests leave behind."""
 SOME = ("-n", "0", "tests/test_tree.py", "tests/test_toml.py")
@@ -80,7 +81,7 @@ def project() -> dict:
 def copy_tracked(place: Path) -> Path:
     """Copies the files that git tracks, or all but what builds leave where there is no git."""
     if not (ROOT / ".git").exists():
-        ignore = shutil.ignore_patterns(".*_cache", ".venv", "__pycache__", "runs", "_build")
+        ignore = shutil.ignore_patterns(".*_cache", ".venv*", "__pycache__", "runs", "_build")
         return Path(shutil.copytree(ROOT, place, ignore=ignore))
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
