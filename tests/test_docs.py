@@ -35,7 +35,10 @@ PAGES = sorted(
 )
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RARE = (
+    "explanation/lanes.md",
     "howto/asynchrony.md",
+    "howto/cluster.md",
+    "howto/clusters.md",
     "howto/compression.md",
     "howto/early-stopping.md",
     "howto/figures.md",
@@ -47,6 +50,7 @@ RARE = (
     "howto/many-clients.md",
     "howto/memory.md",
     "howto/own-texts.md",
+    "howto/preferences.md",
     "howto/privacy.md",
     "howto/resume.md",
     "howto/reuse.md",

@@ -22,7 +22,8 @@ CONFIG = small(
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "image_size": [16, 24], "patch_size": 8}
 SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 2}
 LINE = r"together: ([\d.]+) MB \+ 2 x ([\d.]+) MB ([\d.]+) MB"
-LLAMA = {"name": "tiny", "head": "causal_lm", "config": testing.TINY_LLAMA}
+SHALLOW = {**testing.TINY_LLAMA, "num_hidden_layers": 1}
+LLAMA = {"name": "tiny", "head": "causal_lm", "config": SHALLOW}
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_language_model_without_weights_or_data(plan):
 
 
 def test_a_large_vocabulary_is_named(plan):
-    model = {**LLAMA, "config": {**testing.TINY_LLAMA, "vocab_size": 50_000}}
+    model = {**LLAMA, "config": {**SHALLOW, "vocab_size": 50_000}}
     text = plan({"model": model}, "--lanes", "2")
     assert "largest array: logits 32 x 50000" in text
     total = sum(float(x) for x in re.findall(r"([\d.]+) MB", text.split(" together: ")[0]))
@@ -166,7 +167,7 @@ def test_the_plan_is_of_the_algorithms_own_step(plan):
 @pytest.mark.parametrize("name", ["squad", "ploner", "alpaca"])
 def test_every_kind_of_task_is_planned(plan, name):
     """By a data set of each: question answering ended with a KeyError."""
-    shape = testing.TINY_LLAMA if name == "alpaca" else testing.TINY_BERT
+    shape = SHALLOW if name == "alpaca" else testing.TINY_BERT
     tables = {"model": {"name": "tiny", "config": shape}, "data": {"name": name, "max_length": 16}}
     assert "together" in plan(tables, "--memory", "1GB")
 

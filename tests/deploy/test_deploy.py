@@ -43,7 +43,7 @@ def simulated(make, algorithm, **options):
     return fp.simulate(make(), algorithm, CLIENTS, placement=fp.Placement(lanes=1), **options)
 
 
-@pytest.mark.sample("fra", "fedmcp", "scaffold", "int8", "client ranks")  # fedavg: as int8
+@pytest.mark.sample("fedmcp", "scaffold", "int8", "client ranks")  # fedavg: as int8
 @pytest.mark.parametrize("name", CASES)
 def test_a_deployed_run_equals_the_simulated_one(name, tmp_path):
     """Rounding alone differs: the client's program has one lane and one slot."""

@@ -83,7 +83,7 @@ def dask_cluster(folder):
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(
-            2, threads_per_worker=1, dashboard_address=None, local_directory=folder
+            1, threads_per_worker=1, dashboard_address=None, local_directory=folder
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
@@ -106,7 +106,7 @@ def ray_workers(folder):
 @pytest.mark.long("starts processes that import JAX")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit's
 @pytest.mark.parametrize("kind", [threads, processes, submitit_local, dask_cluster, ray_workers])
-@pytest.mark.sample("threads", "processes", "dask_cluster", "ray_workers")
+@pytest.mark.sample("threads", "dask_cluster", "ray_workers")
 def test_an_executor_gives_the_bits_of_one_process(kind, given, alone, tmp_path):
     seen = []
     with kind(tmp_path / "jobs") as executor:

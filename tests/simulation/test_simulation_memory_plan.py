@@ -93,16 +93,17 @@ def test_uploads_without_the_aggregation_error_or_all_at_once():
 
 def test_dequantised_kernels_are_counted_once_for_all_lanes():
     """Those of the gate and of the up projection, which read one array."""
-    model, algorithm, task, _ = parts(LLAMA, quantize="nf4")
+    shape = {**LLAMA, "num_hidden_layers": 1}
+    model, algorithm, task, _ = parts(shape, quantize="nf4")
     few = example_batch("causal_lm", batch_size=1, length=4)
     plan = plan_memory(model, algorithm, task, few)
     kernels = 2 * 4 * LLAMA["hidden_size"] * LLAMA["intermediate_size"]
     assert plan.activations.kernels == kernels
-    plain, *_ = parts(LLAMA)
+    plain, *_ = parts(shape)
     whole = plan_memory(plain, algorithm, task, few)
     assert plan.per_lane == whole.per_lane, "a lane holds no kernel"
     assert plan.fixed - plan.frozen - kernels == whole.fixed - whole.frozen
-    again, *_ = parts(LLAMA, quantize="nf4", remat="blocks", scan_layers=True)
+    again, *_ = parts(shape, quantize="nf4", remat="blocks", scan_layers=True)
     assert plan_memory(again, algorithm, task, few).activations.kernels == kernels
 
 
@@ -193,7 +194,7 @@ def planned_cell(key):
     return memory.planned({**config, "privacy": ALGORITHMS["UNITS"][unit]})
 
 
-@pytest.mark.parametrize("key", only("fedavg | none", "moon | none", "fedmcp | none"))
+@pytest.mark.parametrize("key", only("fedavg | none", "moon | none"))
 def test_the_table_of_algorithms_is_within_fifteen_percent_of_the_compilers(key):
     """The plan of today, beside the compiler's figure that the benchmark wrote."""
     plan = planned_cell(key).plan.total(1)
@@ -294,7 +295,7 @@ def test_the_committed_plan_is_within_fifteen_percent_of_the_targets_compiler(ke
 @pytest.mark.parametrize(
     "key", ["minilm | v5e | auto", "minilm | t4 | auto", "llama-8b | h100 | auto"]
 )
-@pytest.mark.sample("minilm*")
+@pytest.mark.sample("minilm | t4 *")
 def test_the_committed_plan_is_the_present_one(key):
     benchmark = runpy.run_path(str(BENCHMARKS / "accelerators.py"))
     assert benchmark["planned_bytes"](*key.split(" | ")) == CELLS[key]["planned"]

@@ -67,19 +67,34 @@ def activations(
     own = local_step(model, algorithm, task, batch)
     count = len(model.frozen)
     needed = needed_memory(own.program, platform, lambda i: i >= count)
-    plain = one_gradient(model, task, batch, platform)
     if not storage_on(platform).fuses:
-        return plain._replace(
+        kernels = 0  # without an array that lanes may share there are none, and nothing to trace
+        if "custom_vmap_call" in _operations(own.program):
+            kernels = one_gradient(model, task, batch, platform).kernels
+        return Activations(
             residuals=max(needed.peak - needed.room - own.results, 0),
             recomputed=0,
             working=needed.room,
             largest=tuple(getattr(needed.largest, "shape", ())),
+            kernels=kernels,
             moved=needed.written,
         )
+    plain = one_gradient(model, task, batch, platform)
     alone = needed_memory(plain_gradient(model, task, batch), platform, lambda i: i >= count)
     more = max(needed.peak - own.results - alone.peak, 0)
     moved = plain.moved * needed.written // max(alone.written, 1)
     return plain._replace(of_algorithm=more, moved=moved)
+
+
+def _operations(jaxpr: Any) -> set[str]:
+    """Returns the names of a program's operations, also of those inside others."""
+    found = {equation.primitive.name for equation in jaxpr.eqns}
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            for part in value if isinstance(value, tuple) else (value,):
+                inner = getattr(part, "jaxpr", part)
+                found |= _operations(inner) if hasattr(inner, "eqns") else set()
+    return found
 
 
 def plain_gradient(model: Model, task: Task, batch: Mapping[str, Any]) -> Any:
