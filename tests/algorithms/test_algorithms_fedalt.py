@@ -104,6 +104,7 @@ def played(head):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["private", "shared"])
+@pytest.mark.sample("private")
 def test_rounds_equal_the_slow_reference(head):
     rig, results = played(head)
     slow = SlowFedALT(head).run()

@@ -137,6 +137,7 @@ def played(head):
 
 
 @pytest.mark.parametrize("head", ["shared", "private"])
+@pytest.mark.sample("private")
 def test_rounds_equal_the_slow_reference_in_every_stage(head):
     rig, results = played(head)
     for last in (3, 5, 6):

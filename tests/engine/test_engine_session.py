@@ -68,6 +68,7 @@ def test_personal_models_can_be_evaluated_one_by_one():
 
 
 @pytest.mark.parametrize("first", ["global", "client 0"])
+@pytest.mark.sample("global")
 def test_the_global_model_is_not_that_of_the_first_client(first):
     """Which has a smaller rank; neither evaluation may take the other's program."""
     ranked = fp.attach(fp.testing.tiny_model(), fp.lora(rank=4))

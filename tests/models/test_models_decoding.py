@@ -60,7 +60,7 @@ def torch_completed(reference, ids, mask, ends=4):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample("gpt2", "mistral", "gemma3_text")
+@pytest.mark.sample("gpt2", "gemma3_text")
 def test_greedy_completions_are_those_of_transformers(family, tmp_path):
     reference = tiny_model(family, kind="causal_lm")
     model = fp.load_model(saved(reference, tmp_path))

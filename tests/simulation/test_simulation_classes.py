@@ -151,7 +151,7 @@ WAYS = {
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.sample("*-turned", "*-without the first class", "test-*", "clients-*")
+@pytest.mark.sample("*-turned", "test-*", "clients-*")
 def test_names_decide_in_every_way_in(way, file):
     """The numbers are those of the same rows with the model's names, in every bit."""
     data, same = written(TEST, *FILES[file])

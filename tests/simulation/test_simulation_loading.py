@@ -24,6 +24,7 @@ from fedjax_peft.simulation.client_models import check_global
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simple_encoder")]
 
 ADAM = optax.adam(1e-2)
+RARE = pytest.mark.exhaustive
 TEXTS = ["w1 w9 w9", "w30 w31"]
 ALGORITHMS = {
     "shared": fp.algorithms.fedavg(ADAM),
@@ -110,8 +111,8 @@ def toy_run(out, algorithm, sizes=(6, 4, 5), **options):
     ("algorithm", "options"),
     [
         (fp.algorithms.ditto(fp.optimizers.sgd(0.1), lam=0.2), {}),
-        (fp.algorithms.ditto(ADAM, head="private"), {}),
-        (fp.algorithms.fedper(fp.optimizers.adamw(0.1, keep=True)), {}),
+        pytest.param(fp.algorithms.ditto(ADAM, head="private"), {}, marks=RARE),
+        pytest.param(fp.algorithms.fedper(fp.optimizers.adamw(0.1, keep=True)), {}, marks=RARE),
         (fp.algorithms.fedper(fp.optimizers.kept(fp.optimizers.adam(0.1))), {}),
         (
             fp.algorithms.fedavg(

@@ -70,6 +70,7 @@ def clipping():
 
 
 @pytest.mark.parametrize(("place", "loaded"), [("device", False), ("disk", True)])
+@pytest.mark.sample("disk-*")
 def test_aggregator_and_transforms_go_on_too(place, loaded, tmp_path):
     """Centred clipping keeps its last update, and error feedback what every client has not sent."""
     options = {"algorithm": clipping(), "transforms": fp.transforms.sign()}

@@ -67,7 +67,7 @@ def accuracy(params, data, rows=slice(None)):
 
 
 @pytest.mark.parametrize("name", ["mean", "fra", "private"])
-@pytest.mark.sample("mean", "private")
+@pytest.mark.sample("private")
 def test_nothing_compiles_after_the_first_round(finished, name):
     """Checkpoints and evaluations included."""
     _, counts = finished(name)

@@ -169,7 +169,7 @@ def finished(root, config_of):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sample("wnut17", "squad", "stack_overflow")
+@pytest.mark.sample("wnut17", "squad")  # test_data_vocabulary.py has a run on words
 def test_a_task_from_its_files(finished, capsys, name):
     headline, metrics = CASES[name][3:]
     rows = read_metrics(finished(name) / "metrics.jsonl")

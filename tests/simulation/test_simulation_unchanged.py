@@ -57,7 +57,7 @@ is not finite counts there, as nobody may learn that it was left out."""
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sample("mean", "median", "local", "distributed")
+@pytest.mark.sample("mean", "median", "distributed")
 def test_clients_that_count_for_nothing_change_nothing(case):
     options = {"algorithm": algorithms.fedavg(SGD), **CASES[case]}
 

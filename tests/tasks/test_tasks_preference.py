@@ -232,6 +232,7 @@ def adapted(models):
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
+@pytest.mark.sample("dpo")
 def test_the_reference_is_the_model_that_a_run_starts_from(adapted, loss):
     clients = federation(adapted, loss)
     run = fp.simulate(
