@@ -29,14 +29,19 @@ COMBINED = (1620, 1845, 2760, 2768, 3571, 5050, 6928, 9379, 16243)
 """Draws of that seed that combine what few runs have, and are resumed or run by the reference:
 correlated and adaptive noise, servers that do not wait, several stages, a server optimizer on the
 product, kept moments, late and partial work, leaves that rest, and local models."""
-SLOWEST = (5050, 6928)
-"""Of these, what is left to ``make exhaustive``."""
+RARE = (
+    *(181, 505, 531, 674, 795, 854, 893, 954, 998, 1063, 1065),
+    *(1845, 3571, 5050, 6928),
+)
+"""What is left to ``make exhaustive``: the two slowest, then again and again the draw with the
+fewest pairs of its own for its seconds. The others have every value of those, and 95 % of their
+pairs in 57 % of the time."""
 
 
 @pytest.mark.lengths
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", COVER + COMBINED)
-@pytest.mark.sample(*map(str, sorted({*COVER, *COMBINED} - {*SLOWEST})))
+@pytest.mark.sample(*map(str, sorted({*COVER, *COMBINED} - {*RARE})))
 def test_a_drawn_run_is_the_same_however_it_is_executed(number):
     verdict = check(draw(1, number))
     assert not verdict.faults, "\n".join(verdict.faults)
