@@ -154,12 +154,20 @@ def federation_of(clients: int, algorithm: str) -> Callable[[Mapping[str, str], 
     return check
 
 
-def dual_adapters(algorithm: str) -> Callable[[Mapping[str, str], int], None]:
-    """Returns the check that a model has a global and a private adapter at its sites."""
+def dual_adapters(
+    algorithm: str, *, alone: bool = False
+) -> Callable[[Mapping[str, str], int], None]:
+    """Returns the check that a model has a global and a private adapter at its sites.
+
+    Args:
+      alone: the encoder also runs with one of them alone, which the pair of ``dual_lora`` cannot
+        (:mod:`fedjax_peft.contracts.dual_modes`).
+    """
+    what, leaf = ("bottleneck adapter", r"up\.") if alone else ("adapter", "")
     return model_with(
-        f"{algorithm} needs a model with a global and a private adapter at every site: attach"
+        f"{algorithm} needs a model with a global and a private {what} at every site: attach"
         " peft.dual().",
-        *(r"\.global_adapter\.", r"\.private_adapter\."),
+        *(rf"\.global_adapter\.{leaf}", rf"\.private_adapter\.{leaf}"),
     )
 
 

@@ -155,7 +155,7 @@ _COUPLED = (
 
 
 def _check(terms: Terms, kinds: Mapping[str, str], clients: int) -> None:
-    dual_adapters("fedmcp")(kinds, clients)
+    dual_adapters("fedmcp", alone=True)(kinds, clients)
     if terms.second and not any("second_classifier." in name for name in kinds):
         raise InputError(
             "fedmcp needs a model with a second classifier: load it with"

@@ -101,6 +101,7 @@ def test_what_cannot_be_deployed_is_refused(project, written, capsys):
         (["attack=sign_flip", "attack.share=0.4", "--out", "x"], "attack cannot be deployed"),
         (["--out", "x", "peft.init=eva"], "peft.init = 'eva' cannot be deployed"),
         (["--out", "x", "algorithm=fedmcp"], "fedmcp needs a model with a global and"),
+        (["--out", "x", "algorithm=fedmcp", "peft=dual_lora"], "a private bottleneck adapter"),
     ):
         assert main(["deploy", config, *words]) == 2
         assert why in capsys.readouterr().err
