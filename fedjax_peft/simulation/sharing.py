@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_peft.simulation.storage.lock import Holder, RunLock, check_locks
+from fedjax_peft.simulation.storage.lock import Holder, RunLock, check_locks, locked_here_only
 from fedjax_peft.simulation.storage.record import environment
 from fedjax_peft.support.display import one_line
 from fedjax_peft.support.errors import InputError
@@ -86,6 +86,13 @@ class Queue:
           InputError: locks do not hold there; or another worker has other versions of packages.
         """
         check_locks(out)
+        if option := locked_here_only(out):
+            text = (
+                f"locks in {out} hold on this machine only, for it is mounted with {option}:"
+                " workers on other machines may run the same points. Work on this one alone, or"
+                " mount it without the option."
+            )
+            print(one_line(f"fedjax_peft: {text}"), file=sys.stderr)
         self.left, self._out, self._share = list(jobs), out, share
         self._before = {job.name: read_failure(out / job.name) for job in jobs}
         self._mine: set[str] = set()

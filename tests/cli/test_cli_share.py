@@ -1,6 +1,8 @@
 """Several processes that share one study."""
 
 import contextlib
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -118,6 +120,26 @@ def test_impossible_options_of_workers_are_refused(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     assert said in fails(capsys, "sweep", str(study), "--out", str(tmp_path / "new"), *words)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_file_system_without_locks_is_refused(study, tmp_path, monkeypatch, capsys):
+    """In a paragraph, before a point runs; the points that are there stay."""
+    command = ("sweep", str(study), "--out", str(tmp_path / "new"), "--share")
+    for code, why in (
+        (errno.ENOLCK, "are missing (No locks available)"),
+        (errno.EOPNOTSUPP, "are missing (Operation not supported)"),
+        (0, "do not hold"),
+    ):
+
+        def flock(*_, code=code):
+            if code:
+                raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        said = fails(capsys, *command)
+        assert f"file system of {tmp_path / 'new'} {why}" in said
+        assert "run the study in one process without --share" in said
+        assert not list((tmp_path / "new").glob("**/metrics.jsonl"))
 
 
 def test_workers_have_a_gpu_each(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from refusals import refused
 from fedjax_peft.simulation import points, sharing
 from fedjax_peft.simulation.points import Job, run_points
 from fedjax_peft.simulation.sharing import Share, failure_file, note_failure
-from fedjax_peft.simulation.storage.lock import NAME, RunLock, check_locks
+from fedjax_peft.simulation.storage.lock import NAME, RunLock, check_locks, locked_here_only
 
 JOBS = [Job(name, 1, lambda path, resume, stop: path) for name in "abc"]
 
@@ -166,6 +166,24 @@ def test_a_worker_with_other_versions_is_refused(runs, tmp_path):
     with RunLock.take(run):
         refused(r"The worker that has .*a has another version of jax 0\.0\.1, here", work, tmp_path)
     assert runs.names == []
+
+
+def test_locks_that_hold_on_one_machine_only_are_said(runs, monkeypatch, tmp_path, capsys):
+    """NFS and Lustre say so in their options; the line is one of proc_pid_mountinfo(5)."""
+    device = tmp_path.stat().st_dev
+    line = f"36 35 {os.major(device)}:{os.minor(device)} / /net rw - nfs host:/a rw,vers=3,{{}}\n"
+    mounts = tmp_path / "mountinfo"
+    for option in ("nolock", "local_lock=all"):
+        mounts.write_text("20 1 0:1 / / rw - ext4 disk rw\n" + line.format(option))
+        assert locked_here_only(tmp_path, mounts) == option
+    mounts.write_text(line.format("local_lock=none"))
+    assert locked_here_only(tmp_path, mounts) is None
+    mounts.write_text("no mounts\n")
+    assert locked_here_only(tmp_path, mounts) is None
+    assert locked_here_only(tmp_path, tmp_path / "none") is None
+    monkeypatch.setattr(sharing, "locked_here_only", lambda out: "nolock")
+    work(tmp_path)
+    assert f"locks in {tmp_path} hold on this machine only" in capsys.readouterr().err
 
 
 def test_file_systems_whose_locks_do_not_hold_are_refused(monkeypatch, tmp_path):

@@ -31,6 +31,11 @@ _SIGNS = (NAME, "metrics.jsonl", "environment.json", "checkpoints")
 """What a run at work writes in its directory."""
 
 
+_MOUNTS = Path("/proc/self/mountinfo")
+_LOCAL = {"nolock", "local_lock=all", "local_lock=flock", "localflock"}
+"""Options of NFS and Lustre with which a machine keeps locks to itself."""
+
+
 class InUse(InputError):
     """Another process, or this one, holds the lock of a directory."""
 
@@ -167,6 +172,25 @@ def check_locks(directory: Path) -> None:
             " or Lustre mounted with the option flock, or run the study in one process without"
             " --share."
         )
+
+
+def locked_here_only(directory: Path, mounts: Path = _MOUNTS) -> str | None:
+    """Returns the mount option by which locks in a directory hold on this machine only, if any.
+
+    No lock can show it: they hold between all processes that this machine has.
+
+    Args:
+      mounts: Linux's list of the mounts (proc_pid_mountinfo(5)); elsewhere nothing is known.
+    """
+    device = directory.stat().st_dev
+    with contextlib.suppress(OSError, IndexError):
+        for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+            place, _, system = line.partition(" - ")
+            if place.split()[2] == f"{os.major(device)}:{os.minor(device)}":
+                own, shared = place.split()[5], system.split()[2]
+                found = sorted(_LOCAL & {*own.split(","), *shared.split(",")})
+                return found[0] if found else None
+    return None
 
 
 def _silence(directory: Path) -> float:
