@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from internals import build_parser, cli, read_toml, sweeps
+from internals import build_parser, cli, read_toml, record, sweeps
 from made_runs import write_run
 from shallow import simple_encoder, simplify  # noqa: F401
 from tiny_project import fails, rows
@@ -47,7 +48,7 @@ def alone(project, study):
 
 
 def worker(*arguments, hold="no"):
-    """Starts a command in a process of its own."""
+    """Starts a command in a process of its own; ``hold``: see ``worker.py``."""
     env = {**os.environ, "PYTHONPATH": f"{HELPERS.parents[1]}:{HELPERS}", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, HELPERS / "worker.py", hold, *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -86,15 +87,22 @@ def test_two_workers_make_one_study_although_one_is_killed(project, study, alone
     assert not list(shared.glob("*/run.lock"))
 
 
-@pytest.mark.long("a process imports JAX")
-def test_a_worker_that_a_scheduler_ends_leaves_a_checkpoint(project, study, alone):
+def test_a_worker_that_a_scheduler_ends_leaves_a_checkpoint(
+    project, study, alone, monkeypatch, capsys
+):
     """The next worker goes on from there, and the bits are those of a run without a break."""
-    shared = project / "ended"
+    shared, write = project / "ended", record.append_metrics
     command = ["sweep", str(study), "--out", str(shared), "--share"]
-    with worker(*command, hold="end") as first:
-        error = first.communicate(timeout=240)[1]
-    assert first.returncode == 143, error
-    assert "Continue with: fedjax-peft resume" in error
+
+    def ended(path, row):
+        write(path, row)
+        if row["round"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "append_metrics", ended)
+        assert cli.main(command) == 143
+    assert "Continue with: fedjax-peft resume" in capsys.readouterr().err
     (begun,) = shared.glob("*/metrics.jsonl")
     assert len(begun.read_text().splitlines()) == 2
     assert (begun.parent / "checkpoints" / "1").is_dir()

@@ -3,7 +3,7 @@
     python worker.py HOLD sweep study.toml --out S --share
 
 With ``HOLD`` = ``hold`` it prints ``held`` after the first round of its first run, waits for a
-line, and kills itself. With ``end`` it gets SIGTERM then, as from a scheduler.
+line, and kills itself.
 """
 
 import os
@@ -26,16 +26,14 @@ def main(hold: str, *arguments: str) -> int:
 
     def held(path, row):
         write(path, row)
-        if row["round"] == 1 and hold == "end":
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif row["round"] == 1:
+        if row["round"] == 1:
             print("held", flush=True)
             sys.stdin.readline()
             os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.MonkeyPatch.context() as patch:
         simplify(patch)
-        if hold in ("hold", "end"):
+        if hold == "hold":
             patch.setattr(record, "append_metrics", held)
         return cli.main(list(arguments))
 
