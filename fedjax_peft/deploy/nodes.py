@@ -19,6 +19,7 @@ from fedjax_peft.deploy.client import Client
 from fedjax_peft.deploy.rounds import Lost
 from fedjax_peft.deploy.server import serve
 from fedjax_peft.deploy.wire import pack, table_of
+from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.models.base import Model
 from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.simulate import arguments
@@ -87,9 +88,11 @@ def client_app(make: Callable[[Any], Given]) -> Any:
 
     def answer(message: Any, context: Any, act: Callable[[Client, Any], bytes]) -> Any:
         try:
-            number, folder = _number(context), context.node_config.get("state", "fedjax_peft_state")
+            number = _number(context)
+            folder = Path(str(context.node_config.get("state", "fedjax_peft_state")))
+            use_compilation_cache(folder / "programs")  # small ones too: each message is a process
             given = replace(make(context), out=None, resume=False, test=None, validation=None)
-            reply = act(Client(given, number, Path(str(folder))), message.content)
+            reply = act(Client(given, number, folder), message.content)
         except InputError as error:  # the server says it, too
             print(f"fedjax_peft: {error}", flush=True)
             reply = pack({}, {"error": str(error), "client": context.node_config.get("client")})

@@ -72,8 +72,9 @@ class Federation:
             "FLWR_HOME": str(app / ".flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # many processes, few programs
         }
+        for name in ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
+            self.environment.pop(name)  # those of the tests; clients have a folder for programs
 
     def start(self, name, *words):
         with (self.app / f"{name}.log").open("wb") as log:
