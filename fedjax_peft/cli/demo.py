@@ -11,6 +11,7 @@ from fedjax_peft.report.page import write_report
 from fedjax_peft.report.records import RunRecord
 from fedjax_peft.report.study import make_study
 from fedjax_peft.report.wording import listing
+from fedjax_peft.simulation.storage.record import has_begun
 from fedjax_peft.simulation.summaries import summary
 from fedjax_peft.support import display
 
@@ -20,9 +21,9 @@ _TOGETHER = ("fedavg", "fra", "sign", "full")
 
 def demo(options: argparse.Namespace) -> None:
     """Runs the demo's config, and prints what it shows and the next steps."""
-    if not options.resume:  # the demo replaces its earlier results
-        options.overwrite = True
     out = options.out or Path("runs/demo")
+    if not options.overwrite and any(map(has_begun, out.glob("*"))):
+        options.resume = True  # finished runs stay, and an interrupted one goes on
     config = Path(__file__).with_name("demo.toml")
     records = running.run_file(config, options, default_out=out)
     if options.dry_run:

@@ -83,3 +83,20 @@ def test_the_next_steps_are_commands_of_the_program():
         assert first == "fedjax-peft"
         options = build_parser().parse_args(words)
         assert getattr(options, "data", None) is None, "a file that is not there"
+
+
+@pytest.mark.parametrize(
+    ("begun", "words", "resumes"),
+    [(False, [], False), (True, [], True), (True, ["--overwrite"], False)],
+)
+def test_an_earlier_demo_stays_and_goes_on(begun, words, resumes, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(demo.running, "run_file", lambda _, options, **out: asked.append(options))
+    run = tmp_path / "runs/demo/fedavg"
+    run.mkdir(parents=True)
+    for name in ("environment.json", "config.toml") if begun else ():
+        (run / name).touch()
+    monkeypatch.chdir(tmp_path)
+    demo.demo(build_parser().parse_args(["demo", "--dry-run", *words]))
+    [options] = asked
+    assert (options.resume, options.overwrite) == (resumes, bool(words))
