@@ -145,7 +145,7 @@ def _config(path: Path, data: Path, found: _Columns, *, sample: bool) -> str:
     usual = PLAIN._asdict()
     written = {key: x for key, x in found.form._asdict().items() if x != usual[key]}
     form = ", ".join(f"{key} = {toml.literal(value)}" for key, value in written.items())
-    natural = "# Or one client for each value of a column: name = 'natural', by = {}\n"
+    natural = "# In their place, one client for each value of a column: name = 'natural', by = {}\n"
     filled = _TEMPLATE.format(
         command=_command(path),
         title=toml.literal(folder.name),

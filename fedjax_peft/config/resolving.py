@@ -140,6 +140,15 @@ def _checked(
     """Returns all options of a function; parts inside of it are checked when they are made."""
     parts = parts_in(function, options)
     plain = {key: x for key, x in options.items() if key not in parts}
+    for key in (key for key in plain if key not in fields):
+        same = [one for one in keys.all_keys() if (one.table, one.name) == (table, key)]
+        if owners := sorted(name for one in same for name in one.functions):
+            name = function.__name__
+            raise InputError(
+                f"Unknown config key [{table}] {show(key)} of {name}; it is one of"
+                f" {', '.join(owners[:6])}. {nearest(key, fields)} An override {table}={name}"
+                f" drops the keys of the name before, {table}.name={name} keeps them."
+            )
     return {**checked_values(table, fields, plain), **parts}
 
 

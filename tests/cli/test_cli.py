@@ -204,6 +204,7 @@ def test_bad_asset(capsys, monkeypatch):
         ("eval_every=3", "Unknown config key 'eval_every'. Did you mean 'evaluation.every'?"),
         ('system="federa"', r"\[system\] must be a table, not 'federa'"),
         ("wholly=3", "Unknown config key 'wholly'. Known: aggregator, algorithm"),
+        ("partition.name=iid", "'alpha' of iid; it is one of dirichlet.*partition=iid drops"),
         ("seed=0..4", "Several values are for `fedjax-peft sweep`"),
         ("optimizer.learning_rate=1e-3,1e-2", "Several values are for `fedjax-peft sweep`"),
         ("peft.init=svg", "'svd', 'pissa', 'milora', 'qr', 'loftq' or 'eva'"),
