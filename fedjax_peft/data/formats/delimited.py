@@ -129,8 +129,8 @@ def _header(
     if len(names) == 1 and other is not None:
         raise InputError(
             f"{path} has one column, which begins with {show(shown[0], 40)}. Its fields seem to be"
-            f" separated by {other!r}: csv = {{ sep = {toml.literal(other)} }} in [data], or --sep"
-            " of `fedjax-peft init`."
+            f" separated by {other!r}: csv = {{ sep = {toml.literal(other)} }} in [data], in Python"
+            f" csv={{'sep': {other!r}}}, or --sep of `fedjax-peft init`."
         )
     refuse_twins(path, [name for name in names if name])
     return names, first
