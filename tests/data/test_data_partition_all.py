@@ -172,3 +172,9 @@ def test_impossible_arguments_are_refused_in_one_sentence_or_two(name):
 def test_data_without_examples_are_refused(name):
     with pytest.raises(fp.InputError):
         call(name, DATA.take(np.array([], np.int64)))
+
+
+def test_splits_and_names_are_no_data(name):
+    for data in ({"train": DATA, "test": DATA}, "posts.csv", None):
+        with pytest.raises(fp.InputError, match="Dataset"):
+            call(name, data)

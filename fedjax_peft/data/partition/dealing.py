@@ -29,7 +29,17 @@ class Pool(Generic[DataT]):
 
     @classmethod
     def of(cls, data: DataT) -> "Pool[DataT]":
-        """Returns the pool of a data set, or of an array with one value for each example."""
+        """Returns the pool of a data set, or of an array with one value for each example.
+
+        Raises:
+          InputError: the data are something else, such as the dict of a data set's splits.
+        """
+        if not isinstance(data, Dataset | np.ndarray):
+            raise InputError(
+                f"The data of a partition are of the type {type(data).__name__}, and must be a"
+                " fp.Dataset, or an array with a label for each example. Of a dict of splits give"
+                " one: data['train']."
+            )
         if isinstance(data, Dataset) and "unit" in data.meta:
             _, first, unit = np.unique(data.meta["unit"], return_index=True, return_inverse=True)
             return cls(data, first, unit)
