@@ -13,7 +13,7 @@ from fedjax_peft.data.packing import packed
 from fedjax_peft.numerics.ragged import Ragged
 from fedjax_peft.numerics.random import host_rng
 from fedjax_peft.support.display import counted, plural
-from fedjax_peft.support.errors import InputError
+from fedjax_peft.support.errors import InputError, nearest
 
 IGNORE = -100
 """The label of a token that has none, as in ``transformers``."""
@@ -153,6 +153,15 @@ class Clients(Generic[DataT]):
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def __getitem__(self, client: int | str) -> DataT:
+        """Returns the examples of a client, by its number or its name."""
+        if isinstance(client, str):
+            if client not in self.names:
+                raise InputError(f"There is no client {client!r}. {nearest(client, self.names)}")
+            client = self.names.index(client)
+        rows = self.indices[client]
+        return self.data.take(rows) if isinstance(self.data, Dataset) else self.data[rows]
 
     def __repr__(self) -> str:
         sizes = self.sizes

@@ -135,3 +135,12 @@ def test_reprs_are_one_short_line(data):
     assert "3 with" in repr(clients)
     one = fp.Clients(np.zeros(2, np.int32), (np.array([0]), np.array([1])))
     assert repr(one) == "Clients(2 with 1 example each, 2 in all)"
+
+
+def test_the_examples_of_a_client_by_number_and_name(data):
+    clients = fp.Clients(data, rows([5, 1], [0]), names=("ann", "bob"))
+    assert clients[0].labels.tolist() == clients["ann"].labels.tolist() == [2, 1]
+    assert [len(one) for one in clients] == [2, 1]
+    assert fp.Clients(data.labels, rows([5, 1]))[0].tolist() == [2, 1]
+    with pytest.raises(fp.InputError, match=r"no client 'bo'. Did you mean 'bob'"):
+        clients["bo"]
