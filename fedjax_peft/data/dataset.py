@@ -80,6 +80,11 @@ class Dataset:
         if labels.ndim > 1:  # of tokens
             out &= labels != IGNORE
         wrong = np.argwhere(out)
+        if len(wrong) and not self.label_names:
+            raise InputError(
+                f"The data set {self.name!r} has labels and no label_names: name each class, such"
+                " as fp.Dataset(columns, label_names=('no', 'yes'))."
+            )
         if len(wrong):
             raise InputError(
                 f"The column 'labels' of the data set {self.name!r} has the value"

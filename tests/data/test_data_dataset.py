@@ -34,6 +34,7 @@ def test_length_labels_and_take(data):
 test_data_that_do_not_fit_together_are_named = refusals(
     operator.call,
     (lambda: fp.Dataset({"a": np.zeros(3), "b": np.zeros(2)}), "'a' has 3 rows, 'b' has 2"),
+    (lambda: fp.Dataset({"labels": np.array([0, 1])}), "labels and no label_names: name each"),
     (lambda: fp.Dataset({"labels": np.array([0, -1])}, ("x",)), "value -1 in row 1, .* 0 to 0"),
     (
         lambda: fp.Dataset({"labels": np.array([2, 3])}, ("x",) * 3),
