@@ -68,7 +68,7 @@ def search(
     sampler: str, seed: int, model: Any, clients: fp.Clients, validation: Any, test: fp.Dataset
 ) -> list[dict[str, Any]]:
     """Returns a row for each trial of a search."""
-    given = (algorithm, fp.attach(model, fp.lora(rank=8), seed=seed), clients)
+    given = (fp.attach(model, fp.lora(rank=8), seed=seed), algorithm, clients)
     options: dict[str, Any] = {"rounds": ROUNDS, "sampling": "all", "local_steps": 4, "seed": seed}
     options["evaluation"] = fp.Evaluation(every=3)
     tuned = fp.tune(

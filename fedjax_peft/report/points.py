@@ -34,8 +34,8 @@ class Points:
 
     def __init__(
         self,
-        algorithm: Algorithm | Callable[[Values], Algorithm],
         model: Model | Callable[[Point], Model],
+        algorithm: Algorithm | Callable[[Values], Algorithm],
         clients: Clients | Callable[[Point], Clients],
         functions: Mapping[str, Any],
         options: Mapping[str, Any],
@@ -94,6 +94,8 @@ class Points:
         Models that a seed has given other initial values then share their programs.
         """
         built = self._model(point)
+        if not isinstance(built, Model):
+            return built  # the run refuses it, as that of ``simulate`` does
         own = built.graph, built.forward, built.dtype
         bound = isinstance(built.apply, Forward)  # the graph then says what it does
         for known, apply in self._forward:

@@ -27,6 +27,7 @@ from fedjax_peft.simulation.run import Run
 from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.sharing import Share
 from fedjax_peft.simulation.storage.lock import RunLock
+from fedjax_peft.support.display import counted
 from fedjax_peft.support.errors import InputError, nearest
 from fedjax_peft.support.files import folder_names, replace_file
 from fedjax_peft.support.nested import flatten
@@ -65,6 +66,10 @@ class Sweep(NamedTuple):
     """Name of a point -> its run, without the points that an earlier call had finished."""
     points: dict[str, dict[str, Any]]
     """Name of a point -> its values."""
+
+    def __repr__(self) -> str:
+        settings = counted(len(self.study.cells), "setting")
+        return f"Sweep({counted(len(self.points), 'point')}, {settings}; .table() and .best())"
 
     def best(self, metric: str | None = None) -> Cell:
         """Returns the setting with the best mean over seeds: ``cell.settings``, ``cell.runs``.
@@ -110,8 +115,8 @@ class Sweep(NamedTuple):
 
 
 def sweep(
-    algorithm: Algorithm | Callable[[Values], Algorithm],
     model: Model | Callable[[Point], Model],
+    algorithm: Algorithm | Callable[[Values], Algorithm],
     clients: Clients | Callable[[Point], Clients],
     *,
     points: Sequence[Point],
@@ -138,13 +143,13 @@ def sweep(
     The results of a point are those of a single run with its values, up to float32 rounding.
 
     Args:
+      model: the model, or a function of the point, such as
+        ``lambda p: fp.attach(plain, fp.lora(rank=p["rank"]), seed=p["seed"])``. The function is
+        called again only for points that differ in values that it reads.
       algorithm: of all points; a value such as ``{"algorithm.optimizer.learning_rate": 1e-3}``
         takes the place of an argument of the call that made it (``fp.call_of``). Or a function of
         a point's values, such as
         ``lambda p: fp.algorithms.fedprox(optax.adamw(p["learning_rate"]), mu=p["mu"])``.
-      model: the model, or a function of the point, such as
-        ``lambda p: fp.attach(plain, fp.lora(rank=p["rank"]), seed=p["seed"])``. The function is
-        called again only for points that differ in values that it reads.
       clients: the clients, or a function of the point.
       points: such as ``grid(seed=range(5), learning_rate=[1e-3, 3e-3])``.
       out: a directory for the runs, one directory each. Points whose runs have finished there are
@@ -174,7 +179,7 @@ def sweep(
     """
     functions = {"transforms": transforms, "privacy": privacy, "attack": attack}
     path, named = None if out is None else Path(out), named_points(points)
-    given = (algorithm, model, clients, functions, options)
+    given = (model, algorithm, clients, functions, options)
     asked = _Asked(given, named, choose_by, early_stop, replicas)
     write_table(path, named, choose_by, rounds=options.get("rounds", 0))
     if executor is None:

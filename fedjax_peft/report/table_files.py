@@ -32,6 +32,20 @@ class TextTable(NamedTuple):
     data: Mapping[str, Sequence[object]] | None = None
     """Heading -> values of a column of the CSV, if it has numbers instead of the texts."""
 
+    def __str__(self) -> str:
+        """Returns the table in aligned columns, as a terminal shows it."""
+        every = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+        lines = []
+        for first, *others in every:
+            right = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+            lines.append("  ".join([first.ljust(widths[0]), *right]).rstrip())
+        return "\n".join([*[self.title][: bool(self.title)], *lines, *self.notes])
+
+    def _repr_markdown_(self) -> str:
+        """Returns what a notebook shows."""
+        return self.markdown()
+
     def markdown(self) -> str:
         """Returns the table in GitHub's Markdown, with the title above and the notes below."""
         lines = [_markdown_row(self.header)]

@@ -41,8 +41,8 @@ class Tuned(NamedTuple):
 
 
 def tune(
-    algorithm: Algorithm | Callable[[Values], Algorithm],
     model: Model | Callable[[Point], Model],
+    algorithm: Algorithm | Callable[[Values], Algorithm],
     clients: Clients | Callable[[Point], Clients],
     *,
     space: Callable[[Any], Point],
@@ -65,8 +65,8 @@ def tune(
     whose point is refused has failed; its point is not run again, and a warning names the first.
 
     Args:
-      algorithm: as for :func:`sweep`; a part, or a function of a point's values.
       model: the model, or a function of the point.
+      algorithm: as for :func:`sweep`; a part, or a function of a point's values.
       clients: the clients, or a function of the point.
       space: returns the point of an Optuna trial, such as
         ``lambda t: {"learning_rate": t.suggest_float("learning_rate", 1e-4, 1e-1, log=True)}``.
@@ -101,7 +101,7 @@ def tune(
             " cannot hold. Choose another name."
         )
     functions = {"transforms": transforms, "privacy": privacy, "attack": attack}
-    made, runs = Points(algorithm, model, clients, functions, options), dict[str, Run]()
+    made, runs = Points(model, algorithm, clients, functions, options), dict[str, Run]()
     with contextlib.ExitStack() as stack:
         stack.enter_context(log_level("optuna", logging.WARNING))  # it reports every trial
         if path is not None:  # a second search would take the trials that run for those of a crash

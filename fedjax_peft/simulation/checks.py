@@ -42,11 +42,11 @@ the cohorts of all rounds are drawn before the first round starts."""
 def check_objects(model: Any, algorithm: Any, clients: Any, task: Any) -> None:
     """Raises InputError for an argument of ``session`` that has the wrong type."""
     if not isinstance(model, Model):
-        advice = (
-            f"Load it: fp.load_model({model!r}, head=...)."
-            if isinstance(model, str)
-            else 'Bind an NNX module of your own: fp.bind(module, head=("classifier",)).'
-        )
+        advice = 'Bind an NNX module of your own: fp.bind(module, head=("classifier",)).'
+        if isinstance(model, str):
+            advice = f"Load it: fp.load_model({model!r}, head=...)."
+        if isinstance(model, Algorithm):
+            advice = "Give the model first, and then the algorithm."
         raise _other_kind("model", model, "fp.Model", advice)
     if model.kinds.keys() != model.trainable.keys():
         names = sorted(model.kinds.keys() ^ model.trainable.keys())

@@ -110,8 +110,8 @@ def test_wrong_place_and_runs_side_by_side():
     refused(r"examples = 'hots' is unknown.*host", run, clients(), "hots")
     with pytest.raises(fp.InputError, match=r"Runs side by side share examples.*--replicas 1"):
         fp.sweep(
-            lambda p: fp.algorithms.fedavg(optax.sgd(p["learning_rate"])),
             model(),
+            lambda p: fp.algorithms.fedavg(optax.sgd(p["learning_rate"])),
             clients(),
             points=fp.grid(learning_rate=[0.1, 0.2]),
             replicas=2,

@@ -132,7 +132,7 @@ def test_a_point_of_a_sweep_has_the_noise_of_the_same_run_alone():
     points = fp.grid(rate=[0.1], clip=[CLIP], seed=[0])
     private_of = lambda p: fp.privacy.central(p["clip"], Z)  # noqa: E731
     swept = fp.sweep(
-        learning, MODEL, CLIENTS, points=points, privacy=private_of, **run_options(**options)
+        MODEL, learning, CLIENTS, points=points, privacy=private_of, **run_options(**options)
     )
     (point,) = swept.runs.values()
     assert_close(flat(point.params), flat(run(PLAIN, private).params), atol=1e-5)

@@ -220,8 +220,8 @@ class Built:
         seed = options.pop("seed")
         points = [{"rate": RATE, "seed": seed}, {"rate": 0.05, "seed": 3}]
         swept = fp.sweep(
-            self.method.maker,
             self.model,
+            self.method.maker,
             self.clients,
             points=points,
             replicas=replicas,

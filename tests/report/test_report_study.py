@@ -405,6 +405,16 @@ TABLE = TextTable(
 )
 
 
+def test_a_printed_table_has_aligned_columns():
+    assert str(TABLE).split("\n") == [
+        "Accuracy & cost (α=0.1)",
+        "Method   Accuracy (%)        Cost_up",
+        "[a]_b|c    81.2 ± 0.4        $3 ~ 5%",
+        'μ\\x{                -  say "−1", <2>',
+        "Mean ± sd of 3 seeds; 100 % #1 ^2.",
+    ]
+
+
 def test_markdown():
     lines = TABLE.markdown().split("\n")
     assert lines[0] == "**Accuracy & cost (α=0.1)**"

@@ -109,7 +109,7 @@ def derivative(data):
 
 def swept(search, data, **options):
     options |= run_options(rounds=1, local_steps=1, batch_size=4, test=data, progress=False)
-    return search(lambda p: fp.algorithms.fedavg(optax.sgd(p["rate"])), MODEL, CLIENTS, **options)
+    return search(MODEL, lambda p: fp.algorithms.fedavg(optax.sgd(p["rate"])), CLIENTS, **options)
 
 
 def sweep(data):

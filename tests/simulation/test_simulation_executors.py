@@ -34,7 +34,7 @@ def given():
     model = fp.attach(plain, fp.lora(rank=2))
     data = fp.testing.tiny_dataset(24, classes=2)
     algorithm = fp.algorithms.fedprox(fp.optimizers.adamw(1e-3), mu=0.1)
-    return algorithm, model, fp.partition.iid(data, 3)
+    return model, algorithm, fp.partition.iid(data, 3)
 
 
 def sweep(given, out, points=POINTS, **options):
@@ -181,11 +181,11 @@ def test_what_cannot_be_done_by_jobs_is_refused(given, tmp_path):
     refused("give out=", sweep, given, None, executor=Broken())
     fork = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
     refused(r"forks this process.*get_context\('spawn'\)", sweep, given, tmp_path, executor=fork)
-    algorithm, model, clients = given
+    model, algorithm, clients = given
     changed = model.replace(trainable={name: x + 1 for name, x in model.trainable.items()})
     refused(
         "cannot be sent .*: the model does not know the call.*functions of the point",
-        *(sweep, (algorithm, changed, clients), tmp_path),
+        *(sweep, (changed, algorithm, clients), tmp_path),
         executor=Broken(),
     )
 

@@ -297,8 +297,8 @@ def test_points_of_a_sweep_say_their_models(places, tmp_path):
     model, fixed = given.pop("model"), ("algorithm", "clients")
     plain = fp.load_model(places.checkpoint, head=fp.heads.classification(4))
     fp.sweep(
-        given["algorithm"],
         lambda p: fp.attach(plain, model.method, seed=p["seed"]),
+        given["algorithm"],
         given["clients"],
         points=fp.grid({"algorithm.optimizer.learning_rate": [1e-2]}, seed=[0, 1]),
         out=tmp_path / "sweep",

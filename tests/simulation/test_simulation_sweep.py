@@ -42,7 +42,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def swept(model):
-    return fp.sweep(make, model, FEDERATION, points=POINTS, **OPTIONS)
+    return fp.sweep(model, make, FEDERATION, points=POINTS, **OPTIONS)
 
 
 def test_grid_varies_seeds_least_often_and_keeps_the_order_of_names():
@@ -70,10 +70,10 @@ DOTTED = {"algorithm.optimizer.learning_rate": [0.05, 0.2], "algorithm.mu": [0.1
 
 def test_values_take_the_place_of_arguments_of_a_call(swept, model):
     plain = fp.algorithms.fedprox(fp.optimizers.sgd(1.0), mu=0.5)
-    called = fp.sweep(plain, model, FEDERATION, points=fp.grid(DOTTED, seed=range(3)), **OPTIONS)
+    called = fp.sweep(model, plain, FEDERATION, points=fp.grid(DOTTED, seed=range(3)), **OPTIONS)
     compilations.clear()
     more = fp.grid({"algorithm.optimizer.learning_rate": [0.3], "algorithm.mu": [0.7, 0.2]})
-    fp.sweep(plain, model, FEDERATION, points=more, **OPTIONS)
+    fp.sweep(model, plain, FEDERATION, points=more, **OPTIONS)
     assert not compilations
     rows = [[run.metrics[-1]["test_loss"] for run in one.runs.values()] for one in (swept, called)]
     assert rows[0] == approx(rows[1], rel=1e-5)
@@ -87,7 +87,7 @@ def test_constants_of_a_call_are_values_too(model):
     transforms = fp.transforms.top_k(0.5)
     points = fp.grid({"transforms.share": [0.25, 1.0], "algorithm.weights": ["size", "uniform"]})
     plain = fp.algorithms.fedavg(fp.optimizers.sgd(0.1))
-    swept = fp.sweep(plain, model, FEDERATION, points=points, transforms=transforms, **OPTIONS)
+    swept = fp.sweep(model, plain, FEDERATION, points=points, transforms=transforms, **OPTIONS)
     sent = {
         point["transforms.share"]: swept.runs[name].metrics[-1]["bytes_up"]
         for name, point in swept.points.items()
@@ -108,14 +108,14 @@ def test_constants_of_a_call_are_values_too(model):
 )
 def test_a_value_that_no_call_takes_is_refused_by_name(model, algorithm, key, named):
     with pytest.raises(InputError) as error:
-        fp.sweep(algorithm, model, FEDERATION, points=fp.grid({key: [0.1, 0.2]}), **OPTIONS)
+        fp.sweep(model, algorithm, FEDERATION, points=fp.grid({key: [0.1, 0.2]}), **OPTIONS)
     assert named in str(error.value)
 
 
 def test_numbers_and_seeds_share_one_program(swept, model):
     compilations.clear()
     more = fp.grid(seed=[7, 8], rate=[0.01, 0.3], mu=[0.2])
-    fp.sweep(make, model, FEDERATION, points=more, **OPTIONS)
+    fp.sweep(model, make, FEDERATION, points=more, **OPTIONS)
     assert not compilations
 
 
@@ -126,8 +126,8 @@ def test_a_constant_compiles_once_for_each_of_its_values(monkeypatch):
         program.Program, "_function", lambda self: compiled.append(self) or build(self)
     )
     fp.sweep(
-        lambda p: fp.algorithms.fedavg(optax.sgd(p["rate"])),
         lambda p: toy.lora_model(width=p["width"]),
+        lambda p: fp.algorithms.fedavg(optax.sgd(p["rate"])),
         FEDERATION,
         points=fp.grid(seed=[0, 1], rate=[0.1, 0.2], width=[6, 8]),
         **run_options(**{**GIVEN, "test": None, "validation": None}),
@@ -135,7 +135,14 @@ def test_a_constant_compiles_once_for_each_of_its_values(monkeypatch):
     assert len(compiled) == 2
 
 
+def test_the_algorithm_before_the_model_is_refused(model):
+    wrong = (make, model, FEDERATION)
+    refused("Give the model first", fp.sweep, *wrong, points=POINTS[:1], **OPTIONS)
+
+
 def test_best_is_chosen_by_its_mean_over_seeds(swept):
+    assert repr(swept) == "Sweep(12 points, 4 settings; .table() and .best())"
+
     def mean(settings, metric):
         runs = [swept.runs[n] for n, p in swept.points.items() if settings.items() <= p.items()]
         assert len(runs) == 3
@@ -164,8 +171,8 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
 
     def run(**options):
         return fp.sweep(
-            options.pop("algorithm", make),
             model,
+            options.pop("algorithm", make),
             options.pop("clients", FEDERATION),
             points=points,
             out=tmp_path / "s",
@@ -174,7 +181,7 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
         )
 
     names = list(swept.points)[:3]
-    fp.sweep(make, model, FEDERATION, points=points[:1], out=tmp_path / "s", **OPTIONS)
+    fp.sweep(model, make, FEDERATION, points=points[:1], out=tmp_path / "s", **OPTIONS)
     with pytest.raises(KeyboardInterrupt):
         run(on_round=interrupted)
     assert seen == [(names[0], True)]
@@ -199,7 +206,7 @@ def test_a_sweep_skips_what_is_finished_and_continues_what_is_not(tmp_path, mode
 def test_a_failure_is_named_after_the_other_points_have_run(tmp_path, model):
     points = [{"seed": 0, "rate": 0.1, "mu": -1.0}, {"seed": 0, "rate": 0.1, "mu": 1.0}]
     with pytest.raises(InputError, match=r"1 of 2 runs.*mu=-1.0: mu = -1.0 of fedprox must be"):
-        fp.sweep(make, model, FEDERATION, points=points, out=tmp_path / "s", **OPTIONS)
+        fp.sweep(model, make, FEDERATION, points=points, out=tmp_path / "s", **OPTIONS)
     assert (tmp_path / "s" / "seed=0,rate=0.1,mu=1.0" / "metrics.jsonl").exists()
 
 
@@ -211,15 +218,15 @@ def test_a_point_without_memory_does_not_stop_those_after_it(tmp_path, model):
 
     points = fp.grid(seed=[0, 1], rate=[0.1], mu=[1.0])
     with pytest.raises(InputError, match=r"1 of 2 runs.*not enough memory: Unable to allocate"):
-        fp.sweep(make, model, clients, points=points, out=tmp_path, **OPTIONS)
+        fp.sweep(model, make, clients, points=points, out=tmp_path, **OPTIONS)
     assert (tmp_path / "seed=1,rate=0.1,mu=1.0" / "params.safetensors").exists()
     with pytest.raises(MemoryError):  # one after the other they may have room
-        fp.sweep(make, model, clients, points=points, replicas=2, **OPTIONS)
+        fp.sweep(model, make, clients, points=points, replicas=2, **OPTIONS)
 
 
 def test_wrong_points_are_refused(model):
     def run(points, **options):
-        fp.sweep(make, model, FEDERATION, points=points, **run_options(**GIVEN, **options))
+        fp.sweep(model, make, FEDERATION, points=points, **run_options(**GIVEN, **options))
 
     refused("no points", run, [])
     refused("'mu' is not in all of them", run, [{"rate": 0.1, "mu": 1.0}, {"rate": 0.2}])
@@ -251,7 +258,7 @@ def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swep
     # 5 points in groups of 3: the second group is not full. Cohorts and lengths differ by seed.
     points = [POINTS[i] for i in (0, 1, 4, 7, 8)]
     out = tmp_path / "s"
-    together = fp.sweep(make, model, FEDERATION, points=points, out=out, replicas=3, **OPTIONS)
+    together = fp.sweep(model, make, FEDERATION, points=points, out=out, replicas=3, **OPTIONS)
     assert list(together.points) == list(together.runs)
     for name, run in together.runs.items():
         for leaf, value in swept.runs[name].params.items():
@@ -267,7 +274,7 @@ def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swep
 def test_a_point_that_fails_beside_others_does_not_stop_them(model, tmp_path):
     points = [{"seed": s, "rate": 0.1, "mu": m} for s, m in ((0, -1.0), (1, 1.0), (2, 0.5))]
     with pytest.raises(InputError, match="1 of 3 runs"):
-        fp.sweep(make, model, FEDERATION, points=points, out=tmp_path, replicas=3, **OPTIONS)
+        fp.sweep(model, make, FEDERATION, points=points, out=tmp_path, replicas=3, **OPTIONS)
     assert len(list(tmp_path.glob("*/params.safetensors"))) == 2
 
 
@@ -369,7 +376,7 @@ def test_a_forward_pass_is_shared_by_seeds_that_decide_initial_values_only(stack
     plain = random_model(fp.testing.TINY_BERT, head=head, scan_layers=stacked)
 
     def forward_passes(make, name):
-        points = Points(fp.algorithms.fedavg(optax.sgd(0.1)), make, toy.clients((2,)), {}, {})
+        points = Points(make, fp.algorithms.fedavg(optax.sgd(0.1)), toy.clients((2,)), {}, {})
         given = ({"seed": seed, name: value} for seed in (0, 1) for value in (2, 4))
         return [points.model(point).apply for point in given]
 
@@ -400,8 +407,8 @@ def test_values_may_be_lists_dicts_and_arrays(model, tmp_path):
         for seed, rate in ((0, 0.2), (1, 0.2))
     ]
     swept = fp.sweep(
-        lambda p: fp.algorithms.fedavg(optax.sgd(p["table"]["rates"][int(p["x"][1])])),
         model,
+        lambda p: fp.algorithms.fedavg(optax.sgd(p["table"]["rates"][int(p["x"][1])])),
         lambda p: toy.clients((7, 4, 12, 1, 9), seed=int(p["x"].sum())),
         points=points,
         out=tmp_path,

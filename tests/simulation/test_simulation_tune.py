@@ -57,7 +57,7 @@ def states(tuned):
 @pytest.fixture(scope="module")
 def alone(model):
     """Trials that run one after the other."""
-    return fp.tune(make, model, CLIENTS, space=space, trials=4, batch=2, study=study(), **OPTIONS)
+    return fp.tune(model, make, CLIENTS, space=space, trials=4, batch=2, study=study(), **OPTIONS)
 
 
 def test_trials_have_the_values_of_their_runs_and_pruners_stop_them(alone):
@@ -77,9 +77,9 @@ def test_trials_have_the_values_of_their_runs_and_pruners_stop_them(alone):
 
 def test_trials_of_a_batch_run_side_by_side_in_one_program(model, alone):
     options = {**OPTIONS, "space": space, "batch": 2, "replicas": 2}
-    fp.tune(make, model, CLIENTS, trials=2, study=study(), **options)
+    fp.tune(model, make, CLIENTS, trials=2, study=study(), **options)
     compilations.clear()
-    together = fp.tune(make, model, CLIENTS, trials=4, study=study(), **options)
+    together = fp.tune(model, make, CLIENTS, trials=4, study=study(), **options)
     assert compilations == []  # of two batches
     assert states(together) == states(alone)
     for one, other in zip(together.study.trials, alone.study.trials, strict=True):
@@ -97,20 +97,20 @@ def test_a_search_continues_in_its_directory(model, tmp_path):
 
     records = fp.Records(on_round=interrupt, progress=False, checkpoint_every=1)
     with pytest.raises(KeyboardInterrupt):
-        fp.tune(make, model, CLIENTS, trials=3, records=records, **options)
+        fp.tune(model, make, CLIENTS, trials=3, records=records, **options)
     rows, first = [], fp.Records(on_round=lambda row: rows.append(row["round"]), progress=False)
-    tuned = fp.tune(make, model, CLIENTS, trials=3, records=first, **options)
+    tuned = fp.tune(model, make, CLIENTS, trials=3, records=first, **options)
     assert states(tuned) == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     assert tuned.study.trials[1].params == tuned.study.trials[2].params
     assert rows == [2, 0, 1, 2]  # the interrupted run had made round 1
     names = {trial.user_attrs["run"] for trial in tuned.study.trials}
     assert {path.parent.name for path in tmp_path.glob("*/config.toml")} == names
     assert set(tuned.sweep.points) == names
-    more = fp.tune(make, model, CLIENTS, trials=3, **options)
+    more = fp.tune(model, make, CLIENTS, trials=3, **options)
     assert (len(more.study.trials), more.sweep.runs) == (4, {})
     assert len(more.sweep.study.cells) == 3
     with RunLock.take(tmp_path), pytest.raises(InputError, match="in use by another run"):
-        fp.tune(make, model, CLIENTS, trials=4, **options)  # it would fail the other's trials
+        fp.tune(model, make, CLIENTS, trials=4, **options)  # it would fail the other's trials
     assert len(more.study.get_trials(deepcopy=False)) == 4
 
 
@@ -129,11 +129,11 @@ def test_several_processes_search_together(model, tmp_path):
     other.set_user_attr("out", str(tmp_path / "other"))
     other.suggest_float("rate", 0.01, 0.5, log=True)
     mine = {"study": joined(), "space": space, "out": tmp_path / "mine", **OPTIONS}
-    tuned = fp.tune(make, model, CLIENTS, trials=3, **mine)
+    tuned = fp.tune(model, make, CLIENTS, trials=3, **mine)
     assert [trial.state.name for trial in joined().trials] == ["RUNNING", "COMPLETE", "COMPLETE"]
     assert len(tuned.sweep.points) == 2
     joined().tell(other.number, 0.5)
-    tuned = fp.tune(make, model, CLIENTS, trials=4, **{**mine, "study": joined()})
+    tuned = fp.tune(model, make, CLIENTS, trials=4, **{**mine, "study": joined()})
     assert states(tuned) == ["COMPLETE"] * 4
     assert len(list((tmp_path / "mine").glob("*/metrics.jsonl"))) == 3
     assert not (tmp_path / "other").exists()
@@ -144,10 +144,10 @@ def test_a_point_that_comes_again_is_not_run_again(model):
         return {"rate": trial.suggest_categorical("rate", [0.05]), "mu": 0.1}
 
     options = {**OPTIONS, "space": few, "trials": 3, "batch": 2, "seed": 3}
-    tuned = fp.tune(make, model, CLIENTS, study=study(pruner=None), **options)
+    tuned = fp.tune(model, make, CLIENTS, study=study(pruner=None), **options)
     assert states(tuned) == ["COMPLETE"] * 3
     assert len({trial.value for trial in tuned.study.trials}) == len(tuned.sweep.runs) == 1
-    other = fp.tune(make, model, CLIENTS, study=study(), **options | {"trials": 1, "seed": 4})
+    other = fp.tune(model, make, CLIENTS, study=study(), **options | {"trials": 1, "seed": 4})
     assert other.study.best_value != tuned.study.best_value, "the seed of all trials"
 
 
@@ -164,7 +164,7 @@ def test_a_trial_that_was_given_up_does_not_compete(model):
             return trial.number == 0
 
     options = {**OPTIONS, "space": given, "study": study(pruner=First())}
-    tuned = fp.tune(make, model, CLIENTS, trials=3, **options)
+    tuned = fp.tune(model, make, CLIENTS, trials=3, **options)
     assert states(tuned) == ["PRUNED", "COMPLETE", "COMPLETE"]
     best, values = tuned.sweep.best(), [trial.value for trial in tuned.study.trials]
     assert min(values) == values[0]
@@ -186,21 +186,21 @@ def test_a_refused_point_is_a_trial_that_has_failed(model, tmp_path):
     options = {**OPTIONS, "space": three, "trials": 6, "batch": 3, "out": tmp_path}
     wrong = {**options, "space": lambda t: {"rate": 7.0, "mu": 0.1}, "trials": 1}
     with pytest.raises(InputError, match=r"1 of 1 point of the search failed.*7 is no rate"):
-        fp.tune(make, model, clients, **wrong)
+        fp.tune(model, make, clients, **wrong)
     with pytest.warns(UserWarning, match=r"1 of 3 points of the search failed.*7 is no rate"):
-        tuned = fp.tune(make, model, clients, **options)
+        tuned = fp.tune(model, make, clients, **options)
     assert len(tuned.study.trials) == 7
     assert {trial.state.name for trial in tuned.study.trials} == {"COMPLETE", "FAIL"}
     assert len(tuned.sweep.study.cells) == len(tuned.sweep.points) == 2
-    again = fp.tune(make, model, clients, **options)
+    again = fp.tune(model, make, clients, **options)
     assert (len(again.study.trials), again.sweep.runs) == (7, {})
-    more = fp.tune(make, model, clients, **options | {"trials": 9})
+    more = fp.tune(model, make, clients, **options | {"trials": 9})
     assert (len(more.study.trials), more.sweep.runs) == (10, {})
 
 
 def test_a_search_of_another_space_or_in_an_odd_folder_is_refused(model, tmp_path):
     options = {**OPTIONS, "trials": 1, "out": tmp_path}
-    fp.tune(make, model, CLIENTS, space=space, **options)
+    fp.tune(model, make, CLIENTS, space=space, **options)
 
     def other(name="rate", low=0.01, suggest="suggest_float"):
         return lambda t: {"rate": getattr(t, suggest)(name, low, 1), "mu": 0.1}
@@ -213,11 +213,11 @@ def test_a_search_of_another_space_or_in_an_odd_folder_is_refused(model, tmp_pat
         refused(reason, fp.tune, make, model, CLIENTS, space=given, **options | {"trials": 2})
     for name in ("a?b", "a%20b"):
         with pytest.raises(InputError, match=r"has '[?%]' in its name"):
-            fp.tune(make, model, CLIENTS, space=space, **options | {"out": tmp_path / name})
+            fp.tune(model, make, CLIENTS, space=space, **options | {"out": tmp_path / name})
         assert not (tmp_path / name).exists()
     two = optuna.create_study(directions=["minimize", "maximize"])
     with pytest.raises(InputError, match="has 2 objectives, and tune optimises one"):
-        fp.tune(make, model, CLIENTS, space=space, study=two, **OPTIONS)
+        fp.tune(model, make, CLIENTS, space=space, study=two, **OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -232,4 +232,4 @@ def test_bad_requests_are_refused(model, change, message):
     if "study" in change:
         change = {"study": study(direction=change["study"])}
     with pytest.raises(InputError, match=message):
-        fp.tune(make, model, CLIENTS, **{**OPTIONS, "space": space, "trials": 1, **change})
+        fp.tune(model, make, CLIENTS, **{**OPTIONS, "space": space, "trials": 1, **change})

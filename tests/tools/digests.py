@@ -224,7 +224,7 @@ def digest_of(options: dict[str, Any], latest: list[Any]) -> str:
     model = options.pop("model")()
     if "points" in options:
         found = fp.sweep(
-            options.pop("algorithm"), model, options.pop("clients"), **run_options(**options)
+            model, options.pop("algorithm"), options.pop("clients"), **run_options(**options)
         ).runs
         runs = [found[name] for name in sorted(found)]  # they are listed as they have finished
         states = [x for run in runs for x in (run.server, run.client_state)]
