@@ -40,7 +40,8 @@ class TextTable(NamedTuple):
         for first, *others in every:
             right = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
             lines.append("  ".join([first.ljust(widths[0]), *right]).rstrip())
-        return "\n".join([*[self.title][: bool(self.title)], *lines, *self.notes])
+        title = [self.title] if self.title else []
+        return "\n".join([*title, *lines, *self.notes])
 
     def _repr_markdown_(self) -> str:
         """Returns what a notebook shows."""
