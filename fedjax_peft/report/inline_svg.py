@@ -42,6 +42,8 @@ def svg(fig: "Figure", prefix: str = "", values: Iterable[Iterable[str]] = ()) -
                 continue
             value = f"{prefix}{value}" if name == "id" else value
             value = re.sub(r"(?<=url\(#)|^#(?=\w{11}$)", rf"\g<0>{prefix}", value)
+            # Places need no more digits. Texts, such as scores and rates, keep theirs.
+            value = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", value)
             element.set(name.rpartition("}")[2], value)
     for i, texts in enumerate(values):
         marks = root.iterfind(f".//g[@class='values-{i}']//use")
@@ -49,6 +51,5 @@ def svg(fig: "Figure", prefix: str = "", values: Iterable[Iterable[str]] = ()) -
             del mark.attrib["style"]
             ElementTree.SubElement(mark, "title").text = text
     text = ElementTree.tostring(root, encoding="unicode")
-    text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", text)
     text = re.sub(r">\s+<", "><", text)
     return re.sub("|".join(_THEME), lambda found: f"var(--{_THEME[found[0]]}, {found[0]})", text)

@@ -13,9 +13,10 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.numerics.hyperparameters import Values
 from fedjax_peft.report.points import Point, Points, point_key
 from fedjax_peft.report.sweep import Sweep, collect, named_points, write_table
-from fedjax_peft.simulation.points import PointDone, run_points
-from fedjax_peft.simulation.rows import Row, field_is_lower_better, fields, number
+from fedjax_peft.simulation.points import PointDone, read_rows, run_points
+from fedjax_peft.simulation.rows import Row, field_is_lower_better, fields, has_ended, number
 from fedjax_peft.simulation.run import Run
+from fedjax_peft.simulation.settings import check_recorded
 from fedjax_peft.simulation.stopping import Stop, pruned
 from fedjax_peft.simulation.storage.lock import RunLock
 from fedjax_peft.support.display import counted
@@ -88,9 +89,10 @@ def tune(
       **options: of ``simulate``, the same for all trials, such as ``rounds`` and ``validation``.
 
     Raises:
-      InputError: Optuna is missing; another search runs in ``out``, or one of another space was
-        made there; the metric is not recorded; the study has several objectives, or optimises in
-        the wrong direction; all trials were refused; or as :func:`sweep`.
+      InputError: Optuna is missing; another search runs in ``out``, or one of another space, of
+        other arguments or of other rounds was made there; the metric is not recorded; the study has
+        several objectives, or optimises in the wrong direction; all trials were refused; or as
+        :func:`sweep`.
     """
     if trials < 1 or batch < 1:
         raise InputError(f"trials = {trials} and batch = {batch} must be at least 1.")
@@ -109,6 +111,8 @@ def tune(
             stack.enter_context(RunLock.take(path))
         found = _study(path, choose_by) if study is None else study
         search = _Search(found, space, choose_by, path)
+        if path is not None:
+            search.check_earlier(path, made, options.get("rounds", 0))
         while (missing := trials - search.asked) > 0:
             names = search.ask(min(batch, missing))
             rounds = options.get("rounds", 0)
@@ -126,7 +130,8 @@ def tune(
             search.check(new.values())
             search.settle()
         search.settle(last=True)
-    return Tuned(collect(path, search.finished, runs, choose_by), search.study)
+    kept = {n: point for n, point in search.finished.items() if path is not None or n in runs}
+    return Tuned(collect(path, kept, runs, choose_by), search.study)
 
 
 def _study(out: Path | None, choose_by: str) -> Any:
@@ -191,6 +196,22 @@ class _Search:
                 value = trial.value if trial.state == TrialState.COMPLETE else None
                 name = self._named(self._repeated(trial))
                 self._told[name] = {"state": trial.state, "values": value}
+
+    def check_earlier(self, out: Path, made: Points, rounds: int) -> None:
+        """Checks that the values of earlier trials in ``out`` are those of this call's runs.
+
+        Raises:
+          InputError: a run there has other arguments, or another number of rounds.
+        """
+        for name in self._told.keys() & self.finished.keys():
+            rows = read_rows(out / name)
+            if not has_ended(rows, rounds) or rows[-1]["round"] > rounds:
+                made_there = rows[-1]["round"] if rows else "no"
+                raise InputError(
+                    f"The trial {name} in {out} has {made_there} rounds, and this call asks for"
+                    f" {rounds}. A search compares trials of equal rounds: choose another out."
+                )
+            check_recorded(made.job(name, self.points[name]).given(out / name, True, None))
 
     @property
     def asked(self) -> int:

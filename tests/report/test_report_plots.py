@@ -99,6 +99,16 @@ def test_a_run_without_simulated_time_has_no_points():
     assert drawn(curves({"a": still}, "simulated_seconds")) == []
 
 
+def test_the_texts_of_a_page_keep_their_digits():
+    """Those of small losses, and of runs that are called by their learning rates."""
+    small = [{"round": i, "test_loss": 0.0041 - 0.0013 * i} for i in range(3)]
+    drawing = chart.chart({"lr=0.0003": {None: small}}, ["round"], "test_loss").drawings["round"]
+    assert re.findall(r"<title>(.*?)</title>", drawing)[-1] == "Round 2: 0.0015 (lr=0.0003)"
+    ticks = re.findall(r"<text[^>]*>(0\.\d+)</text>", drawing)
+    assert len(ticks) == len({*ticks}) > 2
+    assert not re.search(r'\bd="[^"]*\.\d{3}', drawing), "places have two decimals"
+
+
 def test_the_chart_of_a_page_shows_some_points_of_many(monkeypatch):
     monkeypatch.setattr(chart, "MOST_POINTS", 20)
     drawn = chart.chart(

@@ -149,6 +149,8 @@ def test_a_point_that_comes_again_is_not_run_again(model):
     assert len({trial.value for trial in tuned.study.trials}) == len(tuned.sweep.runs) == 1
     other = fp.tune(model, make, CLIENTS, study=study(), **options | {"trials": 1, "seed": 4})
     assert other.study.best_value != tuned.study.best_value, "the seed of all trials"
+    again = fp.tune(model, make, CLIENTS, study=tuned.study, **options)  # its runs are nowhere
+    assert (len(again.study.trials), again.sweep.runs, again.sweep.points) == (3, {}, {})
 
 
 def test_a_trial_that_was_given_up_does_not_compete(model):
@@ -211,6 +213,12 @@ def test_a_search_of_another_space_or_in_an_odd_folder_is_refused(model, tmp_pat
         (lambda t: {"rate": 0.1, "mu": 0.1}, "of another space.*'rate'"),
     ):
         refused(reason, fp.tune, make, model, CLIENTS, space=given, **options | {"trials": 2})
+    for given, reason in (
+        ({"rounds": 3}, "has 2 rounds, and this call asks for 3"),
+        ({"rounds": 1}, "has 2 rounds, and this call asks for 1"),
+        ({"batch_size": 3}, "was run with another config: batch_size: 4 -> 3"),
+    ):
+        refused(reason, fp.tune, model, make, CLIENTS, space=space, **options | given)
     for name in ("a?b", "a%20b"):
         with pytest.raises(InputError, match=r"has '[?%]' in its name"):
             fp.tune(model, make, CLIENTS, space=space, **options | {"out": tmp_path / name})
