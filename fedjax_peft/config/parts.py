@@ -42,5 +42,16 @@ class Parts:
 
 
 def fingerprint(description: Any) -> str:
-    """Returns a text that is equal for equal values of a config."""
-    return json.dumps(description, sort_keys=True, default=str)
+    """Returns a text that is equal for equal values of a config.
+
+    The order of keys does not count, except that of transforms, which are applied in it.
+    """
+    return json.dumps(_ordered(description), default=str)
+
+
+def _ordered(value: Any, name: str = "") -> Any:
+    """Returns a value of the key ``name`` whose tables, except transforms, have sorted keys."""
+    if isinstance(value, dict):
+        keys = value if name == "transforms" else sorted(value)
+        return {key: _ordered(value[key], key) for key in keys}
+    return [_ordered(one) for one in value] if isinstance(value, list | tuple) else value

@@ -12,7 +12,7 @@ from fedjax_peft.config import building, reading
 from fedjax_peft.config.federation import evaluation_data, explicit, load_data
 from fedjax_peft.config.keys import SCHEDULES, Config, EvaluationKeys
 from fedjax_peft.config.origins import check_adapter, with_missing
-from fedjax_peft.config.parts import Parts
+from fedjax_peft.config.parts import Parts, fingerprint
 from fedjax_peft.config.resolving import PROGRAM, resolve_recorded
 from fedjax_peft.config.schema import OF_THE_RUN, fields_of
 from fedjax_peft.contracts.part import unrecorded
@@ -217,7 +217,7 @@ def made_from_values(config: Config) -> dict[str, Any]:
             tables[name] = config[name]
     for key in runtime:
         tables, _ = unset(tables, reading.key_parts(tables, key))
-    text = json.dumps(tables, sort_keys=True)
+    text = fingerprint(tables)
     used = [name for name in building.BUILDERS if config[name] or name == "algorithm"]
     made = {name: Maker(_of_values, (name, text)) for name in used}
     return {**made, "values": {key: flat[key] for key in runtime}}

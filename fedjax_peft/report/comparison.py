@@ -206,7 +206,8 @@ def _different(runs: Sequence[RunRecord]) -> list[RunRecord]:
     found: dict[Any, RunRecord] = {}
     for i, run in enumerate(runs):
         config = json.dumps(printed({**run.config, "name": ""}), sort_keys=True)
-        found.setdefault(config if is_whole(run.config) else i, run)
+        order = tuple(run.config.get("transforms", ()))  # they are applied in it
+        found.setdefault((config, order) if is_whole(run.config) else i, run)
     return list(found.values())
 
 

@@ -197,7 +197,8 @@ def _identity(run: RunRecord, keys: Sequence[str], index: int) -> Any:
         own = {key: config[key] for key in keys if key in config and not SEED.search(key)}
         return (run.name, _text(own)) if any(key in config for key in keys) else index
     settings = {k: v for k, v in config.items() if _is_setting(k)}
-    return (run.name if keys else None, _text(settings))
+    order = tuple(run.config.get("transforms", ()))  # they are applied in it
+    return (run.name if keys else None, _text(settings), order)
 
 
 def _is_setting(key: str) -> bool:

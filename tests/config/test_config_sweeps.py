@@ -129,6 +129,18 @@ def test_equal_settings_make_equal_functions_of_the_values():
     assert algorithm.name == "fedavg"
 
 
+def test_transforms_of_a_sweep_keep_their_order():
+    """They are applied in it, so two methods with opposite orders are not the same run."""
+    links = {"top_k": {"share": 0.1}, "int8": {}}
+    orders = {"sparse": [*links], "coded": [*links][::-1]}
+    methods = {n: {"transforms": {one: links[one] for one in x}} for n, x in orders.items()}
+    keys = ["optimizer.learning_rate=1e-3,3e-3", "transforms.top_k.share=0.1,0.2"]
+    for point in sweeps.plan(raw(methods=methods), keys).points:
+        made = running.made_from_values(point.config)
+        names = [fp.call_of(one).name for one in made["transforms"](made["values"])]
+        assert names == [f"transforms.{name}" for name in orders[point.method]]
+
+
 @pytest.mark.parametrize("schedule", [{}, {"schedule": {"name": "cosine"}}])
 def test_an_algorithm_of_swept_rates_reads_the_schedule(schedule):
     rates = {**RAW, "rounds": 7, "runtime": ["optimizer.learning_rate"], **schedule}

@@ -12,10 +12,11 @@ import pytest
 import scipy.stats
 import tomli_w
 from closeness import approx
-from internals import RunRecord, find_runs, flatten, make_study, pruned, read_study
+from internals import RunRecord, find_runs, flatten, load_run, make_study, pruned, read_study
 from made_runs import accuracy, write_rates, write_run
 from refusals import refused
 
+from fedjax_peft.report import comparison
 from fedjax_peft.report import study as studies
 from fedjax_peft.report.figure_files import table_csv
 from fedjax_peft.report.intervals import (
@@ -279,6 +280,16 @@ def test_sweeps_made_in_python_are_told_apart_by_their_points(tmp_path):
         ({"point.rate": 0.1}, [0, 1]),
         ({"point.rate": 0.2}, [0, 1]),
     ]
+
+
+def test_runs_that_differ_in_the_order_of_their_transforms_are_two(tmp_path):
+    links = {"top_k": {"share": 0.1}, "own:f": {}}
+    for number, order in enumerate(([*links], [*links][::-1], [*links][:1])):
+        config = {"name": "fedlr", "seed": 0, "transforms": {name: links[name] for name in order}}
+        write_run(tmp_path / f"{number}", config, [{"round": 1, **accuracy(0.5, 0.5)}])
+    found = [load_run(path) for path in sorted(tmp_path.iterdir())]
+    assert [len(cell.runs) for cell in make_study(found).cells] == [1, 1, 1]
+    assert comparison._different([*found, *found]) == found
 
 
 def test_runs_made_in_python_without_a_swept_key_are_cells_by_themselves(tmp_path):
