@@ -10,6 +10,7 @@ from fedjax_peft.config.keys import SCHEDULES, Config, DataKeys, function_of
 from fedjax_peft.config.schema import checked_values, fields_of
 from fedjax_peft.data import Clients, Dataset, partition
 from fedjax_peft.data.catalog import DATASETS
+from fedjax_peft.data.packing import text_length
 from fedjax_peft.support.errors import InputError
 from fedjax_peft.tasks.sources import load_dataset
 
@@ -130,6 +131,6 @@ def explicit(config: Config, data: Mapping[str, Dataset]) -> Config:
     if unsaid and task.head == "causal_lm" and tasks.for_head(task.head).name != task.name:
         fields = fields_of(function_of("task", task.name))
         config["task"] = {"name": task.name, **checked_values("task", fields, {})}
-    if "input_ids" in train.columns:
-        config["data"]["max_length"] = train.columns["input_ids"].shape[1]
+    if (length := text_length(train.columns)) is not None:
+        config["data"]["max_length"] = length
     return config

@@ -68,6 +68,17 @@ def is_packed(columns: Container[str]) -> bool:
     return "segment_ids" in columns and "prompt_ids" not in columns
 
 
+def text_length(columns: Mapping[str, np.ndarray]) -> int | None:
+    """Returns the tokens that each text was cut and padded to; None of rows that are no texts.
+
+    A row of preferences has room for two texts. For packed rows these are the tokens of a row.
+    """
+    if "input_ids" not in columns:
+        return None
+    texts = 2 if "preferred" in columns and not is_packed(columns) else 1
+    return int(columns["input_ids"].shape[1]) // texts
+
+
 def side_by_side(
     columns: Mapping[str, np.ndarray], rows: Sequence[Sequence[int]], length: int
 ) -> dict[str, np.ndarray]:

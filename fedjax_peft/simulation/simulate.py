@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_peft.contracts import Algorithm, Asynchronous, Attack, Federation, Privacy, Task
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.data.packing import text_length
 from fedjax_peft.data.vocabulary import write_vocabulary
 from fedjax_peft.engine.calls import Calling, alone
 from fedjax_peft.engine.compilation import use_compilation_cache
@@ -405,7 +406,7 @@ def _ended(
         rows,
         None if given.out is None else Path(given.out),
         given.system.client_ranks,
-        _text_length(given.clients.data),
+        text_length(given.clients.data.columns),
         session.setup.task,
         trained_on,
         others[0] if others else {},
@@ -425,9 +426,3 @@ def _early(request: Request, out: str | Path | None) -> Callable[[Phase], None]:
 
 def _nothing_known() -> None:
     """Returns None: the training examples are not here."""
-
-
-def _text_length(data: Dataset) -> int | None:
-    """Returns the number of tokens that texts are padded to, None for other data."""
-    ids = data.columns.get("input_ids")
-    return None if ids is None else int(ids.shape[1])

@@ -1,7 +1,9 @@
 """Preferences: losses and gradients beside TRL's, forms of rows, and what is refused."""
 
 import functools
+import json
 import re
+import types
 from pathlib import Path
 
 import jax
@@ -9,11 +11,14 @@ import numpy as np
 import optax
 import pytest
 from closeness import assert_close
-from internals import Table, encode, encoder_of
+from internals import Table, encode, encoder_of, explicit
+from internals import config as configs
 from refusals import refused
 from safetensors.numpy import load_file
+from small_config import small
 
 import fedjax_peft as fp
+from fedjax_peft.simulation.storage.named_data import data_tables
 
 pytestmark = pytest.mark.slow
 
@@ -177,6 +182,25 @@ def test_unrelated_answers_are_of_the_same_client(models):
             assert ids[row][(real[row] == 2) & answers[row]].tolist() == given.tolist()
     assert "prompt_ids" not in made  # a row is no single example any more
     assert "prompt_ids" in data.task.prepare(policy, data, ()).columns
+
+
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_the_recorded_length_is_that_of_one_text(models, loss, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    table = [dict(zip(rows(), pair, strict=True)) for pair in PAIRS * 2]
+    file.write_text("\n".join(map(json.dumps, table)))
+    how = {"task": fp.tasks.preference(loss), "tokenizer": models[0].tokenizer, "max_length": 64}
+    data = fp.load_dataset(file, **how)
+    given = types.SimpleNamespace(
+        **{"clients": fp.partition.iid(data["train"], 2), "evaluation": fp.Evaluation()},
+        **{"test": data["test"], "validation": None, "task": None, "model": models[0]},
+    )
+    tables = data_tables(given, models[0].name, models[0].recipe["source"])
+    config = configs.resolve(small(model={"name": models[0].name}, **tables))
+    again = configs.load_data(config)
+    assert explicit(config, again)["data"]["max_length"] == config["data"]["max_length"] == 64
+    for name, column in data["train"].columns.items():
+        np.testing.assert_array_equal(again["train"].columns[name], column, err_msg=name)
 
 
 def changed(**columns):

@@ -13,6 +13,7 @@ from fedjax_peft import tasks
 from fedjax_peft.contracts.part import OWN, Call, call_of, item_of, written
 from fedjax_peft.data.catalog import DATASETS
 from fedjax_peft.data.dataset import Clients, Dataset
+from fedjax_peft.data.packing import text_length
 from fedjax_peft.support.assets import ASSETS
 from fedjax_peft.support.rooms import ROOMS
 
@@ -67,11 +68,8 @@ def data_tables(given: Any, model: str, source: str | None) -> dict[str, Any]:
         same = loaded and data is not None and call_of(data) == item_of(split["of"], part)
         evaluation[f"global_{part}"] = bool(same) if same or data is None else {OWN: _text(data)}
     table = _loaded(loaded, model, source) if loaded else {OWN: _text(clients.data)}
-    ids = clients.data.columns.get("input_ids")
-    if packing:
-        table["packing"] = ids.shape[1]
-    elif ids is not None:
-        table["max_length"] = ids.shape[1]
+    if (length := text_length(clients.data.columns)) is not None:
+        table["packing" if packing else "max_length"] = length
     return {
         "data": table,
         "partition": partition,
