@@ -1,6 +1,7 @@
 """Reading config files, their methods, and what the command line replaces."""
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,26 +162,31 @@ def methods(raw: Config, overrides: Sequence[str] = ()) -> dict[str, Config]:
     """Returns the configs of a file: one per ``[methods.NAME]``, or the file itself as ``""``.
 
     Overrides are applied last. ``key=value`` replaces the key in every method;
-    ``methods.NAME.key=value`` replaces it in one method. ``key=`` removes the key.
+    ``methods.NAME.key=value`` replaces it in one method, also beside ``key=value``, in any order.
+    ``key=`` removes the key.
 
     Raises:
       InputError: an override is not of this form, it removes a key that does not exist, or there is
         no method of its name.
     """
     _check_removals(raw, overrides)
-    given, common = _split(raw), []
+    given, common, special = _split(raw), list[str](), dict[str, list[str]]()
     for text in overrides:
         name, own = of_method(raw, text)
         if name is not None:
             tables = raw["methods"]
             raw = {**raw, "methods": {**tables, name: override(tables[name], own)}}
+            if own.partition("=")[2].strip():
+                special.setdefault(name, []).append(own)
         elif text.startswith("methods."):
             raw = override(raw, text)
         else:
             common.append(text)
-    written = result = _split(raw)
-    for text in common:
-        result = {name: override(one, text) for name, one in result.items()}
+    written = _split(raw)
+    result = {
+        name: functools.reduce(override, [*common, *special.get(name, [])], one)
+        for name, one in written.items()
+    }
     tables = _tables(raw) if raw.get("methods") is not None else {}
     # A preset that is given to one method is what this method is, such as fedlr of another table.
     before = {n: given.get(n, one) | {"preset": one.get("preset")} for n, one in written.items()}

@@ -11,7 +11,8 @@
 A sweep runs every combination of the values in ``[sweep.grid]``, for every ``[methods.NAME]``. A
 method can have its own ``[methods.NAME.sweep.grid]``, whose keys replace those of the config. On
 the command line, ``key=v1,v2`` and ``key=0..4`` (a range of integers, both ends included) set a
-key of the grid, and ``key=value`` gives it one value.
+key of the grid, and ``key=value`` gives it one value. ``methods.NAME.key=...`` does so for one
+method, whatever ``key=...`` says.
 """
 
 import itertools
@@ -88,10 +89,12 @@ def plan(raw: configs.Config, overrides: Sequence[str] = (), only: Sequence[str]
     tables = {name: _table(one.get("sweep", {})) for name, one in chosen.items()}
     for method, config in chosen.items():
         grid = {_whole(config, key): values for key, values in _grid(tables[method]).items()}
+        special = set[str]()
         for name, key, values, several in given:
             key = _whole(config, key)
-            if name not in (None, method):
+            if name not in (None, method) or (name is None and key in special):
                 continue
+            special |= set() if name is None else {key}
             if several or (values and (key in grid or key == "seed")):
                 grid[key] = values  # a single value too: the run of `seed=0` is that of `seed=0..4`
             else:

@@ -326,12 +326,15 @@ def test_experiment_configs_are_valid(path):
 
 
 def test_overrides_apply_to_every_method():
-    """Overrides replace the keys of a method's own table too."""
+    """Overrides replace the keys of a method's own table too, but not what it alone is given."""
     raw = {"rounds": 1, "methods": {"a": {"rounds": 2}, "b": {"peft": {"rank": 3}}}}
-    given = ["rounds=5", "peft.rank=7", "methods.a.seed=4"]
-    a, b = config.methods(raw, given).values()
-    assert a == {"name": "a", "rounds": 5, "seed": 4, "peft": {"rank": 7}}
-    assert b == {"name": "b", "rounds": 5, "peft": {"rank": 7}}
+    given = ["methods.b.rounds=6", "rounds=5", "peft.rank=7", "methods.a.seed=4"]
+    for texts in (given, given[::-1]):
+        a, b = config.methods(raw, texts).values()
+        assert a == {"name": "a", "rounds": 5, "seed": 4, "peft": {"rank": 7}}
+        assert b == {"name": "b", "rounds": 6, "peft": {"rank": 7}}
+    (a, _) = config.methods(raw, ["methods.a.rounds=", "rounds=5"]).values()
+    assert a["rounds"] == 5
 
 
 def test_epochs_replace_local_steps():

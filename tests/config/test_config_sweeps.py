@@ -99,6 +99,15 @@ def test_the_table_of_a_config_gives_the_grid_and_methods_can_have_their_own():
     assert "sweep" not in configs.resolve(configs.methods(written)["fedlr"])
 
 
+def test_what_one_method_is_given_counts_beside_what_all_are_given():
+    texts = ["methods.fedlr.peft.rank=2", "peft.rank=4,8", "methods.fedprox.rounds=3,5", "rounds=7"]
+    for given in (texts, texts[::-1]):
+        points = sweeps.plan(raw(methods=METHODS), given).points
+        found = [(x.method, x.config["peft"]["rank"], x.config["rounds"]) for x in points]
+        expected = [("fedprox", rank, rounds) for rank in (4, 8) for rounds in (3, 5)]
+        assert sorted(found) == [("fedlr", 2, 7), *expected]
+
+
 def test_numbers_other_than_0_are_run_time_values():
     planned = sweeps.plan(
         raw(methods={"fedprox": METHODS["fedprox"]}),
