@@ -261,8 +261,8 @@ class Run:
     ) -> list[str]:
         """Returns completions of a language model's prompts; see :func:`fedjax_peft.generate`.
 
-        In a run of instruction tuning, a prompt has the form of the training examples: it is what a
-        user says, or a conversation (a list of messages).
+        In a run of instruction tuning or preferences, a prompt has the form of the training
+        examples: it is what a user says, or a conversation (a list of messages).
 
         Args:
           prompts: texts, or conversations.

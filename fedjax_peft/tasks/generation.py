@@ -75,13 +75,12 @@ def generate(
         raise InputError("The prompts must be a list of texts, not one text: [prompt].")
     if not len(prompts):
         return []
-    encoder = None if task is None else task.encoder
     ends = None
     if template is not None:
         columns = encode_prompts(tokenizer, prompts, template=template, max_length=max_length)
         ends = [*template_ends(tokenizer, template_of(tokenizer, template))]
         tokens = _unpadded(columns)
-    elif task is not None and encoder is not None and "messages" in encoder.columns:
+    elif task is not None and _reads_conversations(task):
         columns = _task_prompts(model, task, conversations_of(prompts), max_length)
         tokens = _unpadded(columns)
         if "end_ids" in columns:
@@ -92,6 +91,14 @@ def generate(
         ends = sorted({*ends, *end_tokens(model)})
     made = complete(model, params, tokens, how, seed, ends=ends, batch_size=batch_size)
     return decoded(tokenizer, made)
+
+
+def _reads_conversations(task: Task) -> bool:
+    """Returns whether a task's encoder makes prompts of conversations."""
+    if task.encoder is None:
+        return False
+    fields = () if task.inputs is None else task.inputs.fields
+    return "messages" in {*task.encoder.columns, *(field.name for field in fields)}
 
 
 def _task_prompts(

@@ -11,13 +11,21 @@ import numpy as np
 import optax
 import pytest
 from closeness import assert_close
-from internals import Table, encode, encoder_of, explicit
+from internals import (
+    Table,
+    encode,
+    encoder_of,
+    explicit,
+    generation,
+    with_options,
+)
 from internals import config as configs
 from refusals import refused
 from safetensors.numpy import load_file
 from small_config import small
 
 import fedjax_peft as fp
+from fedjax_peft.models.decoding import NO_TOKEN
 from fedjax_peft.simulation.storage.named_data import data_tables
 
 pytestmark = pytest.mark.slow
@@ -182,6 +190,29 @@ def test_unrelated_answers_are_of_the_same_client(models):
             assert ids[row][(real[row] == 2) & answers[row]].tolist() == given.tolist()
     assert "prompt_ids" not in made  # a row is no single example any more
     assert "prompt_ids" in data.task.prepare(policy, data, ()).columns
+
+
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_a_prompt_is_completed_in_the_form_of_training(models, loss, monkeypatch):
+    """As a text and as messages, with the template of the data."""
+    given = []
+
+    def complete(model, params, tokens, how, seed, *, ends, batch_size):
+        given.append((tokens, ends))
+        return np.full((len(tokens), 1), NO_TOKEN)
+
+    monkeypatch.setattr(generation, "complete", complete)
+    task = with_options(fp.tasks.preference(loss), template="Q: {prompt}\nA: ")
+    columns = {name: [*x, *FORMS["a prompt of HH"][name]] for name, x in rows().items()}
+    table = encoder_of(task).prepare(Table("rows", columns))
+    data = encode(task, table, (), models[0].tokenizer, max_length=64, name="rows").columns
+    expected = [data["prompt_ids"][i][data["prompt_mask"][i]].tolist() for i in range(5)]
+    prompts = columns["prompt"]
+    for asked in (prompts, [*([said("user", text)] for text in prompts[:4]), TALK]):
+        fp.generate(models[0], models[0].trainable, asked, task=task)
+        tokens, ends = given.pop()
+        assert [row.tolist() for row in tokens] == expected
+        assert {*data["end_ids"][0].tolist()} <= {*ends}
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])

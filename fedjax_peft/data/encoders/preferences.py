@@ -40,8 +40,9 @@ def encode_preferences(
     """Returns pairs of answers as tokens, one example each; or single answers with labels.
 
     Only the tokens of the last answer, with the token that ends it, are in ``loss_mask``. An answer
-    loses the end that makes a text longer than ``max_length``. Other arguments are those of
-    :class:`fedjax_peft.data.encoders.base.Encode` and :func:`encode_conversations`.
+    loses the end that makes a text longer than ``max_length``. Of ``messages`` alone, which are
+    prompts without answers, the result is that of :func:`encode_conversations`. Other arguments are
+    those of it and of :class:`fedjax_peft.data.encoders.base.Encode`.
 
     Args:
       labelled: one example for each answer; those of a pair have the labels True and False, and
@@ -58,6 +59,12 @@ def encode_preferences(
       InputError: a tokenizer, a template or a length that cannot be used, or a row (counted from 1)
         whose prompt leaves no room for an answer.
     """
+    if {*table.columns} == {"messages"}:
+        asked = {"messages": [_in_turns(row) for row in table.columns["messages"]]}
+        table = replace(table, columns=asked)
+        return encode_conversations(
+            table, (), tokenizer, max_length=max_length, name=name, template=template
+        )
     pairs = _PAIR[0] in table.columns
     sides = _PAIR if pairs else _LABELLED[:1]
     parts = [_answers(table, side, tokenizer, max_length, name, template) for side in sides]
@@ -194,6 +201,12 @@ def _prompt(where: str, prompt: Any) -> Conversation:
     if not isinstance(prompt, str):
         return messages_of(where, prompt)
     return _turns(prompt) or two_turns(prompt, "")[:1]
+
+
+def _in_turns(prompt: Conversation) -> Conversation:
+    """Returns a prompt; of a single message that is a text in the form of HH, its turns."""
+    alone = [message["role"] for message in prompt] == ["user"]
+    return (_turns(prompt[0]["content"]) if alone else []) or prompt
 
 
 def _turns(text: str) -> Conversation:
