@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_peft.config.keys import Config
 from fedjax_peft.contracts.part import unrecorded
 from fedjax_peft.peft.io.export import run_of
+from fedjax_peft.simulation.storage.named_data import absolute
 from fedjax_peft.simulation.storage.record import has_begun, read_config
 from fedjax_peft.simulation.trained_rows import check_unseen, read_rows
 
@@ -32,8 +33,10 @@ def origin_of(config: Mapping[str, Any]) -> Path | None:
         return Path(config["origin"])
     places = [config.get(table, {}).get(key) for table, key in (("peft", "adapter"), _MODEL)]
     for place in filter(None, places):
-        path = Path(place).resolve()
-        near = (run_of(path), path, *path.parents)
+        path = Path(absolute(place, Path()))
+        if not path.is_absolute():
+            continue  # the name of a model, which is no path of the working directory
+        near = (run_of(path), path.resolve(), *path.resolve().parents)
         if found := next((one for one in near if one is not None and has_begun(one)), None):
             return found
     return None
@@ -93,8 +96,12 @@ def check_adapter(config: Config, tested: Mapping[str, Any]) -> None:
 
 def _rows(run: Path) -> np.ndarray | None:
     """Returns the training examples of a run, and of the runs whose adapters it started from."""
-    own, place = read_rows(run), origin_of(read_config(run))
-    if own is None or place is None or not has_begun(place):
-        return own
-    before = _rows(place)
-    return own if before is None else np.union1d(own, before)
+    rows, seen = read_rows(run), {run.resolve()}
+    place = origin_of(read_config(run))
+    while rows is not None and place is not None and has_begun(place):
+        before = None if place.resolve() in seen else read_rows(place)
+        if before is None:
+            break
+        rows, seen = np.union1d(rows, before), {*seen, place.resolve()}
+        place = origin_of(read_config(place))
+    return rows

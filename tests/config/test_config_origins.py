@@ -1,6 +1,7 @@
 """A config that starts from a run keeps the seeds of that run's data."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,10 +79,21 @@ def test_a_resumed_run_keeps_its_seeds_when_its_origin_is_gone(run):
     assert seeds(origins.with_missing(gone, config)) == seeds(config)
 
 
-def test_the_runs_before_that_of_an_adapter_count_too(run):
+def test_the_name_of_a_model_is_no_path_in_the_folder_of_a_run(run, monkeypatch):
+    monkeypatch.chdir(run(small(model={"name": "minilm-l6"})))
+    for named in ({"model": {"name": "minilm-l6"}}, {"peft": {"adapter": "owner/adapter"}}):
+        config = small(**named, origin=None)
+        assert origins.origin_of(config) is None
+        origins.check_adapter(config, {"test": toy.dataset(4)})
+    Path("exported").mkdir()
+    assert origins.origin_of(small(model={"name": "exported"})) == Path.cwd()
+
+
+def test_the_runs_before_that_of_an_adapter_count_too(run, tmp_path):
+    """They may go round in a circle, if a run was made anew from a later one."""
     rows = toy.dataset(12, seed=6)
     own = digests(rows)
-    older = run(small(), "older")
+    older = run(small(peft={"name": "pretrained", "adapter": str(tmp_path / "newer")}), "older")
     newer = run(small(peft={"name": "pretrained", "adapter": str(older)}), "newer")
     config = configs.resolve(small(peft={"name": "pretrained", "adapter": str(newer)}))
     with pytest.warns(UserWarning, match="does not say"):
