@@ -4,6 +4,7 @@ import functools
 import json
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,8 @@ def started(config: Config, model: Model, clients: Clients, task: Task) -> Model
     if number < 1:
         raise InputError(f"peft.{source}_examples = {number} must be at least 1.")
     drawn = {"seed": config["seed"], "stream": f"{source} start"}
+    if step is not None and task.prepare is not None:  # the loss reads what it adds
+        clients = replace(clients, data=task.prepare(model, clients.data, clients.indices))
     batches = clients.sample(number, config["batch_size"], **drawn)
     if step is None:
         return peft.activation_start(model, batches)

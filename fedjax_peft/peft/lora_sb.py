@@ -103,7 +103,7 @@ def gradient_start(model: Model, batches: Iterable[Batch], task: Task, *, step: 
       step: η, the length of the first step; the learning rate, or a part of it.
 
     Raises:
-      InputError: the model has no LoRA-SB, or there are no batches.
+      InputError: the model has no LoRA-SB, there are no batches, or they lack a column.
     """
     paths = sorted(n.removesuffix(".sb_r") for n in model.trainable if n.endswith(".sb_r"))
     if model.method is None or model.method.name != "lora_sb":
@@ -111,7 +111,14 @@ def gradient_start(model: Model, batches: Iterable[Batch], task: Task, *, step: 
     gradient = _gradient(model, task, paths)
     total: Params = {}
     for batch in batches:
-        one = gradient(model.frozen, batch)
+        try:
+            one = gradient(model.frozen, batch)
+        except KeyError as error:
+            raise InputError(
+                f"gradient_start reads the column {error}, and the batches have only"
+                f" {', '.join(batch)}. Sample them from data that the task has prepared:"
+                " task.prepare(model, clients.data, clients.indices)."
+            ) from None
         total = jax.tree.map(jnp.add, total, one) if total else one
     if not total:
         raise InputError("gradient_start needs at least one batch of examples.")

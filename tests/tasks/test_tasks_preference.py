@@ -17,6 +17,8 @@ from internals import (
     encoder_of,
     explicit,
     generation,
+    gradient_start,
+    running,
     with_options,
 )
 from internals import config as configs
@@ -301,6 +303,22 @@ def test_the_reference_is_the_model_that_a_run_starts_from(adapted, loss):
     assert_close(first["test_loss"], {"dpo": np.log(2), "kto": 0.5}[loss], rtol=1e-4)
     assert last["test_margin"] > 1e-3
     assert last["test_loss"] < first["test_loss"]
+
+
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+@pytest.mark.sample("dpo")
+def test_a_start_from_the_gradient_reads_the_reference(models, adapted, loss, monkeypatch):
+    given, task = [], federation(adapted, loss).data.task
+    monkeypatch.setattr(running.peft, "gradient_start", lambda *x, step: given.extend(x[1]))
+    how = {"gradient_start": 0.1, "gradient_examples": 4}
+    config = {"peft": how, "privacy": {}, "seed": 0, "batch_size": 3}
+    running.started(config, adapted, federation(adapted, loss), task)
+    assert [batch["reference"].shape for batch in given] == [(3, 2)] * 2
+    assert all(np.all(batch["reference"] < 0) for batch in given)
+    model = fp.attach(models[0], fp.peft.lora_sb(rank=2, targets=["q_proj"]))
+    batches = federation(adapted, loss).sample(4, 3)
+    named = "column 'reference', and .* task.prepare"
+    refused(named, gradient_start, model, batches, task, step=0.1)
 
 
 def test_example_level_privacy_is_refused_where_a_row_has_two_examples(adapted):
