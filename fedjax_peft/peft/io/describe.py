@@ -82,7 +82,7 @@ def snippet(
         lines = [
             f"model = {auto}.from_pretrained({base!r}{names})",
             "adapters.init(model)",
-            f"model.load_adapter({here!r}, set_active=True)",
+            f"model.load_adapter({here!r}, set_active=True, use_safetensors=True)",
         ]
     else:
         imports.insert(0, "from peft import PeftModel")

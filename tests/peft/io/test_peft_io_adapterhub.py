@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from internals import export_adapterhub
+from internals import describe, export_adapterhub
 from refusals import refused
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
@@ -142,6 +142,12 @@ def test_head_of_tokens_is_exported_under_its_own_class(tmp_path):
     assert head_config["label2id"] == {"O": 0, "B": 1}
     assert head_config["model_name"] == read(tmp_path / "adapter_config.json")["model_name"]
     assert head_config["model_name"] == "google/base"
+
+
+def test_the_printed_lines_read_the_file_that_is_written():
+    """``adapters`` looks for a pickle unless it is asked for safetensors."""
+    lines = describe.snippet(fp.attach(base(), fp.peft.pfeiffer(4)), "out", "adapterhub")
+    assert "model.load_adapter('out', set_active=True, use_safetensors=True)" in lines
 
 
 @pytest.mark.parametrize(("written", "meant"), [("gelu", "gelu_new"), ("gelu_orig", "gelu")])
