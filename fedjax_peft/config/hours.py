@@ -4,8 +4,9 @@
 
 A step is the least time of :mod:`fedjax_peft.simulation.planning.devices`, times a factor: on an
 H100 real steps took :data:`SLOWER` times the least time (``docs/explanation/accelerators.md``). An
-evaluation is a forward pass, about a third of a step. Compilation, loading and generation of texts
-are not counted.
+evaluation is a forward pass, about a third of a step. It counts as one pass over the test set: the
+evaluation before round 1, validation examples, tests of the clients' own and further passes for
+personal models are not counted. Neither are compilation, loading and generation of texts.
 
 If the data are a file or folder here, they are read and divided, and the steps of a round are the
 mean over its clients. Otherwise the steps of a client follow from ``local_steps``, or else from the
@@ -46,6 +47,7 @@ class Work(NamedTuple):
     """In a round; None: only the data know."""
     rounds: int
     evaluations: int
+    """Without the one before round 1."""
     tested: int
     """Examples of the test data."""
     note: str
