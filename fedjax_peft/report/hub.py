@@ -193,7 +193,7 @@ def card(
     client: int | None = None,
 ) -> str:
     """Returns the text of the model card: metadata in YAML, the run in a table, how to load it."""
-    lines = ["---", _metadata(model, format, record, choices), "---", ""]
+    lines = ["---", _metadata(model, format, record, choices, client), "---", ""]
     lines += describe.body(model, format, _base(model, choices))
     if choices.merged and format != "merged":
         lines += ["The folder `merged` has the same model without an adapter.", ""]
@@ -205,16 +205,22 @@ def card(
     return "\n".join(lines)
 
 
-def _metadata(model: Model, format: Format, record: RunRecord, choices: Choices) -> str:
-    """Returns the fields that the hub reads, in YAML."""
+def _metadata(
+    model: Model, format: Format, record: RunRecord, choices: Choices, client: int | None
+) -> str:
+    """Returns the fields that the hub reads, in YAML.
+
+    Their score is that of the model in the repository. That of one client's model is not known.
+    """
     from huggingface_hub import EvalResult, ModelCardData
 
     fields = describe.fields(model, format)
     base = _base(model, choices)
     facts, metric = summary(record.rows), summary(record.rows)["headline"]
     name, hub = _data(record)
+    score = facts["global_score"] if client is None else None
     results = []
-    if facts["final_score"] is not None and name is not None and "pipeline_tag" in fields:
+    if score is not None and name is not None and "pipeline_tag" in fields:
         results = [
             EvalResult(
                 task_type=fields["pipeline_tag"],
@@ -223,7 +229,7 @@ def _metadata(model: Model, format: Format, record: RunRecord, choices: Choices)
                 dataset_split="test",
                 metric_type=metric,
                 metric_name=f"test {wording.word(metric)}",
-                metric_value=round(facts["final_score"], 6),
+                metric_value=round(score, 6),
             )
         ]
     card = ModelCardData(

@@ -154,6 +154,18 @@ def test_private_runs_say_what_is_protected(run, loaded, tmp_path):
     assert "None was chosen yet." in text
 
 
+def test_the_metadata_have_the_score_of_the_model_in_the_folder(run, loaded):
+    """Of a run with personal models, `test_accuracy` is a mean over these."""
+    own = {"test_count": 4, "test_accuracy": 0.9, "global_test_accuracy": 0.25}
+    found = load_run(run)
+    record = found._replace(rows=[*found.rows[:-1], found.rows[-1] | own])
+    card = ModelCard(hub.card(loaded.model, "peft", record))
+    assert [result.metric_value for result in card.data.eval_results] == [0.25]
+    one = ModelCard(hub.card(loaded.model, "peft", record, client=3))
+    assert one.data.eval_results is None
+    assert "| Test accuracy of personal models, a mean | 90.0 %" in one.text
+
+
 def test_push_uploads_the_folder(loaded, uploads):
     address = loaded.push_to_hub("me/adapter", private=True)
     assert address == f"https://huggingface.co/me/adapter/commit/{'0' * 40}"
