@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedjax_peft.report.intervals import seed_order
 from fedjax_peft.report.records import RunRecord
-from fedjax_peft.simulation.rows import field_is_lower_better, fields, has_field, headline, number
+from fedjax_peft.simulation.rows import field_is_lower_better, fields, headline
 from fedjax_peft.simulation.score_names import Score, usual_scores
 from fedjax_peft.simulation.stopping import was_given_up
-from fedjax_peft.simulation.summaries import series
+from fedjax_peft.simulation.summaries import final, series
 from fedjax_peft.support.display import one_line, shorten
 from fedjax_peft.support.errors import InputError, nearest
 
@@ -228,9 +228,7 @@ def value(run: RunRecord, metric: str, at: At) -> float | None:
     if at == "best":
         return (min if field_is_lower_better(run.rows, metric) else max)(values)
     if at == "final":
-        # A last evaluation that is not finite is no value: an earlier one would hide it.
-        last = next(row for row in reversed(run.rows) if has_field(row, metric))
-        return number(last, metric)
+        return final(run.rows, metric)
     if at == "mean":
         after = [value for at, value in zip(rounds, values, strict=True) if at > 0]
         return statistics.fmean(after) if after else None

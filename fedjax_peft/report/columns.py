@@ -162,10 +162,10 @@ def of_runs(facts: Sequence[Fact], judged: Judgement | None) -> list[Column]:
         return of(f"{when} {score}", key, short=f"{when}\n{short}{sign}", kind=kind)
 
     finals = [score_of("Final", "final_score")]
-    if any(fact["personal_score"] is not None for fact in facts):
+    if any(fact["test_count"] is not None for fact in facts):
         finals = [score_of("Final", f"{kind}_score", kind) for kind in MODELS]
     clients = _of_clients(facts, share, of)
-    if any(fact["final_score"] is not None for fact in facts):
+    if any(fact["final_round"] is not None for fact in facts):
         finals = [
             one._replace(best={i for i in best if one.cells[i] != wording.MISSING})
             for one in finals

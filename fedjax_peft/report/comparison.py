@@ -152,9 +152,13 @@ def compare(study: Study, options: Options | None = None) -> Comparison:
             "No run has finished, so there is nothing to compare by a metric or with a baseline."
             " Wait for a run to end, watch all of them with --watch, or leave these options out."
         )
-    if study.has_groups or asked:
-        return _of_methods(study, options or Options())
-    return _of_runs(distinct(study.records))
+    of_methods = study.has_groups or asked
+    options = options or Options()
+    shown = _of_methods(study, options) if of_methods else _of_runs(distinct(study.records))
+    if options.at != "final":
+        return shown
+    missing = sentences.not_finite(shown.runs, shown.metric)
+    return shown._replace(warnings=[*shown.warnings, *missing])
 
 
 # Runs.
@@ -167,7 +171,7 @@ def _of_runs(runs: Sequence[RunRecord]) -> Comparison:
     score, share = wording.common(metrics, "score"), all(map(wording.is_share, metrics))
     field = tested.comparable(Score("test", metrics[0]).name, runs) if facts else ""
     compared = "global_score" if is_global(field) else "final_score"
-    tests = any(fact["final_score"] is not None for fact in facts)
+    tests = any(fact["final_round"] is not None for fact in facts)
     measure = partial(on_test, compared=compared) if tests else on_clients
     scored = _different([run for run in runs if measure(run) is not None])
     names = {run.name for run in scored}

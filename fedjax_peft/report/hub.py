@@ -295,6 +295,7 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterable[tuple[str, 
     """Yields the scores on the test set and on the clients' own examples, with their spread."""
     metric, score = facts["headline"], facts["final_score"]
     text, word = wording.score_text(wording.is_share(metric)), wording.word(metric)
+    whose = "" if facts["test_count"] is None else " of personal models, a mean"
     if score is not None:
         examples = tested_examples(record, Score("test", metric).name, score)
         if examples is None:
@@ -303,10 +304,11 @@ def _scores(record: RunRecord, facts: Mapping[str, Any]) -> Iterable[tuple[str, 
             low, high = map(text, wilson(score, examples))
             within = f"95 % interval {low} to {high} over samples of test examples"
         after = f"after round {facts['final_round']}"
-        whose = "" if facts["personal_score"] is None else " of personal models, a mean"
         yield f"Test {word}{whose}", f"{text(score)} {after}; {within}. One seed; others differ."
-        if whose and facts["global_score"] is not None:
-            yield f"Test {word} of the global model", text(facts["global_score"])
+    elif facts["final_round"]:
+        yield f"Test {word}{whose}", f"not finite after round {facts['final_round']}"
+    if whose and facts["global_score"] is not None:
+        yield f"Test {word} of the global model", text(facts["global_score"])
     if facts["client_mean"] is not None:
         count, deviation = facts["client_count"], facts["client_std"]
         spread = "" if deviation is None else f", standard deviation {text(deviation)}"

@@ -115,7 +115,7 @@ def tested_examples(run: RunRecord, field: str, value: float) -> int | None:
 
 
 def on_test(run: RunRecord, compared: str) -> Measurement | None:
-    """Returns the last score of a run on the test set after training.
+    """Returns the last score of a run on the test set after training; None if it is not finite.
 
     Args:
       compared: the figure of the run's summary, ``final_score`` or ``global_score``.

@@ -26,6 +26,7 @@ from fedjax_peft.report.wording import (
     signed,
     word,
 )
+from fedjax_peft.simulation.rows import headline, last_with, number
 from fedjax_peft.simulation.score_names import usual_scores
 from fedjax_peft.simulation.summaries import series, summary
 from fedjax_peft.support.display import counted, plural
@@ -45,7 +46,8 @@ def lead_of_runs(
     if judged is None:
         score = common((word(fact["headline"]) for fact in facts), "score")
         after = " after training" if any(fact["final_round"] == 0 for fact in facts) else ""
-        return f"No test {score} has been recorded{after} yet."
+        which = "finite final test" if any(fact["final_round"] for fact in facts) else "test"
+        return f"No {which} {score} has been recorded{after} yet."
     ranking = judged.ranking
     first, level = ranking.groups[0], ranking.level
     if ranking.winner or len(ranking.groups) == 1:
@@ -165,6 +167,22 @@ def few_seeds(rows: Mapping[str, Mapping[Any, RunRecord]]) -> Iterator[str]:
                 f"{who} {n} seeds. Use at least {FEW}: intervals of fewer are so wide that they"
                 " separate next to nothing."
             )
+
+
+def not_finite(runs: Sequence[RunRecord], metric: str | None) -> Iterator[str]:
+    """Yields a warning of runs that are not ranked, because their last score is not finite.
+
+    Args:
+      metric: the field of the score; None: that of each run's task.
+    """
+    found = []
+    for run in runs:
+        fields = usual_scores(headline(run.rows)) if metric is None else (metric,)
+        field = next((one for one in fields if last_with(run.rows, one)), fields[0])
+        if (last := last_with(run.rows, field)) and number(last, field) is None:
+            found.append(f"{run.name} (round {last['round']})")
+    if found:
+        yield (f"Left out of the ranking, because the last score is not finite: {listing(found)}.")
 
 
 def unpaired(judged: Judgement | None) -> Iterator[str]:

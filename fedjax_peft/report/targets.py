@@ -113,7 +113,10 @@ def _field(run: RunRecord) -> str:
 
 
 def _final(run: RunRecord, shared: bool) -> float | None:
-    """Returns the last score of a run, or its global model, that was tested after training."""
+    """Returns the last score of a run, or its global model; None without a finite one.
+
+    The score of a model before training is none.
+    """
     fact = summary(run.rows)
     return fact["global_score" if shared else "final_score"] if fact["final_round"] else None
 

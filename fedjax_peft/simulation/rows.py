@@ -145,6 +145,11 @@ def has_field(row: Mapping[str, Any], key: str) -> bool:
     return key in row or (isinstance(inner, Mapping) and bool(rest) and has_field(inner, rest))
 
 
+def last_with(rows: Sequence[Mapping[str, Any]], key: str) -> Mapping[str, Any]:
+    """Returns the last row that has a field, which can be null; an empty one if none has it."""
+    return next((row for row in reversed(rows) if has_field(row, key)), {})
+
+
 def is_personal(row: Mapping[str, Any], field: str) -> bool:
     """Returns whether a score is a mean over clients' own models on a common set of examples."""
     score = Score.read(field)

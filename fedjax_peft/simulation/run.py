@@ -23,7 +23,14 @@ from fedjax_peft.simulation.client_models import (
     client_number,
     untrained_note,
 )
-from fedjax_peft.simulation.rows import Row, by_class_of, client_names, headline, seen_clients
+from fedjax_peft.simulation.rows import (
+    Row,
+    by_class_of,
+    client_names,
+    headline,
+    last_with,
+    seen_clients,
+)
 from fedjax_peft.simulation.score_names import Score
 from fedjax_peft.simulation.summaries import personal_privacy_note, privacy_in_words
 from fedjax_peft.support.display import counted
@@ -307,8 +314,8 @@ class Run:
 
     def __repr__(self) -> str:
         field = Score("test", judged := headline(self.metrics)).name
-        last = next((r for r in reversed(self.metrics) if field in r), None)
-        value = last[field] if last else None
+        last = last_with(self.metrics, field)
+        value = last.get(field)
         number = "not finite" if value is None else f"{value:.4f}"
         result = f", test {judged} {number}" if last else ""
         rounds = counted(max(len(self.metrics) - 1, 0), "round")

@@ -6,7 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_peft.simulation.rows import headline, headline_is_lower_better, is_personal, number
+from fedjax_peft.simulation.rows import (
+    headline,
+    headline_is_lower_better,
+    is_personal,
+    last_with,
+    number,
+)
 from fedjax_peft.simulation.score_names import Score, of_global, worst_tenth
 from fedjax_peft.support.errors import check_known
 
@@ -43,10 +49,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
         * ``headline``: the metric that the task is judged by;
         * ``rounds``: the last round;
-        * ``final_score`` and ``final_round``, ``best_score`` and ``best_round``: on the test set;
-          of equal best scores, the first round counts;
-        * ``personal_score`` and ``global_score``: the last score on the test set as a mean over
-          clients' personal models, and that of the global model;
+        * ``final_score`` and ``final_round``: the last score on the test set, and its round; the
+          score is ``None`` if it is not finite, because an earlier one would hide that;
+        * ``best_score`` and ``best_round``: on the test set; of equal scores, the first round;
+        * ``personal_score`` and ``global_score``: like ``final_score``, as a mean over clients'
+          personal models, and that of the global model;
         * ``test_examples``; for personal models also ``test_count`` and ``test_std``;
         * ``tuned_score``: the last ``tuned_test_...`` score;
         * ``bytes_up``, ``bytes_down``, ``simulated_seconds`` and ``wall_seconds``: totals; the wall
@@ -71,10 +78,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "rounds": rows[-1]["round"] if rows else None,
         "headline": metric,
-        "final_score": scores[-1] if rounds else None,
-        "final_round": int(rounds[-1]) if rounds else None,
-        "personal_score": _last([row for row in rows if is_personal(row, field)], field),
-        "global_score": _last(rows, of_global(field)),
+        "final_score": final(rows, field),
+        "final_round": last_with(rows, field).get("round"),
+        "personal_score": final([row for row in rows if is_personal(row, field)], field),
+        "global_score": final(rows, of_global(field)),
         "best_score": None if best is None else scores[best],
         "best_round": None if best is None else int(rounds[best]),
         **{key: _total(_column(rows, key)) for key in ("bytes_up", "bytes_down")},
@@ -87,10 +94,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "test_examples": _last(rows, Score("test", "examples").name),
         "test_count": _last(rows, Score("test", "count").name),
         "test_std": _last(rows, test._replace(statistic="std").name),
-        "tuned_score": _last(rows, test._replace(tuned=True).name),
+        "tuned_score": final(rows, test._replace(tuned=True).name),
         **_of_clients(rows, metric),
         "trained": _trained(rows),
     }
+
+
+def final(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Returns a field of the last row that has it; None if it is not finite there."""
+    return number(last_with(rows, key), key)
 
 
 def _privacy(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
@@ -128,7 +140,7 @@ def _last_worst_tenth(rows: Sequence[Mapping[str, Any]], metric: str) -> float |
 
 
 def _last(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """Returns the last value of a field."""
+    """Returns the last finite value of a field."""
     return next(reversed(_column(rows, key)), None)
 
 

@@ -164,6 +164,10 @@ def test_the_metadata_have_the_score_of_the_model_in_the_folder(run, loaded):
     one = ModelCard(hub.card(loaded.model, "peft", record, client=3))
     assert one.data.eval_results is None
     assert "| Test accuracy of personal models, a mean | 90.0 %" in one.text
+    lost = [*found.rows[:-1], found.rows[-1] | {"test_accuracy": None}]
+    diverged = ModelCard(hub.card(loaded.model, "peft", found._replace(rows=lost)))
+    assert diverged.data.eval_results is None
+    assert "| Test accuracy | not finite after round 2 |" in diverged.text
 
 
 def test_push_uploads_the_folder(loaded, uploads):

@@ -395,6 +395,22 @@ def test_a_metric_where_lower_is_better(tmp_path, capsys):
     assert "must be above 0" in capsys.readouterr().err
 
 
+def test_a_run_that_diverged_is_not_ranked_by_an_earlier_score(tmp_path):
+    a = as_perplexity(make_run(tmp_path / "a"), [500.0, 90.0, 40.0, 30.0, None])
+    b = as_perplexity(make_run(tmp_path / "b"), [500.0, 99.0, 60.0, 55.0, 50.0])
+    shown = compare(make_study(load(a, b)))
+    assert shown.finals == ["a -", "b 50"]
+    assert shown.lead.startswith("Final test perplexity: 50 after 4 rounds")
+    (warning,) = shown.warnings
+    assert warning.startswith("Left out of the ranking")
+    assert warning.endswith("not finite: a (round 4).")
+    parsed = Page(page(load(a, b), tmp_path))
+    assert parsed.row("a", "4")[2:4] == ["-", "30 (3)"]
+    assert "90 % of the best: 55.56" in next(row for row in parsed.rows if row[0] == "" and row[1:])
+    alone = compare(make_study(load(a)))
+    assert alone.lead == "No finite final test perplexity has been recorded yet."
+
+
 def test_a_target_that_the_untrained_model_has_reached(tmp_path):
     path = make_run(tmp_path / "a", top=0.5)
     first, *rest = rows_of(path)

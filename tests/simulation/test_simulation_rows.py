@@ -263,6 +263,15 @@ def test_summary():
     }
 
 
+def test_an_earlier_score_is_not_the_final_one_of_a_run_that_diverged():
+    rows = [*ROWS[:4], {"round": 4}]
+    keys = ("final_score", "final_round", "global_score", "best_score", "best_round")
+    assert [summary(rows)[key] for key in keys] == [None, 3, None, 0.4, 2]
+    rows[3] = rows[3] | {"test_count": 2, "global_test_accuracy": 0.2}
+    assert [summary(rows)[key] for key in keys] == [None, 3, 0.2, 0.4, 2]
+    assert summary(rows)["personal_score"] is None
+
+
 @pytest.mark.parametrize("rows", [[], [{"round": 0}]])
 def test_a_summary_without_rows_has_the_same_keys(rows):
     facts = summary(rows)
