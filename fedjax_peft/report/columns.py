@@ -145,8 +145,12 @@ def scores(
 # Single runs.
 
 
-def of_runs(facts: Sequence[Fact], judged: Judgement | None) -> list[Column]:
-    """Returns the columns of rounds and scores of single runs."""
+def of_runs(facts: Sequence[Fact], judged: Judgement | None, compared: str) -> list[Column]:
+    """Returns the columns of rounds and scores of single runs.
+
+    Args:
+        compared: The figure that was judged, ``final_score`` or ``global_score``.
+    """
     metrics = [fact["headline"] for fact in facts]
     score = wording.word(wording.common(metrics, "score"))
     short = _SHORT.get(score, score)
@@ -161,17 +165,18 @@ def of_runs(facts: Sequence[Fact], judged: Judgement | None) -> list[Column]:
     def score_of(when: str, key: str, kind: str = "") -> Column:
         return of(f"{when} {score}", key, short=f"{when}\n{short}{sign}", kind=kind)
 
-    finals = [score_of("Final", "final_score")]
-    if any(fact["test_count"] is not None for fact in facts):
-        finals = [score_of("Final", f"{kind}_score", kind) for kind in MODELS]
     clients = _of_clients(facts, share, of)
-    if any(fact["final_round"] is not None for fact in facts):
-        finals = [
-            one._replace(best={i for i in best if one.cells[i] != wording.MISSING})
-            for one in finals
-        ]
-    else:  # without a test set, the clients' mean is the score
+    if all(fact["final_round"] is None for fact in facts):
+        # Without a test set, the clients' mean is the score.
         clients[0] = clients[0]._replace(best=best, short=f"Clients’\n{short}{sign}")
+        best = set()
+    finals = [score_of("Final", "final_score")._replace(best=best)]
+    if own := {i for i, fact in enumerate(facts) if fact["test_count"] is not None}:
+        own_best = best & own if compared == "final_score" else set()
+        marks = {"global": best - own_best, "personal": own_best}
+        finals = [
+            score_of("Final", f"{kind}_score", kind)._replace(best=marks[kind]) for kind in MODELS
+        ]
     return [
         column("Rounds", [fact["rounds"] for fact in facts], str, short="\nRounds"),
         *finals,

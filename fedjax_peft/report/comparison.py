@@ -186,7 +186,7 @@ def _of_runs(runs: Sequence[RunRecord]) -> Comparison:
         lower_is_better=all(headline_is_lower_better(run.rows) for run in scored),
     )
     text = wording.score_text(share)
-    found = [*columns.of_runs(facts, judged), *cost_columns.of_runs(facts)]
+    found = [*columns.of_runs(facts, judged, compared), *cost_columns.of_runs(facts)]
     return Comparison(
         head="Run",
         rows={run.name: {None: run} for run in runs},

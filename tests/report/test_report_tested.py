@@ -12,6 +12,7 @@ from fedjax_peft.cli.resuming import note_methods
 from fedjax_peft.report.cells import is_test
 from fedjax_peft.report.comparison import Options, compare
 from fedjax_peft.report.targets import targets
+from fedjax_peft.report.tested import MODELS
 
 SEEDS = (0.0, 0.02, -0.02)
 
@@ -144,6 +145,25 @@ def test_single_runs_are_shown_and_ranked_likewise(tmp_path):
     assert shown.finals == ["fedavg 60.0 %", "ditto 55.0 %"]
     assert shown.judged.what == "final test accuracy of the global model"
     assert [group.mean for group in shown.judged.ranking.groups] == [0.6, 0.55]
+
+
+@pytest.mark.parametrize(("other", "kind"), [("ditto", "personal"), ("fedavg", "global")])
+def test_only_the_score_that_is_compared_is_bold(tmp_path, other, kind):
+    """Its personal models make `a` better than another Ditto, and its global one than FedAvg."""
+    size, own = {"test_examples": 4000}, {"test_count": 40, "test_accuracy_std": 0.01}
+    scores = {
+        "a": own | {"test_accuracy": 0.9, "global_test_accuracy": 0.3},
+        "ditto": own | {"test_accuracy": 0.6, "global_test_accuracy": 0.8},
+        "fedavg": {"test_accuracy": 0.1},
+    }
+    runs = []
+    for name in ("a", other):
+        rows = [{"round": 1, **size, **scores[name]}]
+        config = {"name": name, "algorithm.name": name}  # equal configs are not compared
+        runs.append(load_run(write_run(tmp_path / name, config, rows)))
+    best = {c.title: c.best for c in compare(make_study(runs)).columns if "Final" in c.title}
+    titles = {f"Final accuracy {of} (%)": one for one, of in MODELS.items()}
+    assert {titles[title]: marked for title, marked in best.items() if marked} == {kind: {0}}
 
 
 def test_the_page_the_files_and_the_terminal_say_it(tmp_path, capsys):
