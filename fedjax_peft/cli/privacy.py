@@ -36,9 +36,10 @@ def privacy(options: argparse.Namespace) -> None:
     _check(options)
     found = {name: _found(options, name) for name in ("rdp", "pld")}
     asked = options.noise_multiplier is not None
-    noise = options.noise_multiplier if asked else found["rdp"]
-    assert noise is not None, "RDP knows every sampling, or has raised"
-    noise = math.ceil(1e4 * noise) / 1e4
+    noise = options.noise_multiplier
+    if not asked:
+        assert found["rdp"] is not None, "RDP knows every sampling, or has raised"
+        noise = _rounded_up(found["rdp"])
     given = (
         f"noise multiplier {options.noise_multiplier:g}"
         if asked
@@ -114,18 +115,18 @@ def _meaning(options: argparse.Namespace, noise: float) -> list[str]:
         words = statements.composition_in_words(_federation(options), options.neighbours)
         where = (
             f"The server clips what a client sends to the norm C, and adds Gaussian noise of"
-            f" standard deviation {noise:.4g} C to every entry of the sum of a round. On the mean"
+            f" standard deviation {noise} C to every entry of the sum of a round. On the mean"
             f" over {options.drawn:,} clients this is {mean}. In a config:"
-            f' privacy = {{name = "central", clip = C, noise_multiplier = {noise:.4g},'
-            f' delta = {options.delta:g}}} and sampling = "{options.sampling}".'
+            f' privacy = {{name = "central", clip = C, noise_multiplier = {noise},'
+            f' delta = {options.delta}}} and sampling = "{options.sampling}".'
         )
     else:
         where = (
             f"Each client clips the gradient of an example to the norm C, and adds Gaussian noise"
-            f" of standard deviation {noise:.4g} C to every entry of the sum of a batch. On the"
+            f" of standard deviation {noise} C to every entry of the sum of a batch. On the"
             f" mean over {options.drawn:,} examples this is {mean}. In a config:"
-            f' privacy = {{name = "example", clip = C, noise_multiplier = {noise:.4g},'
-            f' delta = {options.delta:g}}}, batch_sampling = "{options.sampling}" and batch_size ='
+            f' privacy = {{name = "example", clip = C, noise_multiplier = {noise},'
+            f' delta = {options.delta}}}, batch_sampling = "{options.sampling}" and batch_size ='
             f" {options.drawn}."
         )
         words = statements.example_in_words(_federation(options))
@@ -146,4 +147,9 @@ def _number(value: float | None) -> str:
     """Returns a number, rounded up: a smaller noise would not be enough."""
     if value is None:
         return "does not know this sampling"
-    return f"{math.ceil(1e4 * value) / 1e4:.4f}" if math.isfinite(value) else "no guarantee"
+    return f"{_rounded_up(value):.4f}" if math.isfinite(value) else "no guarantee"
+
+
+def _rounded_up(value: float) -> float:
+    """Returns a number rounded up to four decimals."""
+    return math.ceil(1e4 * value) / 1e4

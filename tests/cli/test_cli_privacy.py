@@ -31,17 +31,28 @@ def test_the_noise_of_an_epsilon(capsys):
     expected = accounting.noise_multiplier(0.5, 1e-3, 50, 0.1)
     assert 0 <= found["RDP"] - expected <= 1e-4, "rounded up"
     assert found["PLD"] < found["RDP"]
-    assert f"noise_multiplier = {found['RDP']:.4g}" in " ".join(text.split())
+    assert f"noise_multiplier = {found['RDP']}" in " ".join(text.split())
     assert f"over 10 clients this is {found['RDP'] / 10:.4g} C" in " ".join(text.split())
     assert "Poisson sampling" in text
     assert "add or remove one" in text
     assert "Note" not in text
 
 
+def test_the_noise_of_the_printed_config_is_enough(capsys):
+    """It is 11.5101; the epsilon of 11.51 is above 0.2."""
+    words = ["--rounds", 1, "--clients", 10, "--per-round", 10, "--sampling", "all"]
+    text = " ".join(said(capsys, "--epsilon", 0.2, "--delta", 1e-3, *words).split())
+    (noise,) = re.findall(r"noise_multiplier = ([\d.]+)", text)
+    assert f"standard deviation {noise} C" in text
+    event = accounting.gaussian_event(float(noise), 1)
+    assert 0.1999 < accounting.epsilon(event, 1e-3) <= 0.2
+
+
 def test_the_epsilon_of_a_noise(capsys):
-    text = said(capsys, "--noise-multiplier", 1.5, "--delta", 1e-3, *FEW)
+    text = said(capsys, "--noise-multiplier", 1.500004, "--delta", 1e-3, *FEW)
+    assert "noise_multiplier = 1.500004," in " ".join(text.split())
     for name, x in numbers(text).items():
-        event = accounting.gaussian_event(1.5, 50, 0.1)
+        event = accounting.gaussian_event(1.500004, 50, 0.1)
         assert 0 <= x - accounting.epsilon(event, 1e-3, name.lower()) <= 1e-4
 
 
