@@ -135,9 +135,7 @@ def _run(
         )
     if programs is not None:
         print(programs())
-    study = read_study(out)
-    present = study.baseline in study.methods  # `--only` may have left it out
-    print_study(study if present else study._replace(baseline=None))
+    print_study(read_study(out))
     print(f"\nCurves, and tables as files: {display.program()} report {display.argument(out)}")
 
 

@@ -41,7 +41,8 @@ class Options(NamedTuple):
     choose_by: str | None = None
     """The metric that chooses the settings; see :meth:`fedjax_peft.report.study.Study.choice`."""
     baseline: str | None = None
-    """The method that the others are compared with; by default the sweep's, else the first."""
+    """The method that the others are compared with; by default the sweep's if it is a row, else
+    the first."""
     detect: float | None = None
     """The difference for which the needed seeds are told; by default .01 of a fraction."""
 
@@ -232,9 +233,7 @@ def _of_methods(study: Study, options: Options) -> Comparison:
         cells = list(choice.cells.values()) or cells
     cells_of = dict(zip(_row_names(cells), cells, strict=True))
     rows = {name: cell.runs for name, cell in cells_of.items()}
-    baseline = options.baseline if options.baseline is not None else study.baseline
-    if baseline is not None:
-        check_known("method", baseline, rows, " to compare with")
+    baseline, missing = _baseline(study, options, rows)
     firsts = {name: cell.first for name, cell in cells_of.items()}
 
     def measure(run: RunRecord) -> Measurement | None:
@@ -260,7 +259,7 @@ def _of_methods(study: Study, options: Options) -> Comparison:
     basis, notes = choice.notes[:1], choice.notes[1:]
     if choice.on_test:
         basis, notes = (f"The settings were chosen on test data ({choice.metric}).",), choice.notes
-    warnings = [*tested.caution(metric, firsts), *notes, *sentences.few_seeds(rows)]
+    warnings = [*missing, *tested.caution(metric, firsts), *notes, *sentences.few_seeds(rows)]
     lower = study.lower_is_better(study.headline)
     warnings += fairness.trade_offs(rows, judged, lower=lower)
     return Comparison(
@@ -282,6 +281,21 @@ def _of_methods(study: Study, options: Options) -> Comparison:
         if several and choice.cells
         else None,
     )
+
+
+def _baseline(study: Study, options: Options, rows: Rows) -> tuple[str | None, list[str]]:
+    """Returns the row that the others are compared with, and a warning if the sweep's is missing.
+
+    Raises:
+      InputError: the baseline that was asked for is no row.
+    """
+    if options.baseline is not None:
+        check_known("method", options.baseline, rows, " to compare with")
+        return options.baseline, []
+    if study.baseline is None or study.baseline in rows:
+        return study.baseline, []
+    why = "no chosen setting" if study.baseline in study.methods else "no finished run"
+    return None, [f"{study.baseline}, the baseline of the sweep, has {why}."]
 
 
 def _metric(study: Study, options: Options) -> str:

@@ -188,6 +188,15 @@ def test_any_metric_baseline_and_best_value(sweep):
     refused("Did you mean 'fedprox'", compare, study, Options(baseline="fedprx"))
 
 
+def test_a_sweep_whose_baseline_has_no_finished_run_is_compared_with_its_first_method(tmp_path):
+    methods = {"fedprox": scores(0), "moon": scores(0.03)}
+    study = read_study(write_rates(tmp_path / "s", methods, baseline="fedavg"))
+    found = compare(study)
+    assert row(found, "fedprox")["Difference to fedprox (points)"] == "baseline"
+    assert "fedavg, the baseline of the sweep, has no finished run." in found.warnings
+    refused("'fedavg' to compare with", compare, study, Options(baseline="fedavg"))
+
+
 def test_nested_metrics_where_lower_is_better(tmp_path):
     rates = {
         method: {0.1: {s: {"test_accuracy": 0.5, "time": {"train_s": t + s}} for s in range(3)}}
@@ -336,12 +345,14 @@ def test_single_runs_of_a_sweep_are_rows_of_their_own(sweep):
 
 def test_runs_that_were_never_tested_are_rows(tmp_path):
     rates = {"a": {x: {s: {"train_loss": 0.5} for s in range(2)} for x in (0.1, 0.2)}}
-    study = read_study(write_rates(tmp_path / "s", rates))
+    study = read_study(write_rates(tmp_path / "s", rates, baseline="a"))
     found = compare(study)
     assert found.names == ["a (learning_rate=0.1)", "a (learning_rate=0.2)"]
     assert found.lead.startswith("No final test accuracy has been recorded.")
     assert "No run has a metric to choose by." in found.lead
-    assert [text.partition(" have")[0] for text in found.warnings] == [" and ".join(found.names)]
+    missing, few = found.warnings
+    assert missing == "a, the baseline of the sweep, has no chosen setting."
+    assert few.partition(" have")[0] == " and ".join(found.names)
     write_report(study, tmp_path / "out")
 
 
