@@ -65,9 +65,10 @@ def make_vocabulary(
     encoder = encoder_of(task)
     if tokenizer is not None:
         raise InputError(f"vocabulary = {size} makes a tokenizer: give only one of them.")
-    if not encoder.needs_tokenizer or encoder.texts is None:
+    texts = encoder.words or encoder.texts
+    if not encoder.needs_tokenizer or texts is None:
         raise InputError(f"vocabulary = {size} means nothing to the data set {name!r}.")
-    return count_words(encoder.texts(rows), size)
+    return count_words(texts(rows), size)
 
 
 def encode_rows(

@@ -56,6 +56,30 @@ def test_words_come_from_the_training_split_only(folder):
         refused(message, fp.load_dataset, name, **options)
 
 
+KTO = fp.tasks.preference(loss="kto")
+LETTERS = fp.tasks.multiple_choice(style="letters")
+QUESTION = {"question": "who is", "choices": ["he", "she"], "answer": 1}
+SPAN = {"context": "he is here", "question": "where", "answer": "here", "answer_start": 6}
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "words"),
+    [
+        ({"text": "a b", "text_pair": "c", "label": "x"}, None, "a b c"),
+        (QUESTION, None, "he is she who"),
+        (QUESTION, LETTERS, ". : A Answer B he is she who"),
+        (SPAN, None, "he here is where"),
+        ({"prompt": "who", "chosen": "he", "rejected": "she"}, None, "he she who"),
+        ({"prompt": "who", "completion": "he", "label": True}, KTO, "he who"),
+    ],
+)
+def test_a_vocabulary_has_the_words_of_all_texts_of_a_row(row, task, words):
+    """Second texts, choices, contexts and answers were ``<unk>``, and the choices equal."""
+    splits = {"train": [row], "test": [row]}
+    data = fp.load_dataset(splits, task=task, vocabulary=60)["train"]
+    assert {*data.vocabulary[3:]} == {*words.split()}
+
+
 def recurrent(**changes):
     """Returns a small config of a recurrent model over words."""
     shape = {"model_type": "rnn", "embedding_size": 4, "hidden_size": 5, "vocab_size": 12}

@@ -97,6 +97,8 @@ class Encoder(NamedTuple):
     sees all rows, also those that ``train_examples`` leaves out."""
     texts: Callable[[Table], list[str]] | None = None
     """Returns one text for each row, to make clusters of; None: the rows have no text."""
+    words: Callable[[Table], list[str]] | None = None
+    """Returns all texts that are tokenised, for a vocabulary of their words; None: ``texts``."""
     needs_tokenizer: bool = True
     """False for an encoder that reads no texts."""
     stand_in: Callable[[np.random.Generator, int, StandIn], dict[str, Any]] | None = None

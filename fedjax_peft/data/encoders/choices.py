@@ -142,6 +142,15 @@ def _check(table: Table, names: Sequence[str]) -> None:
     _questions(table)
 
 
+def _words(table: Table, style: Style) -> list[str]:
+    """Returns the text before the choices of each question, once, and its choices."""
+    found = []
+    for question, one in zip(*_questions(table), strict=True):
+        pairs = _texts_of(question, one, style)
+        found += [pairs[0][0], *(text for _, text in pairs)]
+    return found
+
+
 def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
     """Returns questions of three words; the right choice is the first of them."""
     rows = [rng.choice(STAND_IN_WORDS, 5, replace=False) for _ in range(n)]
@@ -164,6 +173,7 @@ def choices_encoder(style: Style) -> Encoder:
         needed=needing("question", "choices", "answer"),
         check=_check,
         texts=texts_in("question"),
+        words=functools.partial(_words, style=style),
         stand_in=_stand_in,
     )
 

@@ -264,6 +264,13 @@ def _texts(table: Table) -> list[str]:
     return ["\n".join(x["content"] for x in row[:-1]) for row in table.columns[side]]
 
 
+def _words(table: Table) -> list[str]:
+    """Returns the prompts, and all answers to them."""
+    sides = _PAIR if _PAIR[0] in table.columns else _LABELLED[:1]
+    answers = [row[-1]["content"] for side in sides for row in table.columns[side]]
+    return _texts(table) + answers
+
+
 def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
     """Returns requests of three words; the better answer is the first of them, not the last."""
     words = [rng.choice(STAND_IN_WORDS, 3, replace=False) for _ in range(n)]
@@ -285,6 +292,7 @@ def preferences_encoder(labelled: bool) -> Encoder:
         check_splits=functools.partial(_check_splits, labelled=labelled),
         prepare=functools.partial(with_preferences, labelled=labelled),
         texts=_texts,
+        words=_words,
         stand_in=_stand_in,
         stand_in_length=96,
     )

@@ -208,6 +208,11 @@ def _texts(table: Table) -> list[str]:
     return [f"{q} {a}" for q, a in zip(table.columns["question"], first, strict=True)]
 
 
+def _words(table: Table) -> list[str]:
+    parts = (("question", "a question"), ("context", "a context"))
+    return [text for name, what in parts for text in require(table, name, str, what)]
+
+
 def _stand_in(rng: np.random.Generator, n: int, wanted: StandIn) -> dict[str, Any]:
     """Returns questions that are a word of the context; the answer is the word after it."""
     columns: dict[str, Any] = {"id": [f"question {i}" for i in range(n)]}
@@ -230,6 +235,7 @@ SPANS = Encoder(
     group_column="context",
     prepare=canonical,
     texts=_texts,
+    words=_words,
     stand_in=_stand_in,
 )
 SPANS_OR_NONE = SPANS._replace(encode=functools.partial(encode_spans, unanswerable=True))

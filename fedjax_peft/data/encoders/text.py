@@ -54,6 +54,10 @@ def _texts(table: Table) -> list[Sequence[str]]:
     return [require(table, column, str, "a text") for column in columns]
 
 
+def _words(table: Table) -> list[str]:
+    return [text for texts in _texts(table) for text in texts]
+
+
 def _check_splits(tables: Mapping[str, Table], renamed: Mapping[str, str]) -> None:
     """Raises InputError for a split without texts and labels, or without the second texts.
 
@@ -100,5 +104,6 @@ TEXT = Encoder(
     check_splits=_check_splits,
     check=_check,
     texts=texts_in("text"),
+    words=_words,
     stand_in=_stand_in,
 )
