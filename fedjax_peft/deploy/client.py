@@ -80,7 +80,7 @@ class Client:
                 "weight": None if clients.weights is None else float(clients.weights[0]),
                 "columns": {n: [str(x.dtype), x.shape[1:]] for n, x in data.columns.items()},
                 "labels": data.label_names,
-                "task": task if task in tasks.__all__ else None,
+                "task": task,
                 "leaves": {name: sums(leaf) for name, leaf in sorted(leaves.items())},
             },
         )

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_peft.contracts import Encoded, Key, PyTree, Transform
+from fedjax_peft import tasks
+from fedjax_peft.contracts import Encoded, Key, PyTree, Task, Transform
 from fedjax_peft.data.classes import has_names
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.deploy.rounds import Exchange, Rounds
@@ -44,9 +45,10 @@ def serve(given: Given, exchange: Exchange, clients: int) -> Run:
 
     Raises:
       InputError: a setting that only a simulation can have; or clients that do not answer, or have
-        another model, other columns, or another version of this package.
+        another model, other columns, another task, or another version of this package.
     """
     check_deployable(given)
+    given = replace(given, task=_task_of(given))
     known = _introduced(given, exchange, clients)
     rounds = Rounds(exchange, known, given)
     engine: Any = rounds.program  # which a user cannot choose
@@ -62,6 +64,12 @@ def serve(given: Given, exchange: Exchange, clients: int) -> Run:
         return [rounds.measure]
 
     return alone(simulating(served, adapt))
+
+
+def _task_of(given: Given) -> Task | None:
+    """Returns the task of the run, or of the server's examples; None: only the clients have one."""
+    data = (x for x in (given.test, given.validation) if getattr(x, "task", None) is not None)
+    return given.task or next(map(tasks.for_data, data), None)
 
 
 def on_server(system: System) -> System:
@@ -146,6 +154,7 @@ def _introduced(given: Given, exchange: Exchange, clients: int) -> list[dict[str
     mine = {name: sums(leaf) for name, leaf in {**model.frozen, **model.trainable}.items()}
     for number, one in sorted(said.items()):
         _check_client(number, one, mine, model, said[min(said)])
+        _check_task(number, one["task"], given.task, said[min(said)]["task"])
     kept = ("examples", "weight", "columns", "labels", "task")
     return [{k: said[n][k] for k in kept} if n in said else before[n] for n in range(clients)]
 
@@ -192,11 +201,24 @@ def _check_client(
         )
 
 
+def _check_task(number: int, theirs: str | None, task: Task | None, first: str | None) -> None:
+    """Raises InputError for a client whose task has another name than the server's or the first."""
+    name, whose = first, "the first client"
+    if task is not None:
+        name, whose = getattr(task, "name", None), "the server"
+    if theirs != name:
+        raise InputError(
+            f"Client {number} has the task {show(theirs)}, and {whose} has {show(name)}: give all"
+            " the same task=, or data of the same task."
+        )
+
+
 def _clients(known: Sequence[Mapping[str, Any]]) -> Clients:
     """Returns clients of the sizes that they have, without an example of theirs."""
     first = known[0]
     columns = {n: np.zeros((1, *shape), dtype) for n, (dtype, shape) in first["columns"].items()}
-    data = Dataset(columns, tuple(first["labels"]), "clients", task=first["task"])
+    task = first["task"] if first["task"] in tasks.__all__ else None  # its functions are not here
+    data = Dataset(columns, tuple(first["labels"]), "clients", task=task)
     weights = None
     if any(one["weight"] is not None for one in known):
         weights = np.array([one["weight"] or one["examples"] for one in known], np.float64)

@@ -1,6 +1,7 @@
 """A deployed run is the simulated run: its leaves, its rows, and what goes wrong."""
 
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -18,8 +19,18 @@ from fedjax_peft.deploy.wire import pack, table_of
 MODEL = toy.lora_model()
 SGD = fp.optimizers.sgd(0.1)
 SIZES = [5, 11, 8, 3]
-CLIENTS = toy.clients(SIZES)
-TEST = toy.dataset(16, seed=1)
+BUILT_IN = toy.clients(SIZES)
+
+
+def right(outputs, batch):
+    found = fp.tasks.classification().metrics(outputs, batch)
+    return {"loss": found["loss"], "right": found["accuracy"]}
+
+
+TASK = fp.tasks.Task(fp.tasks.classification().loss, right, headline="right")
+"""A task of the data's own, with a metric that no built-in task has."""
+CLIENTS = replace(BUILT_IN, data=replace(BUILT_IN.data, task=TASK))
+TEST = replace(toy.dataset(16, seed=1), task=TASK)
 HOW = {"rounds": 3, "batch_size": 4, "clients_per_round": 3}
 FEDAVG = fp.algorithms.fedavg(SGD)
 
@@ -61,7 +72,7 @@ def test_a_deployed_run_equals_the_simulated_one(name, tmp_path):
         assert got.keys() == row.keys()
         for field in ("clients", "bytes_up", "bytes_down", "steps"):
             assert got.get(field) == row.get(field), field
-        for field in ("train_loss", "test_loss", "update_norm"):
+        for field in ("train_loss", "test_loss", "test_right", "update_norm"):
             if row.get(field) is not None:
                 assert_close(got[field], row[field], rtol=1e-5)
     if jax.tree.leaves(expected.client_state):
@@ -245,6 +256,10 @@ def test_clients_that_do_not_fit_are_named(tmp_path):
         ({"federation": wider}, "Client 1 has other columns than the first client: more"),
     ):
         refused(why, served, MODEL, FEDAVG, greeted(tmp_path, **change), **HOW)
+    for options, whose in ({}, "the first client"), ({"test": TEST}, "the server"):
+        why = f"Client 1 has the task 'classification', and {whose} has 'own'"
+        exchange = greeted(tmp_path, federation=BUILT_IN)
+        refused(why, served, MODEL, FEDAVG, exchange, **HOW, **options)
     missing = greeted(tmp_path)
     missing.clients[2] = None
     refused("Of 4 clients, 2 cannot be reached", served, MODEL, FEDAVG, missing, **HOW)

@@ -3,6 +3,7 @@
 It has all kinds of leaves that the engine supports (frozen, fixed, adapter, head), and dropout.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -248,7 +249,7 @@ def poisoned(federation: fp.Clients, *which: int) -> fp.Clients:
     for client in which:
         x[federation.indices[client][0]] = np.inf
     columns = {**federation.data.columns, "x": x}
-    data = fp.Dataset(columns, federation.data.label_names, "poisoned")
+    data = replace(federation.data, columns=columns, name="poisoned")
     return fp.Clients(data, federation.indices)
 
 
