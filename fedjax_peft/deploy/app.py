@@ -63,7 +63,8 @@ def server(folder: Path, clients: int) -> Any:
         config, chosen = _config(folder), context.run_config
         test = None
         if chosen["test"]:
-            test = own_examples(config, Path(str(chosen["test"])).expanduser()).data
+            path = Path(str(chosen["test"])).expanduser()
+            test = own_examples(config, path, packed=False).data
         own = {"test": test, "out": chosen["out"], "resume": bool(chosen["resume"])}
         return _given(config, nobody(), **own)
 
@@ -82,8 +83,11 @@ def _given(config: Config, clients: Clients, **objects: Any) -> Given:
     return arguments(model, clients=clients, task=building.task_of(config), **made, **objects)
 
 
-def own_examples(config: Config, path: Path) -> Clients:
+def own_examples(config: Config, path: Path, *, packed: bool = True) -> Clients:
     """Returns the rows of a file as the examples of one client, encoded as the config says.
+
+    Args:
+      packed: whether they are packed, if the config packs examples to train on.
 
     Raises:
       InputError: the file cannot be read, or its rows do not fit.
@@ -107,7 +111,7 @@ def own_examples(config: Config, path: Path) -> Clients:
             f"{path}, with the columns {columns}, does not fit the config: {error}"
         ) from None
     one = Clients(data, (np.arange(len(data), dtype=np.int32),))
-    return one if table["packing"] is None else one.pack(table["packing"])
+    return one.pack(table["packing"]) if packed and table["packing"] is not None else one
 
 
 def write_app(given: Given, out: Path) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,6 +116,27 @@ def test_a_file_that_does_not_fit_is_named(project, written):
     other.write_text('{"text": "w1 w2", "label": "class 9"}\n')
     said = f"{other}, with the columns text, label, does not fit the config: .*'class 9'"
     refused(said, app.own_examples, config, other)
+
+
+def test_a_client_packs_its_examples_and_the_server_does_not(project, written, monkeypatch):
+    """As in a simulated run, which scores completions of the prompts of single examples."""
+    path = project / "requests.jsonl"
+    rows = [{"prompt": f"w{i}", "completion": "w2"} for i in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = app._config(written)
+    data = {**config["data"], "packing": 56, "template": "{prompt}"}
+    model, task = {**config["model"], "labels": []}, {"name": "instruction_tuning"}
+    config = {**config, "model": model, "task": task, "data": data}
+    monkeypatch.setattr(app, "_config", lambda folder: config)
+    monkeypatch.setattr(app, "_given", lambda config, clients, **more: (clients, more))
+    monkeypatch.setattr(app, "client_app", lambda make: make)
+    monkeypatch.setattr(app, "server_app", lambda make, clients: make)
+    client, _ = app.client(written)(SimpleNamespace(node_config={"data": str(path)}))
+    asked = {"test": str(path), "out": "run", "resume": False}
+    _, own = app.server(written, 1)(SimpleNamespace(run_config=asked))
+    assert len(client.data) == 1
+    assert len(own["test"]) == 4
+    assert "prompt_ids" in own["test"].columns
 
 
 def test_examples_keep_their_order(project, written):
