@@ -95,7 +95,8 @@ def own_examples(config: Config, path: Path, *, packed: bool = True) -> Clients:
     if not path.is_file() or tabular.kind(path) is None:
         endings = tabular.endings_advice(path)
         raise InputError(f"{path} must be a file with examples, which ends in {endings}")
-    table, left_out = config["data"], {*DataKeys._fields, *_SPLITS, *_SIZES}
+    # Clusters are a key to partition by, and need the examples of all clients.
+    table, left_out = config["data"], {*DataKeys._fields, *_SPLITS, *_SIZES, "clusters"}
     read = tabular.read_file(path, alone=True, form=tabular.csv_form(table["csv"])).columns
     rows = [dict(zip(read, row, strict=True)) for row in zip(*read.values(), strict=True)]
     options = {key: x for key, x in table.items() if key not in left_out}

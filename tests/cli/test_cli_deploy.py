@@ -140,8 +140,10 @@ def test_a_client_packs_its_examples_and_the_server_does_not(project, written, m
 
 
 def test_examples_keep_their_order(project, written):
-    """The batches of a client are drawn from places in its file."""
-    found = app.own_examples(app._config(written), project / "client-1.jsonl")
+    """The batches of a client are drawn from places in its file, which makes no more clusters."""
+    config = app._config(written)
+    config = {**config, "data": {**config["data"], "clusters": 10}}
+    found = app.own_examples(config, project / "client-1.jsonl")
     labels = [json.loads(x)["label"] for x in (project / "client-1.jsonl").read_text().splitlines()]
     assert [found.data.label_names[i] for i in found.data.labels] == labels
     np.testing.assert_array_equal(found.indices[0], np.arange(8))
