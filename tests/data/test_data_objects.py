@@ -1,5 +1,6 @@
 """Tables that a program holds, in the place of files."""
 
+from datetime import datetime
 from types import SimpleNamespace
 
 import datasets
@@ -83,6 +84,36 @@ def test_columns_labels_and_keys_of_a_frame():
     assert sorted({*data["train"].labels.tolist(), *data["test"].labels.tolist()}) == [0, 1, 2]
 
 
+DATED = [row | {"when": datetime(2020, 1, 1, i) if i % 2 else None} for i, row in enumerate(ROWS)]
+ALPACA = [
+    {"instruction": f"w{i}", "input": "w9" if i % 2 else None, "output": "w2"} for i in range(4)
+]
+REPLIES = (("b", "w1", 2, False), ("c", "w2", 1, False), ("d", "w3", 0, True), ("e", "w4", 3, None))
+TREES = [
+    dict(zip(("message_id", "parent_id", "role", "text", "rank", "deleted"), row, strict=True))
+    for i in range(4)
+    for row in (
+        (f"a{i}", None, "prompter", f"w{i}", None, False),
+        *((f"{name}{i}", f"a{i}", "assistant", *more) for name, *more in REPLIES),
+    )
+]
+
+
+@pytest.mark.parametrize("rows", [DATED, ALPACA, TREES], ids=["dates", "input", "trees"])
+def test_a_missing_value_of_a_frame_is_that_of_its_rows(rows, tmp_path):
+    """NaN and NaT are None. A csv file has texts in place of ranks and bools too."""
+    frame = pd.DataFrame([{n: np.nan if x is None else x for n, x in row.items()} for row in rows])
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    how = {"vocabulary": 30, "max_length": 24, "test_share": 0.5}
+    expected = fp.load_dataset(rows, **how)
+    for table in (frame, frame.to_dict("records"), str(tmp_path / "x.csv")):
+        for split, data in fp.load_dataset(table, drop_missing=True, **how).items():
+            for name, column in expected[split].columns.items():
+                np.testing.assert_array_equal(data.columns[name], column)
+    if rows is TREES:
+        assert {*expected["train"].references, *expected["test"].references} == {"w2"}
+
+
 test_what_is_wrong_with_a_table_is_said = refusals(
     lambda table, options: fp.load_dataset(table, **{**HOW, **options}),
     (7, {}, "A int is no data set: give a name, a file, a folder, a DataFrame, a list of dic"),
@@ -101,6 +132,8 @@ test_what_is_wrong_with_a_table_is_said = refusals(
     (FRAME[["text", "label", "label"]], {}, "the table has two columns 'label'"),
     (FRAME[:0], {}, "the table has no rows"),
     (FRAME[["text"]], {"task": "classification"}, "the table has no column 'label'"),
+    ([row | {"deleted": "no"} for row in TREES], {}, "Row 1 of the table has 'no' in the column"),
+    ([row | {"rank": 0.5} for row in TREES], {}, "Row 2 of the table has the rank 0.5, which"),
 )
 
 

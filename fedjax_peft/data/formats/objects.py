@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
 
+import numpy as np
+
 from fedjax_peft.data.formats.json_rows import columns_of
 from fedjax_peft.data.formats.tabular import dates_as_texts, from_datasets
-from fedjax_peft.data.table import Table
+from fedjax_peft.data.table import Table, is_missing
 from fedjax_peft.support.errors import InputError
 
 KINDS = "a DataFrame, a list of dicts, or a datasets.Dataset"
@@ -34,7 +36,7 @@ def as_table(value: Any, origin: str) -> Table:
         odd = next((i for i, row in enumerate(value, 1) if not isinstance(row, Mapping)), None)
         if odd is not None:
             raise InputError(f"Row {odd} of {origin} is {value[odd - 1]!r:.60}, and no dict.")
-        return Table(origin, _with_texts(columns_of(value)))
+        return Table(origin, _as_in_files(columns_of(value)))
     names = [str(name) for name in value.columns]
     if twins := {name for name in names if names.count(name) > 1}:
         raise InputError(f"{origin} has two columns {min(twins)!r}: keep one of them.")
@@ -47,13 +49,27 @@ def as_table(value: Any, origin: str) -> Table:
         for name, kind in kinds
         if getattr(kind, "ordered", 0)
     }
-    return Table(origin, _with_texts(dict(zip(names, lists, strict=True))), orders=orders)
+    return Table(origin, _as_in_files(dict(zip(names, lists, strict=True))), orders=orders)
 
 
-def _with_texts(columns: dict[str, Any]) -> dict[str, Any]:
-    """Returns columns with texts in place of dates, as in files."""
-    dates = [name for name, x in columns.items() if all(isinstance(one, date) for one in x)]
+def _as_in_files(columns: dict[str, Any]) -> dict[str, Any]:
+    """Returns columns with None in place of missing values, and with texts in place of dates."""
+    columns = {name: _with_none(values) for name, values in columns.items()}
+    dates = [
+        name
+        for name, values in columns.items()
+        if all(one is None or isinstance(one, date) for one in values)
+    ]
     return columns | {name: dates_as_texts(columns[name]) for name in dates}
+
+
+def _with_none(values: list[Any]) -> list[Any]:
+    """Returns a column with None in place of NaN, NA and NaT; one of floats keeps its NaN."""
+    absent = [is_missing(x) and not isinstance(x, str | list | tuple) for x in values]
+    present = [x for x, gone in zip(values, absent, strict=True) if not gone]
+    if present and all(isinstance(x, float | np.floating) for x in present):
+        return values
+    return [None if gone else x for x, gone in zip(values, absent, strict=True)]
 
 
 def splits_of(value: Any) -> dict[str, Table] | None:
