@@ -25,8 +25,9 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
     A column ``classes`` holds, for each example, the number of classes of its data set. The data
     sets can then share a head that has as many classes as the largest of them:
     :func:`fedjax_peft.tasks.classification` masks the others. The keys ``task`` and ``source`` are
-    the name of the data set of each example. Instructions have no classes; their references are
-    joined, and a key that all data sets have, such as ``label``, stays.
+    the name of the data set of each example. References, those of tagged words and of instructions,
+    are joined, and a key that all data sets have then stays, such as ``label`` of instructions,
+    which have no classes. Tagged words need one list of tags.
 
     Args:
       datasets: client name -> its data set, in the order of the clients. All have the same columns
@@ -51,8 +52,8 @@ def combine(datasets: Mapping[str, Dataset]) -> Clients[Dataset]:
     rows = np.split(np.arange(sum(sizes), dtype=np.int32), np.cumsum(sizes)[:-1])
     meta = {"task": np.repeat(np.array(list(datasets)), sizes)}
     references: tuple[Any, ...] = ()
-    if "labels" not in columns:
-        labels = ()
+    labels = labels if "labels" in columns else ()
+    if not labels or all(data.references for data in datasets.values()):
         meta = _joined_meta(datasets) | meta
         references = tuple(one for data in datasets.values() for one in data.references)
     meta["source"] = meta["task"]
@@ -82,6 +83,11 @@ def _in_common_classes(
     if all({*own} <= {*known} for own in names.values()):
         made = {n: in_classes(x, known, "data", repr(largest)) for n, x in datasets.items()}
         return made, known
+    if any("labels" in x.columns and x.labels.ndim > 1 for x in datasets.values()):
+        raise InputError(
+            f"None of the data sets {', '.join(map(repr, names))} has the tags of all. Read each"
+            " with one list of tags: label_names=[...]."
+        )
     places: dict[str, tuple[str, int]] = {}
     for name, own in names.items():
         for i, one in enumerate(own):

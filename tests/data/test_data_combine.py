@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import tiny_tokenizers
 from refusals import refusals, refused
 
 import fedjax_peft as fp
@@ -70,6 +71,25 @@ def test_common_names_columns_and_tasks_stay():
     }
     assert fp.combine(images).data.task.name == "image_classification"
     assert fp.combine({**images, "b": pair["b"]}).data.task is None
+
+
+def tagged(*tags):
+    """Returns encoded sentences with these tags."""
+    rows = [{"tokens": [f"w{i}" for i in range(len(row))], "tags": row} for row in tags]
+    splits = {"train": rows, "test": rows}
+    return fp.load_dataset(splits, tokenizer=tiny_tokenizers.bert(), max_length=6)["train"]
+
+
+def test_tagged_words_keep_what_their_score_reads():
+    """The tags of whole sentences, also of words that are cut off, and whose example is which."""
+    parts = {"a": tagged(["O", "B-LOC"], ["O", "B-PER"]), "b": tagged(["B-LOC"] * 5)}
+    data = fp.combine(parts).data
+    assert data.label_names == parts["a"].label_names
+    assert data.meta["unit"].tolist() == [0, 1, 2]
+    assert data.meta["word"].shape == data.labels.shape
+    assert data.references == (("O", "B-LOC"), ("O", "B-PER"), ("B-LOC",) * 5)
+    parts["c"] = tagged(["B-ORG"])
+    refused("None of the data sets 'a', 'b', 'c' has the tags of all", fp.combine, parts)
 
 
 def test_names_decide_where_one_data_set_has_all_classes():
