@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from internals import sources
 from refusals import refused
 
 import fedjax_peft as fp
@@ -128,6 +129,15 @@ def test_a_conversation_needs_the_columns_of_its_form(row, needed):
         some = objects.as_table([row, row | {name: None}], "the table")
         with pytest.warns(UserWarning, match=f"1 without '{name}'. The first is row 2"):
             assert len(without_missing(some, CONVERSATIONS, True)) == 1
+
+
+def test_a_first_row_without_a_label_does_not_hide_the_task(load, tmp_path):
+    """What is checked before the rows are read is the task that they have."""
+    rows = [{"text": "w1"}, *({"text": f"w{i}", "label": "ab"[i % 2]} for i in range(9))]
+    (tmp_path / "x.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
+    with pytest.warns(UserWarning, match="1 of 10 rows .* 1 without 'label'"):
+        data = load(str(tmp_path / "x.jsonl"), drop_missing=True)
+    assert sources.check_header(str(tmp_path / "x.jsonl")) == data["train"].task
 
 
 def test_no_row_left_is_an_error(load):

@@ -222,11 +222,15 @@ def cause(error: BaseException) -> str:
     return f"{encoding}{type(error).__name__}: {' '.join(str(error).split())}"
 
 
+_HEAD = 1000
+"""The lines of json whose names are the columns of a file before all of it is read."""
+
+
 def header(path: Path, form: Csv, wanted: Collection[str] = ()) -> list[str] | None:
     """Returns the column names of a file, from its start; None if only all rows tell.
 
     Args:
-      wanted: further columns, which the first rows of json lines may lack.
+      wanted: further columns, which the first :data:`_HEAD` lines of json may lack.
 
     Raises:
       InputError: it is a csv file whose columns cannot be read.
@@ -240,10 +244,10 @@ def header(path: Path, form: Csv, wanted: Collection[str] = ()) -> list[str] | N
             return list(pyarrow.parquet.read_schema(path).names)
         if unpacked(path).suffix.lower() != ".json":
             names: dict[str, None] = {}
-            for _, line in lines(path):
-                # A needed column that the first row lacks is empty there.
-                names |= dict.fromkeys(json.loads(line))
-                if names.keys() >= {*wanted}:
+            for number, line in lines(path):
+                # A column that the first row lacks is empty there.
+                names |= dict.fromkeys(json.loads(line) if line.strip() else ())
+                if number >= _HEAD and names.keys() >= {*wanted}:
                     break
             return list(names) or None
     except UnicodeError:
