@@ -268,8 +268,10 @@ def _salter(
         "clients": _digest_of(given.clients),
         "client_ranks": system.client_ranks,
         "model": _facts_of(given.model),
-        "task": getattr(task, "name", None),
+        "task": _facts_of_task(task),
     }
+    if system.deadline is not None or system.failure_exponent:  # speed then decides who sends
+        facts["speed"] = (system.deadline, system.late, system.time)
 
     def salt(chosen: Values) -> np.ndarray:
         made = {name: given.made(name, chosen) for name in ("algorithm", "privacy", "attack")}
@@ -280,11 +282,18 @@ def _salter(
 
 
 def _digest_of(clients: Clients) -> str:
-    """Returns a digest of which examples each client has, and whose weight is 0, if any is."""
-    numbers = [clients.sizes, clients.rows]
-    if clients.weights is not None and not clients.weights.all():
-        numbers.append(np.flatnonzero(clients.weights))
-    return digest([_place(clients.data.name), *(digest(np.asarray(x, np.int64)) for x in numbers)])
+    """Returns a digest of which examples each client has, and of the weights that it was given."""
+    numbers = [np.asarray(x, np.int64) for x in (clients.sizes, clients.rows)]
+    if clients.weights is not None:
+        numbers.append(np.asarray(clients.weights, np.float64))
+    return digest([_place(clients.data.name), *map(digest, numbers)])
+
+
+def _facts_of_task(task: Any) -> Any:
+    """Returns the name of a built-in task without options of its own, and any other task itself."""
+    name = getattr(task, "name", None)
+    plain = tasks.find(name)() if name in tasks.__all__ else None
+    return name if describe(task) == describe(plain) else task
 
 
 def _facts_of(model: Model) -> tuple:

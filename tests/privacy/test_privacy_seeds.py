@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 CLIP, Z = 0.5, 4.0
 MODEL, PLAIN = linear.model(), fp.algorithms.fedavg(optax.sgd(0.1))
+TASK = fp.tasks.classification()
 WORK = {"batch_size": 4, "lanes": 1}
 MECHANISMS = {
     "central": fp.privacy.central(CLIP, Z),
@@ -33,6 +34,17 @@ MECHANISMS = {
 
 def learning(values):
     return fp.algorithms.fedavg(optax.sgd(values["rate"]))
+
+
+@fp.part
+def squared(share=1.0):
+    """Returns a task under the name of a built-in one, with an option."""
+
+    def loss(outputs, batch):
+        total, count = TASK.loss(outputs, batch)
+        return share * total**2, count
+
+    return TASK._replace(loss=loss)
 
 
 def flat(params):
@@ -95,9 +107,18 @@ def test_the_noise_depends_on_every_setting_and_on_nothing_else():
         {"clients_per_round": 3},
         {"clients_per_round": 3, "sampling": "poisson"},
         {"failure_rate": 0.1},
+        {"failure_rate": 0.1, "failure_exponent": 1.0},
+        {"failure_rate": 0.1, "failure_exponent": 1.0, "time_model": fp.TimeModel(spread=1.0)},
+        {"deadline": 1.0},
+        {"deadline": 1.0, "late": "partial"},
+        {"deadline": 1.0, "time_model": fp.TimeModel(latency=0.1)},
+        {"task": TASK._replace(loss=lambda outputs, batch: TASK.loss(outputs, batch))},
+        {"task": squared()},
+        {"task": squared(share=0.5)},
         {"clients": toy.clients(running.SIZES, seed=1)},
         {"clients": replace(CLIENTS, weights=np.array([1.0, 0, 1, 1, 1]))},
         {"clients": replace(CLIENTS, weights=np.array([1.0, 1, 0, 1, 1]))},
+        {"clients": replace(CLIENTS, weights=np.array([1.0, 2, 1, 1, 1]))},
         {"model": wider, "clients": texts},
         {"model": fp.attach(fp.testing.tiny_model(), fp.lora(rank=2)), "clients": texts},
         {"model": wider, "clients": texts, "client_ranks": (2, 4)},
@@ -108,7 +129,9 @@ def test_the_noise_depends_on_every_setting_and_on_nothing_else():
     salts = [salt(**change) for change in changes]
     for (i, a), (j, b) in itertools.combinations(enumerate(salts), 2):
         assert a != b, (changes[i], changes[j])
-    for same in ({"rounds": 7}, {"lanes": 3}, {"engine": "reference"}, {"client_state": "host"}):
+    same_work = {"task": TASK}, {"time_model": fp.TimeModel(latency=0.1)}
+    computed = {"lanes": 3}, {"engine": "reference"}, {"client_state": "host"}
+    for same in ({"rounds": 7}, *same_work, *computed):
         assert salt(**same) == salts[0], same
     assert salt(privacy=None) == ()
 
