@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from fedjax_peft.simulation.clock import Clock
 from fedjax_peft.simulation.moment import Listener, Measure, Moment
 from fedjax_peft.simulation.progress import Phases
 from fedjax_peft.simulation.round_rows import round_row
-from fedjax_peft.simulation.rows import Row
+from fedjax_peft.simulation.rows import Row, unreadable
 from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.storage.saver import Saver, going_on
+from fedjax_peft.support.display import show
 from fedjax_peft.support.errors import InputError
 
 PATIENCE = 60.0
@@ -46,6 +47,8 @@ class Rounds:
     """Whether rows have fields of every client."""
     lower: Sequence[str] = ("loss",)
     """Metrics of which lower values are better."""
+    _makers: dict[str, int] = field(default_factory=dict)
+    """Field of the last moment's row -> the place of the measure that made it."""
 
     def start(self, state: State, row: Row) -> Calling[Moment]:
         """Returns the moment before the first round; ``row`` has what no measure knows."""
@@ -91,26 +94,38 @@ class Rounds:
         """Returns the moment with the fields of all measures.
 
         Raises:
-          InputError: a measure has a field that the row has already.
+          InputError: a measure has a field that is not its own, or that could not be read again.
         """
-        for measure in self.measures:
-            found = yield from _made(measure(moment))
-            if taken := sorted(found.keys() & moment.row.keys()):
-                raise InputError(
-                    f"The measure {_name(measure)} has the field {taken[0]!r}, which the row of a"
-                    " round has already. Give its field another name."
-                )
-            moment.row |= found
+        self._makers.clear()
+        yield from self._ask(moment)
         moment.row["time"] = moment.seconds
         return moment
 
     def ended(self, moment: Moment, why: str) -> Calling[Moment]:
         """Returns the moment as the last one, with what only the last row has."""
         moment.last = True
-        for measure in self.measures:
-            moment.row |= yield from _made(measure(moment))
+        yield from self._ask(moment)
         moment.row["stopped"] = why
         return moment
+
+    def _ask(self, moment: Moment) -> Calling[None]:
+        """Adds the fields of all measures to a moment's row."""
+        for place, measure in enumerate(self.measures):
+            found = yield from _made(measure(moment))
+            for name, value in found.items():
+                has = name in moment.row or name in ("time", "stopped")
+                if has and self._makers.get(name) != place:
+                    raise InputError(
+                        f"The measure {_name(measure)} has the field {name!r}, which the row of a"
+                        " round has already. Give its field another name."
+                    )
+                if wrong := unreadable(name, value):
+                    raise InputError(
+                        f"The measure {_name(measure)} has the field {name!r} ="
+                        f" {show(value, 60)}, but {wrong}. Give its field another name or value."
+                    )
+            self._makers |= dict.fromkeys(found, place)
+            moment.row |= found
 
 
 def _name(function: Any) -> str:

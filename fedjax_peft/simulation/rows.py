@@ -248,6 +248,11 @@ def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:
     return seen
 
 
+def unreadable(key: str, value: Any) -> str | None:
+    """Returns the requirement for which :func:`read_metrics` would refuse a field; None if none."""
+    return _fault(key, _plain(value))
+
+
 def _parse(line: bytes) -> Row:
     """Returns the row of a line; raises ValueError if the line is not a row."""
     row = json.loads(line.decode(), parse_constant=lambda _: None)

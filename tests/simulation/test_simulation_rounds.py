@@ -7,6 +7,7 @@ import pytest
 import toy
 from internals import read_metrics
 from options import run_options
+from refusals import refused
 
 import fedjax_peft as fp
 from fedjax_peft.simulation import rounds
@@ -110,9 +111,29 @@ def test_a_measure_adds_fields_to_every_row(tmp_path):
     assert timeless(read_metrics(tmp_path / "metrics.jsonl")) == timeless(found)
 
 
-def test_two_measures_of_one_name_are_refused():
-    def loss(moment):
-        return {"bytes_up": 1.0}
+def test_a_field_that_a_measure_cannot_have_is_refused_before_the_first_round(tmp_path):
+    def made(field, value):
+        return run(measures=[lambda moment: {field: value}], rounds=1, out=tmp_path)
 
-    with pytest.raises(fp.InputError, match="The measure loss has the field 'bytes_up', which"):
-        run(measures=[loss])
+    for taken in ("bytes_up", "time", "stopped"):
+        refused(f"has the field '{taken}', which the row", made, taken, 1.0)
+    refused("'test_confusion' = .*, but it must be a number", made, "test_confusion", [[1, 0]])
+    refused("'steps' = 'few', but it must be", made, "steps", "few")
+    refused("but it must not contain integers", made, "seeds", [2**63])
+    refused("has the field 'twice', which", run, measures=[lambda moment: {"twice": 1}] * 2)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_measure_replaces_only_its_own_fields_in_the_last_row():
+    asked = []
+
+    def count(moment):
+        asked.append(moment.round_index)
+        return {"asked": len(asked)}
+
+    def at_last(moment):
+        return {"train_loss": 0.0} if moment.last else {}
+
+    stop = {"stop": lambda rows: len(rows) > 1, "rounds": 2}
+    assert [row["asked"] for row in run(measures=[count], **stop).metrics] == [1, 3]
+    refused("at_last has the field 'train_loss', which", run, measures=[at_last], **stop)
