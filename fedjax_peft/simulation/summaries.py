@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_peft.simulation.rows import (
+    field_is_lower_better,
     headline,
     headline_is_lower_better,
     is_personal,
@@ -228,8 +229,9 @@ def rounds_to(
     Args:
       metric: by default the headline metric on the test set.
     """
-    rounds, values = series(rows, "round", metric or Score("test", headline(rows)).name)
-    sign = -1 if headline_is_lower_better(rows) else 1
+    field = metric or Score("test", headline(rows)).name
+    rounds, values = series(rows, "round", field)
+    sign = -1 if field_is_lower_better(rows, field) else 1
     enough = sign * target - 1e-6 * max(1.0, abs(target))
     reached = (int(r) for r, v in zip(rounds, values, strict=True) if sign * v >= enough)
     return next(reached, None)

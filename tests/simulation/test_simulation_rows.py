@@ -289,3 +289,5 @@ def test_rounds_to_a_target():
     assert below < 0.76
     assert rounds_to([{"round": 3, "test_accuracy": below}], 0.76) == 3
     assert rounds_to([{"round": 3, "test_accuracy": 0.7599}], 0.76) is None
+    losses = [{"round": n, "test_accuracy": x, "test_loss": x} for n, x in enumerate((0.9, 0.5))]
+    assert rounds_to(losses, 0.6, "test_loss") == 1, "of another metric than the headline"
