@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedjax_peft.models.base import Model
@@ -194,8 +194,9 @@ class TimeModel(NamedTuple):
             given.setdefault("seconds_per_step", DEVICES[device])
         if given.keys() & {"bandwidth_up", "bandwidth_down", "latency"}:
             given.setdefault("transfers", ())
-        if transfers is not None:
-            given["transfers"] = tuple((nbytes, seconds) for nbytes, seconds in transfers)
+        if isinstance(transfers, Iterable):
+            pairs = (tuple(pair) if isinstance(pair, Iterable) else pair for pair in transfers)
+            given["transfers"] = tuple(pairs)
         return _PRESETS[preset]._replace(**given)
 
     def compute_seconds(self, steps: int, slowness: float = 1.0) -> float:
@@ -279,8 +280,7 @@ class TimeModel(NamedTuple):
                 "Measured transfers say nothing of a link that clients share: topology = 'shared'"
                 " needs bandwidth_up and bandwidth_down."
             )
-        pairs = list(itertools.pairwise(((0.0, 0.0), *self.transfers)))
-        if any(not (a < c and b < d) for (a, b), (c, d) in pairs):
+        if not _increase(self.transfers):
             raise InputError(
                 f"transfers = {self.transfers!r} of the time model must be pairs of bytes and"
                 " seconds, both positive and increasing."
@@ -309,6 +309,15 @@ def preload_bytes(time: TimeModel, model: Model) -> int:
     checkpoint, such as a pooler (:func:`fedjax_peft.models.registry.unused_bytes`).
     """
     return tree.nbytes(model.frozen) + unused_bytes(model.config) if time.preload else 0
+
+
+def _increase(points: Any) -> bool:
+    """Returns whether these are pairs of finite numbers, both positive and increasing."""
+    try:
+        pairs = itertools.pairwise([(0.0, 0.0), *((x, y) for x, y in points)])
+        return all(a < c and b < d and math.isfinite(c + d) for (a, b), (c, d) in pairs)
+    except (TypeError, ValueError):
+        return False
 
 
 def _interpolated(points: Sequence[tuple[float, float]], size: float) -> float:

@@ -296,6 +296,8 @@ def test_presets():
     assert both.seconds_per_step == "measured"
     for preset in ("default", "federa", "fedadapters"):
         TimeModel.preset(preset).check()
+    uneven = TimeModel.preset(transfers=[[1000, 1.0], [2000.0]])
+    refused("must be pairs of bytes and seconds", uneven.check)
     with pytest.raises(InputError, match=r"no time model 'fedadapter'. Did you mean 'fedadapters'"):
         TimeModel.preset("fedadapter")
     refused(r"no device 'orin'. Did you mean 'orin_", TimeModel.preset, "federa", device="orin")
@@ -507,4 +509,8 @@ test_a_time_model_that_cannot_be = refusals(
     ),
     ({"transfers": ((2.0, 1.0), (1.0, 2.0))}, "pairs of bytes and seconds"),
     ({"transfers": ((1.0, 0.0),)}, "both positive and increasing"),
+    ({"transfers": ((1.0, 2.0), (2.0,))}, "must be pairs of bytes and seconds, both"),
+    ({"transfers": ((1.0, 2.0, 3.0),)}, "time model must be pairs"),
+    ({"transfers": ((1.0, math.inf),)}, "inf.* must be pairs"),
+    ({"transfers": 5}, "transfers = 5 .* must be pairs"),
 )

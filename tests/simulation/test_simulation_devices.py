@@ -17,6 +17,7 @@ import pytest
 import toy
 from closeness import roughly
 from internals import DEVICES, abstract_model, attention, find_device
+from refusals import refusals
 
 import fedjax_peft as fp
 from fedjax_peft.simulation.planning.activations import activations
@@ -96,6 +97,21 @@ def test_a_plan_from_python():
     missing = f"{small.needed / 1e6:.2f} MB too much"  # the driver's tenth of 100 bytes vanishes
     assert f"does not fit into 0.00 MB of 0.00 MB: {missing}" in str(small)
     assert small.most_lanes == 0
+
+
+def planned(**options):
+    algorithm = fp.algorithms.fedavg(optax.sgd(0.1))
+    return fp.devices.plan(toy.model(), algorithm, toy.clients([9, 5]), "v5e", **options)
+
+
+test_a_plan_of_numbers_that_make_no_sense = refusals(
+    lambda options: planned(**options),
+    ({"lanes": 0}, "lanes = 0 must be a positive whole number"),
+    ({"batch_size": 0}, "batch_size = 0 must be"),
+    ({"local_steps": (2, 8)}, r"local_steps = \(2, 8\) must be"),
+    ({"clients_per_round": 0}, "clients_per_round = 0 must be"),
+    ({"clients_per_round": 3}, "clients_per_round = 3 is more than the 2 clients"),
+)
 
 
 @pytest.mark.parametrize(("device", "scores"), [("h100", False), ("t4", True), ("v5e", True)])

@@ -13,6 +13,7 @@ from fedjax_peft.data.dataset import Clients
 from fedjax_peft.engine.compilation import options_that_repeat
 from fedjax_peft.models.base import Model
 from fedjax_peft.numerics import tree
+from fedjax_peft.simulation import checks
 from fedjax_peft.simulation.planning.compiled_step import CompiledStep, compile_step, target_devices
 from fedjax_peft.simulation.planning.memory_plan import MemoryPlan, lowered_round, plan_memory
 from fedjax_peft.simulation.planning.step_cost import StepCost, step_cost
@@ -148,8 +149,13 @@ def plan(
         installs it; start Python with ``JAX_PLATFORMS=cpu``.
 
     Raises:
-      InputError: an unknown device; or its compiler is not installed.
+      InputError: an unknown device, a number that makes no sense, or the device's compiler is not
+        installed.
     """
+    counts = {"batch_size": batch_size, "local_steps": local_steps, "lanes": lanes}
+    chosen = {} if clients_per_round is None else {"clients_per_round": clients_per_round}
+    checks.check_counts({**counts, **chosen}, {})
+    cohort = checks.clients_a_round(clients, clients_per_round, "uniform")
     target, task = find_device(device), task or tasks.for_data(clients.data)
     batch = {
         name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype)
@@ -158,7 +164,6 @@ def plan(
     batch["mask"] = jax.ShapeDtypeStruct((batch_size,), jnp.bool_)
     shapes = model.replace(frozen=tree.shapes(model.frozen))
     model = planned_on(target, shapes.replace(frozen=shapes.compute_frozen()))
-    cohort = clients_per_round or len(clients)
     sizes = {"clients": len(clients), "cohort": cohort, "examples": len(clients.data)}
     planned = plan_memory(model, algorithm, task, batch, **sizes, platform=target_platform(target))
     made = plan_on(target, (model, algorithm, task, batch), planned, lanes)
