@@ -48,7 +48,7 @@ def _read(path: Path) -> list[tuple[int, float, float]]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"The trace {str(path)!r} is larger than 1 GiB.")
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file)
             header = [name.strip() for name in next(rows, [])]
             if header != _HEADER:

@@ -1,5 +1,7 @@
 """When clients are available: each model by its definition, and the contract of all."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import running
@@ -130,12 +132,15 @@ def test_a_repeated_trace_is_the_trace_written_out(tmp_path):
         assert np.isinf(until[1])
 
 
-def test_trace_by_hand(lines):
+def test_trace_by_hand(lines, tmp_path):
     at = fp.availability.trace(lines).at
     ids = np.array([0, 1, 3, 150])
     there, until = at(0, ids, 10.0)
     assert there.tolist() == [True, False, False, True]
     assert until.tolist() == [20.0, np.inf, 100.0, 40.5]
+    excel = tmp_path / "excel.csv"
+    excel.write_text(Path(lines).read_text(), encoding="utf-8-sig")
+    assert fp.availability.trace(excel).at(0, ids, 10.0)[1].tolist() == until.tolist()
     there, until = at(0, ids, 60.0)
     assert until.tolist() == [90.0, np.inf, 100.0, np.inf], "overlapping intervals are joined"
     again = fp.availability.trace(lines, period=400.0).at
