@@ -4,7 +4,7 @@ import functools
 import operator
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -121,17 +121,23 @@ class Scores:
     evaluated: Mapping[str, Evaluated]
     how: Evaluation
     phases: Phases
+    _seen: set[int] = field(default_factory=set)
+    """The clients that have trained in the first ``_read`` rows."""
+    _read: int = 0
 
     def __call__(self, moment: Moment) -> Calling[Row]:
         """Returns the scores that a row still lacks."""
         found: Row = {}
         if "eval_s" not in moment.seconds and (moment.last or self.how.due(moment.round_index)):
             began = time.perf_counter()
-            seen = seen_clients([*moment.rows, moment.row])
+            if any(one.personal for one in self.evaluated.values()):
+                rows = [*moment.rows[self._read :], moment.row]
+                self._seen |= seen_clients(rows)
+                self._read += len(rows)
             # `Algorithm.init_client_state` knows no client, so that all begin with the same state.
             equal = moment.info is None and "origin" not in moment.row
             each = "clients" in self.how.diagnostics
-            how: dict[str, Any] = {"each": each, "seen": seen, "equal": equal}
+            how: dict[str, Any] = {"each": each, "seen": self._seen, "equal": equal}
             if self.evaluated or moment.info is None:
                 found = yield from evaluate(self.evaluated, moment.state, self.phases, **how)
             moment.by_class = {BY_CLASS: found.pop(BY_CLASS)} if BY_CLASS in found else {}

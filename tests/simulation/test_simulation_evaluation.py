@@ -1,5 +1,7 @@
 """Evaluation: the direction of metrics, clients that never trained, and validation examples."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import optax
 import pytest
@@ -10,7 +12,9 @@ from internals import Task, host_rng, seen_clients
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, early_stop, tasks
+from fedjax_peft.simulation import evaluation
 from fedjax_peft.simulation.evaluation import evaluations
+from fedjax_peft.simulation.moment import Moment
 from fedjax_peft.simulation.rows import headline_is_lower_better
 from fedjax_peft.simulation.score_names import is_lower_better, worst
 
@@ -160,6 +164,30 @@ def test_the_clients_of_a_common_test_set_are_drawn_by_the_seed():
 def test_a_client_whose_upload_was_dropped_has_not_trained():
     rows = [{"round": 0}, {"clients": [1, 2], "dropped": [2]}, {"clients": [3]}]
     assert seen_clients(rows) == {1, 3}
+
+
+def test_each_row_is_read_once_and_only_for_clients_models(monkeypatch):
+    read, known = [], []
+
+    def seen(rows):
+        read.append([row["round"] for row in rows])
+        return seen_clients(rows)
+
+    def evaluate(*_, seen, **options):
+        known.append({*seen})
+        yield from ()
+        return {}
+
+    monkeypatch.setattr(evaluation, "seen_clients", seen)
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
+    rows = [{"round": n, "clients": [n]} for n in range(5)]
+    for personal in (False, True):
+        one = SimpleNamespace(personal=personal)
+        scores = evaluation.Scores(None, {"test": one}, fp.Evaluation(every=2), None)
+        for n, row in enumerate(rows):
+            [*scores(Moment(SimpleNamespace(round_index=n), row, rows[:n]))]
+    assert read == [[0], [1, 2], [3, 4]]
+    assert known == [set()] * 3 + [{0}, {0, 1, 2}, {0, 1, 2, 3, 4}]
 
 
 # ------------------------------------------------------------------------------ validation examples
