@@ -117,7 +117,7 @@ class Clock:
             found["late"] = [client for client, steps in late.items() if not steps]
         if self.system.late == "partial":
             found["partial"] = [client for client, steps in late.items() if steps]
-        if schedule.draws or self.system.late == "partial":
+        if schedule.draws or self.system.late == "partial" or plan.silent_slots.any():
             found["client_steps"] = list(plan.client_steps.values())
         if opening is not None:
             found["failed"] = sorted({*found.get("failed", ()), *left})

@@ -67,14 +67,15 @@ class LocalTest:
         part = partial(phases.evaluating, "local", total)
         measured = yield from evaluator.measuring(trained, part)
         row: Row = {}
-        good = jax.device_get(finite)
         took_part = np.flatnonzero(plan.client >= 0)
+        # A client that sends its noise alone has not trained.
+        good = (jax.device_get(finite) & ~plan.silent_slots)[took_part]
         found = [figures(measured, slot, task, self._test) for slot in took_part.tolist()]
         for metric in found[0]:
             each = np.array([one[metric] for one in found], np.float64)
-            each[~good[took_part]] = np.nan
+            each[~good] = np.nan
             row[Score("local", metric).name] = [finite_or_none(x) for x in each]
-            if len(known := each[good[took_part]]):
+            if len(known := each[good]):
                 low = worst(known, metric, task.lower_is_better)
                 over = {"mean": known.mean(), "std": known.std(), "worst": low}
                 row |= {Score("local", metric, n).name: finite_or_none(x) for n, x in over.items()}

@@ -239,12 +239,17 @@ def by_class_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, ByClass]:
 
 
 def seen_clients(rows: Iterable[Mapping[str, Any]]) -> set[int]:
-    """Returns the clients that have trained: at least one of their uploads was aggregated."""
+    """Returns the clients that have trained: at least one of their uploads was aggregated.
+
+    An upload of noise alone, which clients with private data may send, is none.
+    """
     seen: set[int] = set()
     for row in rows:
         seen |= {*(row.get("origin") or {}).get("seen", ())}  # in the run that this one starts from
-        sent, dropped = (row.get(key) or () for key in ("clients", "dropped"))
-        seen |= set(sent) - set(dropped)
+        sent, dropped, late = (row.get(key) or () for key in ("clients", "dropped", "late"))
+        steps = row.get("client_steps")
+        pairs = zip(sent, steps, strict=False) if isinstance(steps, list) else ()
+        seen |= set(sent) - set(dropped) - set(late) - {c for c, n in pairs if not n}
     return seen
 
 

@@ -6,11 +6,12 @@ import pytest
 import running
 import toy
 from closeness import approx
+from internals import seen_clients
 from options import session_options
 from refusals import refused
 from running import rows
 
-from fedjax_peft import aggregators, algorithms, session, transforms
+from fedjax_peft import TimeModel, aggregators, algorithms, privacy, session, transforms
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +87,22 @@ def test_a_client_whose_upload_is_not_finite_has_no_value():
     assert row["dropped"] == [1]
     assert row["local_loss"][1] is None
     assert row["local_loss_mean"] == approx(np.mean(np.delete(row["local_loss"], 1)))
+
+
+def test_a_client_that_sends_its_noise_alone_has_not_trained():
+    """Client 2 has no examples, and client 3 is late."""
+    fast = TimeModel(1.0, 1e15, 1e15, 0.0)
+    options = {"privacy": privacy.local(0.5, 1.0), "time_model": fast, "deadline": 3.5}
+    personal = algorithms.fedavg(SGD, head="private")
+    with pytest.warns(UserWarning, match="measurements of single clients"):
+        found = run(personal, rounds=1, **options).metrics
+    row = found[1]
+    assert (row["clients"], row["late"]) == ([0, 1, 2, 3], [3])
+    assert row["client_steps"] == [3, 1, 0, 0]
+    assert seen_clients(found) == {0, 1}
+    assert (row["test_count_seen"], row["test_count_unseen"]) == (2, 2)
+    assert row["local_loss"][2:] == [None, None]
+    assert row["local_loss_mean"] == approx(np.mean(row["local_loss"][:2]))
 
 
 def test_uploads_of_another_form_need_a_local_model():
