@@ -40,21 +40,21 @@ class Clock:
         Args:
           rows: of all rounds before it, with their simulated seconds.
         """
-        seed, index = int(state.seed), state.round_index + 1
+        schedule, late, left, opening = self.expected(state, rows)
+        without = [*left, *(client for client, steps in late.items() if not steps)]
+        index, seed = state.round_index + 1, int(state.seed)
+        plan = self.session.plan(index, seed, without, late, schedule.among)
+        return Turn(plan, schedule, late, left, opening)
+
+    def expected(
+        self, state: State, rows: Sequence[Row]
+    ) -> tuple[Schedule, dict[int, int], dict[int, float], Opening | None]:
+        """Returns the fields of the next turn without its plan."""
+        seed = int(state.seed)
         opening = self._opening(seed, rows)
         among = None if opening is None else opening.among
         schedule = self.session.schedule(seed)._replace(among=among)
-        late, left = self._absent(state, schedule, opening)
-        without = [*left, *(client for client, steps in late.items() if not steps)]
-        plan = self.session.plan(index, seed, without, late, among)
-        return Turn(plan, schedule, late, left, opening)
-
-    def late(self, state: State, rows: Sequence[Row]) -> dict[int, int]:
-        """Returns the field ``late`` of the next turn, without planning it."""
-        opening = self._opening(int(state.seed), rows)
-        among = None if opening is None else opening.among
-        schedule = self.session.schedule(int(state.seed))._replace(among=among)
-        return self._absent(state, schedule, opening)[0]
+        return schedule, *self._absent(state, schedule, opening), opening
 
     def look_ahead(self, state: State) -> None:
         """Plans the round after a state while the device computes; the session caches the plan.

@@ -3,10 +3,12 @@
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from fedjax_peft.engine.schedule import Schedule
 from fedjax_peft.engine.session import Session
 from fedjax_peft.engine.state import State
 from fedjax_peft.engine.stores.client_store import StoredClients
 from fedjax_peft.numerics import tree
+from fedjax_peft.simulation.asynchrony import aggregation_row
 from fedjax_peft.simulation.cost import Costs
 
 
@@ -20,9 +22,9 @@ class Estimate(NamedTuple):
     bytes_up: int
     """Bytes that these clients upload together."""
     bytes_down: int
-    """Bytes that all clients of the round fetch, also those that then fail or are late. In later
-    rounds a client may fetch less, because it already has the initial values, or more, because it
-    has missed rounds."""
+    """Bytes that all clients of the round fetch, also those that then fail, leave or are late. In
+    later rounds a client may fetch less, because it already has the initial values, or more,
+    because it has missed rounds."""
     memory: Mapping[str, int]
     """Bytes on the device: ``model`` (the frozen weights), ``server`` (the server's state),
     ``clients`` (the state that clients keep between rounds, that of upload transforms included) and
@@ -38,19 +40,28 @@ def estimate(
     session: Session,
     state: State,
     costs: Costs,
-    *,
     skipped_leaves: Collection[str],
+    schedule: Schedule,
     late: Mapping[int, int],
+    left: Collection[int],
 ) -> Estimate:
     """Returns the estimated costs of a run that has not begun.
 
     Args:
       costs: the costs of the run, in which no round is recorded yet.
-      late: the late clients of the first round, with the local steps that they still send.
+      schedule: of the first round, like ``late`` and ``left`` (those of its ``Turn``).
     """
-    schedule = session.schedule(state.seed)
-    present = {**schedule.client_steps(1), **late}
-    steps = {client: n for client, n in present.items() if n}
+    working = schedule.client_steps(1)
+    steps = {c: n for c, n in {**working, **late}.items() if n and c not in left}
+    members = [*schedule.origins(1)] if schedule.all_send else [*working]
+    sent = members if schedule.all_send else [*steps]
+    fetched = {*members, *schedule.failed(1)}
+    row = {
+        "bytes_up": sum(costs.up(client, skipped_leaves) for client in sent),
+        "bytes_down": sum(costs.down(client) for client in fetched),
+    }
+    if schedule.timelines is not None:
+        row = aggregation_row(schedule.aggregation(1), 0.0, costs)
     stored, place = state.client_state, session.client_place
     in_store = isinstance(stored, StoredClients)
     record = stored.store.packing.nbytes if in_store else 0
@@ -65,10 +76,10 @@ def estimate(
         "data": sum(examples * (x.nbytes // len(x)) for x in session.columns.values()),
     }
     return Estimate(
-        clients=len(steps),
+        clients=len(sent),
         steps=sum(steps.values()),
-        bytes_up=sum(costs.up(client, skipped_leaves) for client in steps),
-        bytes_down=sum(costs.down(client) for client in (*present, *schedule.failed(1))),
+        bytes_up=row["bytes_up"],
+        bytes_down=row["bytes_down"],
         memory=memory,
         stored={place: record * len(stored)} if in_store else {},
     )

@@ -364,6 +364,8 @@ def _details(
 ) -> dict[str, Any]:
     """Returns what the phase ``starting`` says about a run."""
     session, sizes, clock = rounds.session, given.clients.sizes, rounds.clock
+    start = {"simulated_seconds": start_seconds(given.system.time, given.model)}
+    schedule, late, left, _ = clock.expected(state, [start])
     return {
         "algorithm": session.setup.algorithm.name,
         "clients": len(given.clients),
@@ -376,9 +378,7 @@ def _details(
         "test_examples": 0 if given.test is None else len(given.test),
         "eval_every": given.evaluation.every,
         "estimate": estimate(
-            *(session, state, clock.costs),
-            skipped_leaves=clock.skipped(state),
-            late=clock.late(state, record.rows),
+            session, state, clock.costs, clock.skipped(state), schedule, late, left
         ),
         "device": device_name(),
         "dtype": np.dtype(given.model.dtype).name,

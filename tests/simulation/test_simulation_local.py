@@ -93,9 +93,9 @@ def test_a_client_that_sends_its_noise_alone_has_not_trained():
     """Client 2 has no examples, and client 3 is late."""
     fast = TimeModel(1.0, 1e15, 1e15, 0.0)
     options = {"privacy": privacy.local(0.5, 1.0), "time_model": fast, "deadline": 3.5}
-    personal = algorithms.fedavg(SGD, head="private")
+    personal, seen = algorithms.fedavg(SGD, head="private"), []
     with pytest.warns(UserWarning, match="measurements of single clients"):
-        found = run(personal, rounds=1, **options).metrics
+        found = run(personal, rounds=1, on_phase=seen.append, **options).metrics
     row = found[1]
     assert (row["clients"], row["late"]) == ([0, 1, 2, 3], [3])
     assert row["client_steps"] == [3, 1, 0, 0]
@@ -103,6 +103,9 @@ def test_a_client_that_sends_its_noise_alone_has_not_trained():
     assert (row["test_count_seen"], row["test_count_unseen"]) == (2, 2)
     assert row["local_loss"][2:] == [None, None]
     assert row["local_loss_mean"] == approx(np.mean(row["local_loss"][:2]))
+    costs = seen[0].details["estimate"]
+    assert (costs.clients, costs.steps, costs.bytes_up) == (4, 4, row["bytes_up"])
+    assert costs.bytes_down == row["bytes_down"]
 
 
 def test_uploads_of_another_form_need_a_local_model():

@@ -38,8 +38,8 @@ def algorithm():
 
 def run(*, rounds=EVERY, **options):
     common = {"lanes": 3, "local_steps": RANGE, "eval_every": EVERY, "algorithm": algorithm()}
-    test = toy.dataset(20, seed=5)
-    return running.run(**{**common, **options}, clients=TRAIN, test=test, rounds=rounds)
+    common["test"] = toy.dataset(20, seed=5)
+    return running.run(**{**common, **options}, clients=TRAIN, rounds=rounds)
 
 
 @functools.cache
@@ -146,16 +146,39 @@ def test_late_clients_send_the_steps_that_fit_before_the_deadline():
     assert "partial" not in dropped
 
 
-@pytest.mark.parametrize("late", ["drop", "partial"])
-def test_the_estimate_of_the_first_round_knows_drawn_steps_and_late_clients(late):
+def estimated(**options):
+    """Returns the row of the first round, which the estimate of its costs agrees with."""
     seen = []
-    options = {"time_model": SPREAD, "deadline": 4.0, "late": late, "failure_rate": 0.2}
-    row = run(rounds=1, on_phase=seen.append, **options).metrics[1]
-    assert row["late"]
-    assert row["failed"]
+    row = run(rounds=1, test=None, on_phase=seen.append, **options).metrics[1]
     costs = seen[0].details["estimate"]
     assert (costs.clients, costs.steps) == (len(row["clients"]), row["steps"])
     assert (costs.bytes_up, costs.bytes_down) == (row["bytes_up"], row["bytes_down"])
+    return row
+
+
+@pytest.mark.parametrize("late", ["drop", "partial"])
+def test_the_estimate_of_the_first_round_knows_drawn_steps_and_late_clients(late):
+    row = estimated(time_model=SPREAD, deadline=4.0, late=late, failure_rate=0.2)
+    assert row["late"]
+    assert row["failed"]
+
+
+def test_the_estimate_of_the_first_round_knows_who_is_available(tmp_path):
+    """One of three clients leaves in the round."""
+    leaves = max(WORKING, key=SLOWNESS.__getitem__)
+    others = [client for client in WORKING if client != leaves][:2]
+    ends = {leaves: 1.0, others[0]: 1e3, others[1]: 1e3}
+    path = tmp_path / "trace.csv"
+    path.write_text("client,start,end\n" + "".join(f"{c},0,{end}\n" for c, end in ends.items()))
+    row = estimated(time_model=SPREAD, availability=fp.availability.trace(path))
+    assert (row["clients"], row["failed"]) == (sorted(others), [leaves])
+
+
+def test_the_estimate_of_the_first_aggregation_knows_who_has_started():
+    buffer = fp.asynchronous.fedbuff(2, concurrency=4)
+    row = estimated(time_model=SPREAD, asynchronous=buffer)
+    assert len(row["clients"]) == 2
+    assert row["bytes_down"] > row["bytes_up"]
 
 
 def test_partial_work_compiles_nothing_more():
