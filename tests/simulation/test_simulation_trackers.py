@@ -115,8 +115,13 @@ def test_csv_has_a_line_for_each_round_and_a_column_for_each_number(tmp_path):
     assert {index for _, index in found} == {0, 1, 2}
     record(out, table, rows=ROWS[2:], resume=True, drop=0)  # the last row once more
     assert len((out / "metrics.csv").read_text().splitlines()) == 4
+    record(out, table, rows=ROWS[1:2], resume=True, drop=0)  # it went back, and ends earlier
+    assert {index for _, index in read_csv(out)} == {0, 1}
+    assert read_csv(out)["bytes_up", 1] == "8"
     elsewhere = tmp_path / "all.csv"
-    record(None, fp.trackers.csv(path=str(elsewhere)))
+    for rows in (ROWS, ROWS[:2]):  # another run, which is shorter
+        record(None, fp.trackers.csv(path=str(elsewhere)), rows=rows)
+        assert len(elsewhere.read_text().splitlines()) == 1 + len(rows)
     assert elsewhere.read_text().startswith("round,test_accuracy,bytes_up,parameters.head,")
 
 
