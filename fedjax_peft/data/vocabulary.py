@@ -18,7 +18,7 @@ from fedjax_peft.support.libraries import without_advice
 
 SPECIAL = ("<pad>", "<unk>", "<eos>")
 """The first tokens of every vocabulary: padding, every other word, and the end of a text."""
-_FILE = "vocabulary.json"
+VOCABULARY = "vocabulary.json"
 """The file in a run directory."""
 
 
@@ -75,7 +75,7 @@ def word_tokenizer(tokens: Sequence[str]) -> Any:
 def write_vocabulary(directory: Path, tokens: Sequence[str]) -> None:
     """Writes a vocabulary into a run directory, for :func:`read_vocabulary`."""
     text = json.dumps(list(tokens), ensure_ascii=False, indent=0) + "\n"
-    replace_file(directory / _FILE, text.encode())
+    replace_file(directory / VOCABULARY, text.encode())
 
 
 def read_vocabulary(directory: Path) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def read_vocabulary(directory: Path) -> tuple[str, ...]:
     Raises:
       InputError: the file is damaged.
     """
-    path = directory / _FILE
+    path = directory / VOCABULARY
     if not path.exists():
         return ()
     tokens = read_json(path)

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_peft.contracts import Algorithm, Asynchronous, Attack, Federation, Privacy, Task
 from fedjax_peft.data.dataset import Clients, Dataset
 from fedjax_peft.data.packing import text_length
-from fedjax_peft.data.vocabulary import write_vocabulary
+from fedjax_peft.data.vocabulary import VOCABULARY, write_vocabulary
 from fedjax_peft.engine.calls import Calling, alone
 from fedjax_peft.engine.compilation import use_compilation_cache
 from fedjax_peft.engine.devices.distributed import is_writer, processes, whole
@@ -33,6 +33,7 @@ from fedjax_peft.simulation.ledger import Ledger
 from fedjax_peft.simulation.local_models import LocalTest
 from fedjax_peft.simulation.moment import Measure
 from fedjax_peft.simulation.origin import (
+    ORIGIN,
     carried,
     check_start,
     not_counted,
@@ -337,6 +338,9 @@ def _rounds(
 
 def _save_start(out: Path, given: Given) -> None:
     """Writes what a reader of the run needs beside its rows and checkpoints."""
+    if not given.resume:  # an attempt that failed before its first row may have left its own
+        for name in (ORIGIN, VOCABULARY):
+            (out / name).unlink(missing_ok=True)
     if given.records.origin is not None:
         save_origin(out, given.records.origin)
     if vocabulary := given.clients.data.vocabulary:

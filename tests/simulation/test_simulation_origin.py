@@ -5,9 +5,11 @@ import shutil
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 import running
+import safetensors.numpy
 import tomli_w
 import toy
 from closeness import assert_close
@@ -117,6 +119,23 @@ def test_clients_at_work_for_an_asynchronous_server_are_named():
     first = run(1, None, plain(), asynchronous=server, clients_per_round=3)
     again = run(1, first, plain(), asynchronous=server, clients_per_round=3)
     assert again.metrics[0]["origin"]["anew"] == ["rounds", "history"]
+
+
+def test_an_attempt_that_failed_leaves_no_start(straight, first, tmp_path):
+    out = tmp_path / "run"
+
+    def fail(phase):
+        if phase.name == "starting":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(1, straight, out=out, on_phase=fail)
+    (out / "vocabulary.json").touch()
+    run(1, first, out=out, on_round=lambda row: True)
+    begun = safetensors.numpy.load_file(out / "origin.safetensors")
+    for name, leaf in first.trained.trainable.items():
+        np.testing.assert_array_equal(begun[name], leaf)
+    assert not (out / "vocabulary.json").exists()
 
 
 def test_an_interrupted_start_resumes_to_the_same_numbers(first, tmp_path):
