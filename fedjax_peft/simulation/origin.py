@@ -6,7 +6,7 @@ new run's first checkpoint.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,17 +51,6 @@ def check_start(model: Model, run: Run) -> None:
                 f" records=fp.Records(origin=run)). {name!r}"
                 " differs from it."
             )
-
-
-def origin_row(run: Run, anew: Sequence[str]) -> Row:
-    """Returns the field ``origin`` of row 0 of a run that starts from another one.
-
-    Args:
-      anew: from :func:`carried`.
-    """
-    done = run.metrics[-1]["round"] if run.metrics else 0
-    seen = sorted(seen_clients(run.metrics))
-    return {"origin": {"run": origin_text(run), "round": done, "seen": seen, "anew": [*anew]}}
 
 
 def not_counted(run: Run) -> str:
@@ -126,8 +115,8 @@ def base_seed(directory: Path, config: Mapping[str, Any]) -> int:
         raise InputError(f"{path} is damaged: {error}.") from None
 
 
-def carried(session: Session, state: State, run: Run) -> tuple[State, list[str]]:
-    """Returns the state before the first round with what a run keeps, and what of it begins anew.
+def carried(session: Session, state: State, run: Run) -> tuple[State, Row]:
+    """Returns the state before the first round with what a run keeps, and the fields of row 0.
 
     Each part of ``KEPT`` is taken over whole if the new run keeps the same. What clients keep
     (private leaves, control variates, optimizers) must be the same. The server's state begins anew
@@ -139,8 +128,9 @@ def carried(session: Session, state: State, run: Run) -> tuple[State, list[str]]
       state: the state before its first round, with its clients in their place.
 
     Returns:
-      The state, and the names of what begins anew: always ``rounds``, the count on which schedules
-      and random numbers depend.
+      The state, and ``origin``: the run and its last round; ``seen``, its clients that have trained
+      and begin with what they kept; and the names of what begins anew: always ``rounds``, the count
+      on which schedules and random numbers depend.
 
     Raises:
       InputError: the clients of the run keep something else than those of the new one.
@@ -163,7 +153,12 @@ def carried(session: Session, state: State, run: Run) -> tuple[State, list[str]]
     if not same and _of_part(theirs.shapes, "memory"):
         anew.append("transform_state.memory")
     wanted = {*theirs.shapes} if same else {*old}
-    return session.placed(_with_clients(state, theirs, wanted)), anew
+    seen = sorted(seen_clients(run.metrics))
+    if old != new or max(seen, default=0) >= session.setup.clients:
+        seen = []  # what they keep has its initial values, or they are other clients
+    done = run.metrics[-1]["round"] if run.metrics else 0
+    row = {"origin": {"run": origin_text(run), "round": done, "seen": seen, "anew": anew}}
+    return session.placed(_with_clients(state, theirs, wanted)), row
 
 
 def _with_shared(session: Session, state: State, run: Run) -> tuple[State, list[str]]:

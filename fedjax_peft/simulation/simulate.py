@@ -37,7 +37,6 @@ from fedjax_peft.simulation.origin import (
     carried,
     check_start,
     not_counted,
-    origin_row,
     origin_text,
     save_origin,
 )
@@ -355,8 +354,7 @@ def _begin(given: Given, session: Session, state: State, facts: Federation) -> t
     """
     row: Row = {}
     if (origin := given.records.origin) is not None:
-        state, anew = carried(session, state, origin)
-        row = origin_row(origin, anew)
+        state, row = carried(session, state, origin)
     if (given.privacy, given.attack) != (None, None):
         row["federation"] = facts._asdict()
     row |= {"notes": notes} if (notes := given.notes()) else {}

@@ -88,6 +88,15 @@ def test_aggregator_and_transforms_go_on_too(place, loaded, tmp_path):
     other = run(1, first, fp.algorithms.fedavgm(optax.sgd(0.1)))
     lost = ["rounds", "server", "aggregator_state", "transform_state.memory"]
     assert other.metrics[0]["origin"]["anew"] == lost
+    assert other.metrics[0]["origin"]["seen"] == [0, 1, 2, 3]
+
+
+def test_clients_whose_private_leaves_are_new_have_not_trained():
+    shared, end = run(1, None, plain()), {"on_round": lambda row: True}  # after row 0
+    row = run(1, shared, **end).metrics[0]
+    assert (row["origin"]["seen"], row["test_count_seen"], row["test_count_unseen"]) == ([], 0, 4)
+    fewer = run(1, shared, plain(), sizes=SIZES[:2], **end)  # of other clients
+    assert fewer.metrics[0]["origin"]["seen"] == []
 
 
 plain = functools.cache(lambda: fp.algorithms.fedavg(optax.sgd(0.1)))
