@@ -16,7 +16,14 @@ from fedjax_peft.engine.calls import Calling, alone
 from fedjax_peft.engine.replicas import Replicas
 from fedjax_peft.simulation.arguments import Given
 from fedjax_peft.simulation.interrupts import noted
-from fedjax_peft.simulation.rows import Row, field_is_lower_better, has_ended, number, read_metrics
+from fedjax_peft.simulation.rows import (
+    Row,
+    field_is_lower_better,
+    has_ended,
+    has_field,
+    number,
+    read_metrics,
+)
 from fedjax_peft.simulation.settings import check_recorded
 from fedjax_peft.simulation.sharing import Queue, Share, note_failure
 from fedjax_peft.simulation.simulate import simulating
@@ -269,7 +276,7 @@ def is_finished(path: Path, rows: Sequence[Row], rounds: int) -> bool:
 
 def _last(rows: Sequence[Row], metric: str | None) -> float | None:
     """Returns the last value of a metric, None without one."""
-    found = [number(row, metric) for row in rows if metric in row] if metric else []
+    found = [number(row, metric) for row in rows if has_field(row, metric)] if metric else []
     return found[-1] if found else None
 
 

@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from fedjax_peft.contracts.part import part
-from fedjax_peft.simulation.rows import Row, field_is_lower_better, headline, number
+from fedjax_peft.simulation.rows import (
+    Row,
+    field_is_lower_better,
+    fields,
+    has_field,
+    headline,
+    number,
+)
 from fedjax_peft.simulation.score_names import usual_scores
 from fedjax_peft.support.checks import check_choice
 from fedjax_peft.support.errors import InputError, nearest
@@ -52,14 +59,14 @@ def early_stop(
 
     def stop(rows: Sequence[Row]) -> str | None:
         name = metric or _default_metric(rows)
-        if not any(name in row for row in rows):
+        if not any(has_field(row, name) for row in rows):
             if len(rows) < 2:
                 return None  # the metrics of training begin with round 1
-            known = {key for row in rows for key in row if number(row, key) is not None} - {"round"}
+            known = {key for row in rows for key in fields(row)} - {"round"}
             raise InputError(f"No row of this run has the metric {name!r}. {nearest(name, known)}")
         lower = field_is_lower_better(rows, name) if better == "auto" else better == "lower"
         sign = -1.0 if lower else 1.0
-        found = [(row["round"], number(row, name)) for row in rows if name in row]
+        found = [(row["round"], number(row, name)) for row in rows if has_field(row, name)]
         # A value that is not finite is None, and counts as no improvement.
         scores = [(r, float("-inf") if v is None else sign * v) for r, v in found]
         last, score = scores[-1]
@@ -108,7 +115,7 @@ def median_rule(finished: Sequence[Sequence[Row]], metric: str, least: int = 3) 
 
     def stop(rows: Sequence[Row]) -> str | None:
         last = rows[-1]["round"]
-        own = values(rows, last) if metric in rows[-1] else []
+        own = values(rows, last) if has_field(rows[-1], metric) else []
         others = [statistics.fmean(found) for one in finished if (found := values(one, last))]
         if not own or len(others) < least:
             return None

@@ -56,6 +56,15 @@ def test_less_of_a_loss_is_better():
         assert name in early_stop(patience=1, metric=name)(rising)
 
 
+def test_fields_of_tables_and_of_the_global_model_are_found():
+    slower = [{**row, "time": {"train_s": 1.0 + row["round"]}} for row in rows(0.1, 0.2)]
+    missed = "time.train_s has not improved in 1 evaluations"
+    assert early_stop(patience=1, metric="time.train_s")(slower) == missed
+    shared = early_stop(target=0.2, metric="global_test_accuracy")  # without personal models
+    assert shared(slower) == "global_test_accuracy reached 0.2"
+    refused("'time.train_s'", early_stop(target=1, metric="time.train"), slower)
+
+
 def test_rules_that_cannot_be_are_refused():
     for options, complaint in (
         ({}, "a target, a patience, or both"),

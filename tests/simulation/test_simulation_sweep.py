@@ -17,7 +17,7 @@ from running import CLIENTS as FEDERATION
 
 import fedjax_peft as fp
 from fedjax_peft import InputError, random_model
-from fedjax_peft.simulation.points import PointDone
+from fedjax_peft.simulation.points import Job, PointDone, Results
 from fedjax_peft.simulation.stopping import median_rule
 
 pytestmark = pytest.mark.slow
@@ -252,6 +252,15 @@ def test_the_median_rule_stops_a_run_that_is_worse_than_the_median_of_the_others
     falling = [[row(1, validation_loss=x)] for x in (0.2, 0.4, 0.6)]
     assert median_rule(falling, "validation_loss")([row(1, validation_loss=0.5)])
     assert median_rule(falling, "validation_loss")([row(1, validation_loss=0.3)]) is None
+    assert median_rule(falling, "global_validation_loss")([row(1, validation_loss=0.5)])
+
+
+def test_the_best_point_so_far_is_chosen_by_a_metric_of_the_global_model():
+    jobs, seen = [Job(name, 1, lambda *_: None) for name in "ab"], []
+    results = Results(jobs, None, "global_validation_loss", on_point=seen.append)
+    for job, loss in zip(jobs, (0.4, 0.2), strict=True):
+        results.end(job, [row(1, validation_loss=loss)])
+    assert [one.best for one in seen] == [("a", 0.4), ("b", 0.2)]
 
 
 def test_points_side_by_side_have_the_results_of_points_one_after_the_other(swept, model, tmp_path):
