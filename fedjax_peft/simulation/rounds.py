@@ -168,7 +168,7 @@ class Driver:
         rounds.clock.recall(record.rows)
         if lanes == "auto":  # a resumed run keeps its lanes, also on other devices
             rounds.session.request_lanes(record.rows[-1].get("lanes", lanes))
-        rows = going_on(record.rows, due)
+        rows = agree(going_on(record.rows, due, record.before))
         finished = record.rows[-1]["round"] >= rounds.last
         why = None if finished else self._met(rows)
         if finished or why:

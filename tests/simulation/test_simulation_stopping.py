@@ -161,6 +161,14 @@ def test_the_evaluation_of_an_interruption_does_not_count(interruption, tmp_path
     assert found == expected
 
 
+def test_a_resume_with_fewer_evaluations_keeps_those_that_were_due(tmp_path):
+    first = run(rounds=2, out=tmp_path / "run")
+    run(rounds=4, out=tmp_path / "run", resume=True, eval_every=3)
+    found = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert ["test_loss" in row for row in found] == [True] * 5
+    assert found[2]["test_loss"] == first.metrics[2]["test_loss"]
+
+
 def test_the_command_line_prints_the_reason_for_stopping(tmp_path, capsys):
     with console.screen("mine", "", 9, tmp_path / "metrics.jsonl") as screen:
         screen(Phase("finished", 4, 9, details={"stopped": "test_f1 reached 0.8"}))

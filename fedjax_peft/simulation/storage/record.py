@@ -55,6 +55,8 @@ class Record:
         self.rows: list[Row] = []
         self.out = out
         """The run directory; None if this process writes no files."""
+        self.before: Mapping[str, Any] = {}
+        """The config of a run that is resumed, as it was before; in process 0."""
         self.checkpoints: Checkpoints | None = None
         self._lock: RunLock | None = None
         self._tracking = Tracking(out, {})
@@ -106,7 +108,8 @@ class Record:
         assert self.out is not None
         out, config_file = self.out, self.out / "config.toml"
         if config_file.exists() and resume:
-            fingerprint.check_same(out, recorded_config(out), _without_none(config), found)
+            self.before = recorded_config(out)
+            fingerprint.check_same(out, self.before, _without_none(config), found)
         elif config_file.exists():
             if _has_results(out):
                 raise InputError(

@@ -1,7 +1,8 @@
 """The checkpoints of a run: where its rounds begin again, and where they are saved."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedjax_peft.engine.devices.distributed import agree_on_signal
 from fedjax_peft.engine.session import Session
@@ -16,6 +17,7 @@ from fedjax_peft.simulation.run import learned_leaves
 from fedjax_peft.simulation.storage.checkpoint import saved_parts, with_saved_parts
 from fedjax_peft.simulation.storage.client_checkpoints import ClientCheckpoints, index_template
 from fedjax_peft.simulation.storage.record import Record
+from fedjax_peft.support.nested import flatten
 
 
 @dataclass
@@ -85,7 +87,9 @@ class Saver:
             self.clients.keep(self.record.checkpoints.rounds)
 
 
-def going_on(rows: Sequence[Row], due: Callable[[int], bool]) -> list[Row]:
+def going_on(
+    rows: Sequence[Row], due: Callable[[int], bool], before: Mapping[str, Any]
+) -> list[Row]:
     """Returns the rows of a run that goes on as those of a run that was never interrupted.
 
     They lose what they have because the run ended or was stopped there: a stop rule would count the
@@ -93,10 +97,12 @@ def going_on(rows: Sequence[Row], due: Callable[[int], bool]) -> list[Row]:
 
     Args:
       due: round -> whether it has an evaluation.
+      before: the config of the run before it was resumed. Rounds that were due by it keep theirs.
     """
-    found = []
+    found, every = [], flatten(before).get("evaluation.every")
     for row in rows:
         if row is rows[-1] or "stopped" in row:
-            row = without_end(row if due(row["round"]) else without_scores(row))
+            was_due = type(every) is int and every > 0 and row["round"] % every == 0
+            row = without_end(row if was_due or due(row["round"]) else without_scores(row))
         found.append(row)
     return found
