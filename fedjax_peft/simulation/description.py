@@ -6,6 +6,7 @@ the user, is its name, the values that it holds, and digests of the user's code.
 
 import contextlib
 import dataclasses
+import dis
 import enum
 import functools
 import inspect
@@ -160,7 +161,8 @@ def _of_function(value: types.FunctionType) -> dict[str, Any]:
             held[name] = float(held[name])  # as some schedules do when they are first called
     if _is_installed(value):
         return held
-    read = {name: x for name, x in value.__globals__.items() if name in {*_names(code)}}
+    names = {*_names(code)}
+    read = {name: x for name, x in value.__globals__.items() if name in names}
     return held | dict(sorted(read.items())) | {CODE: code}
 
 
@@ -181,11 +183,15 @@ def _code(code: types.CodeType, inner: functools.partial[Plain]) -> list[Any]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Yields the names that a function and the functions in it read, attributes included."""
-    yield from code.co_names
+    """Yields the names that a function and the functions in it look up in their module."""
+    yield from (step.argval for step in dis.get_instructions(code) if step.opname in _LOOKS_UP)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _names(inner)
+
+
+_LOOKS_UP = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+"""Instructions of a function, of the body of a class, and since Python 3.12 of scopes within."""
 
 
 def _name(value: Any) -> str:

@@ -345,6 +345,10 @@ def recursive(n):
     return recursive(n - 1) if n else 0
 
 
+def measure(moment):
+    return {"scaled": [(lambda x: SCALE * x)(row) for row in moment.rows]}
+
+
 def test_functions_of_the_user_are_described_with_their_code_and_globals(monkeypatch):
     before = describe([scaled, Own(1.0), jax.jit(scaled), recursive])
     assert describe([scaled, Own(1.0), jax.jit(scaled), recursive]) == before
@@ -353,6 +357,10 @@ def test_functions_of_the_user_are_described_with_their_code_and_globals(monkeyp
     monkeypatch.setitem(globals(), "SCALE", 2.0)
     after = describe([scaled, Own(1.0), jax.jit(scaled), recursive])
     assert [after[i] == before[i] for i in range(4)] == [False, False, False, True]
+    assert describe(measure)["SCALE"] == 2.0
+    known = describe(measure)
+    monkeypatch.setitem(globals(), "rows", 3)  # the name of an attribute
+    assert describe(measure) == known
 
 
 def test_code_of_the_user_is_the_same_in_a_file_of_another_name():
