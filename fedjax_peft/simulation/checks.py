@@ -107,6 +107,21 @@ def check_clients(name: str, value: Any) -> None:
         raise _other_kind(name, value, "fp.Clients", advice)
 
 
+def check_list(name: str, value: Any) -> None:
+    """Raises InputError for an option that must be a list, such as one function of several."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise _other_kind(name, value, "list", f"Give a list: {name}=[...].")
+
+
+def check_functions(name: str, value: Any) -> None:
+    """Raises InputError for what is not a list of functions of a moment."""
+    check_list(name, value)
+    for one in value:
+        if not callable(one):
+            kind = name.removesuffix("s")
+            raise InputError(f"A {kind} is a function of a moment, not {show(one)}.")
+
+
 def _other_kind(argument: str, value: Any, wanted: str, advice: str) -> InputError:
     # The repr is not shown, because that of a data set or a module may be long.
     given = show(value) if isinstance(value, str) else f"of the type {type(value).__name__}"

@@ -5,6 +5,7 @@ Each option is written once, here: its name, type, default, check and sentence. 
 of configs, ``--explain`` and the messages are made from them.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -17,7 +18,13 @@ from fedjax_peft.engine.lanes import Lanes
 from fedjax_peft.engine.stores.client_store import ClientPlace
 from fedjax_peft.engine.streaming import ExamplesPlace
 from fedjax_peft.models.reuse import Reuse
-from fedjax_peft.simulation.checks import check_clients, check_counts, check_stop
+from fedjax_peft.simulation.checks import (
+    check_clients,
+    check_counts,
+    check_functions,
+    check_list,
+    check_stop,
+)
 from fedjax_peft.simulation.moment import Listener, Measure
 from fedjax_peft.simulation.progress import Phase
 from fedjax_peft.simulation.rows import Row
@@ -95,6 +102,20 @@ class System:
         check_choice("nonfinite", self.nonfinite, ("drop", "raise"))
         check_choice("late", self.late, get_args(Late))
         self._check_deadline()
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """Makes the ranks a tuple of integers."""
+        if self.client_ranks is None:
+            return
+        try:
+            ranks = tuple(map(operator.index, self.client_ranks))
+        except TypeError:
+            raise InputError(
+                f"client_ranks = {show(self.client_ranks)} must be a list of whole numbers, such as"
+                " [2, 4, 8]."
+            ) from None
+        object.__setattr__(self, "client_ranks", ranks)
 
     def _check_deadline(self) -> None:
         if self.deadline is None:
@@ -219,8 +240,10 @@ class Evaluation:
         for name in ("client_test", "client_validation"):
             if getattr(self, name) is not None:
                 check_clients(name, getattr(self, name))
+        check_list("diagnostics", self.diagnostics)
         for wanted in self.diagnostics:
             check_known("diagnostic", wanted, get_args(Diagnostic))
+        check_functions("measures", self.measures)
         check_stop(self.stop)
 
     def due(self, round_index: int) -> bool:
@@ -270,11 +293,14 @@ class Records:
 
     def __post_init__(self) -> None:
         check_counts({"checkpoint_every": self.checkpoint_every}, {})
+        if self.origin is not None and not isinstance(self.origin, Run):
+            raise InputError(
+                f"origin = {show(self.origin)} must be a run. Load it: fp.load_run('runs/mine')."
+            )
+        check_list("trackers", self.trackers)
         for tracker in self.trackers:
             check_tracker(tracker)
-        for listener in self.listeners:
-            if not callable(listener):
-                raise InputError(f"A listener is a function of a moment, not {show(listener)}.")
+        check_functions("listeners", self.listeners)
 
 
 RECORDS: dict[str, type] = {

@@ -46,6 +46,12 @@ KINDS = [
     ({"test": {"test": toy.dataset(8)}}, r"'test' is of the type dict.*data\['test'\]"),
     ({"validation": CLIENTS}, r"'validation' is of the type Clients, .*=data\['validation'\]"),
     ({"task": "classification"}, "'task' is 'classification'.*fp.tasks"),
+    ({"measures": TEST.take}, r"'measures' is of the type method.*measures=\[\.\.\.\]"),
+    ({"measures": [3]}, "A measure is a function of a moment, not 3"),
+    ({"diagnostics": "clients"}, r"'diagnostics' is 'clients'.*diagnostics=\[\.\.\.\]"),
+    ({"listeners": print}, r"'listeners' is of the type .*function.*listeners=\[\.\.\.\]"),
+    ({"trackers": fp.trackers.csv()}, r"'trackers' is .*function.*trackers=\[\.\.\.\]"),
+    ({"origin": "runs/mine"}, r"origin = 'runs/mine' must be a run.*fp\.load_run"),
     ({"stop": 0.8}, r"'stop' is of the type float.*fp\.early_stop"),
     ({"model": "minilm-l6"}, r"'model' is 'minilm-l6'.*fp\.load_model\('minilm-l6'"),
     ({"model": nnx.Linear(2, 2, rngs=nnx.Rngs(0))}, r"type Linear.*fp\.bind\(module"),
@@ -103,6 +109,8 @@ WHO_WORKS = [
     ({"client_ranks": [1] * 9}, "9 entries for 8 clients"),
     ({"client_ranks": [1, 3]}, "has 3"),
     ({"client_ranks": [1, 0]}, "has 0"),
+    ({"client_ranks": 2}, "client_ranks = 2 must be a list of whole numbers"),
+    ({"client_ranks": [1.0, 2.0]}, r"client_ranks = \[1\.0, 2\.0\] must be a list"),
 ]
 DATA = [
     ({"test": UNLABELLED}, r"The test data are for classification, but have no column 'lab"),

@@ -42,6 +42,12 @@ def test_full_ranks_equal_a_run_without_ranks(aggregator):
         assert_close(one.params[name], other.params[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("given", [[1, 2], np.array([1, 2]), range(1, 3)])
+def test_ranks_may_be_any_sequence(given):
+    ranks = fp.System(client_ranks=given).client_ranks
+    assert (ranks, [type(rank) for rank in ranks]) == ((1, 2), [int, int])
+
+
 def test_directions_without_a_client_never_change():
     result = run([1, 1, 1, 1], lanes=3)
     before, after = directions(result.model.trainable), directions(result.params)
