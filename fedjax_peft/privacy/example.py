@@ -78,8 +78,8 @@ def example(
       clip: C, the largest norm of an example's gradient, over all trained leaves together.
       noise_multiplier: z; the noise on the sum of a batch has the standard deviation z C.
       delta: δ of the guarantee.
-      microbatch: examples whose gradients are computed and held at once; it must divide the batch.
-        By default the whole batch. Results do not depend on it but for rounding.
+      microbatch: examples whose gradients are computed and held at once; by default the whole
+        batch. Results do not depend on it but for rounding.
       accountant: ``rdp`` or ``pld``.
 
     Raises:
