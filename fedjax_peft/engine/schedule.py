@@ -26,8 +26,9 @@ Sampling = Literal["uniform", "size", "poisson", "round_robin", "all"]
 
 * ``uniform``: ``per_round`` clients, without replacement.
 * ``size``: ``per_round`` clients, without replacement, one after the other with probabilities
-  proportional to their numbers of examples. Clients without examples are never drawn. Use uniform
-  aggregation weights with it; otherwise the number of examples counts twice.
+  proportional to their weights: ``Clients.weights``, by default the numbers of examples. Clients
+  without examples or with the weight 0 are never drawn. Use uniform aggregation weights with it;
+  otherwise the weights count twice.
 * ``poisson``: each client independently, ``per_round`` on average; a round may be empty.
 * ``round_robin``: the next ``per_round`` clients of a random order, which is repeated.
 * ``all``: all clients.

@@ -122,9 +122,9 @@ def simulate(
       clients_per_round: number of clients that are drawn for a round; by default all clients take
         part in every round.
       sampling: how clients are drawn: ``uniform`` without replacement; ``size`` (probability in
-        proportion to the number of examples); ``poisson`` (each client independently, with
-        ``clients_per_round`` clients on average; a round may have no clients); ``round_robin`` (the
-        next clients in a random order); or ``all``.
+        proportion to ``Clients.weights``, by default the numbers of examples); ``poisson`` (each
+        client independently, with ``clients_per_round`` clients on average; a round may have no
+        clients); ``round_robin`` (the next clients in a random order); or ``all``.
       batch_size: examples in a local step. A client with fewer examples takes all of them, so a
         batch is at most the examples of the largest client.
       batch_sampling: how a client draws the examples of a step: ``shuffled``, passes over its
