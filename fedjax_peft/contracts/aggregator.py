@@ -52,7 +52,8 @@ class Stacked(NamedTuple):
     """
 
     value: PyTree
-    """In the sum: float32 ``[slots, ...]``; rows of :attr:`Total.weights` 0 are zeros."""
+    """In the sum: float32 ``[slots, ...]``. Rows count where :attr:`Total.weights` is above 0. The
+    other rows are zeros, or uploads of clients whose weight is 0."""
 
 
 class Segmented(NamedTuple):
