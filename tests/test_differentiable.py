@@ -199,6 +199,16 @@ def test_plans_of_later_rounds_and_a_given_state():
     assert len(compilations) == before, "plans are arguments"
 
 
+def test_the_noise_of_privacy_is_that_of_the_session():
+    made = session(privacy=privacy.central(clip=1.0, noise_multiplier=1.0))
+    run = fp.differentiable.rounds(made, 1)
+    expected, _ = stepped(made, 1)
+    for name, x in jax.jit(run)().server.items():
+        assert_close(x, expected.server[name], rtol=1e-5, atol=1e-6)
+    slower = run.start(values={"rate": 0.01})
+    np.testing.assert_array_equal(slower.salt, expected.salt)
+
+
 def test_a_weight_of_zero_leaves_a_client_out_and_only_ratios_count():
     run = fp.differentiable.rounds(session(), N)
     after = jax.jit(lambda weights: run(weights=weights).server["head.kernel"])

@@ -67,6 +67,8 @@ class Rounds:
         """Prepares the rounds; the arguments are those of :func:`rounds`."""
         self._session, self._n, self._seed = session, n, seed
         self._key = stream(seed, "clients")
+        # One for all run-time values: a slope by a value compares equal noise.
+        self._salt = session.salt(session.values)
         self._loop = partial(loop_with_derivative, checkpoint=checkpoint)
         self._checkpoint = jax.checkpoint if checkpoint else (lambda f, **_: f)
         self._first = self.plans()
@@ -112,7 +114,7 @@ class Rounds:
         both = self._session.leaves
         shared, private = ({n: (leaves or {}).get(n, x) for n, x in own.items()} for own in both)
         state = initial_state(setup, (shared, private), numbers)
-        return state._replace(round_index=0, seed=self._seed)
+        return state._replace(salt=self._salt, round_index=0, seed=self._seed)
 
     def __call__(
         self,
@@ -222,7 +224,8 @@ def rounds(session: Session, n: int, *, seed: int = 0, checkpoint: bool = True) 
 
     The function takes leaves, run-time values or weights, and returns the state after the rounds;
     see :class:`Rounds`. Clients, batches, dropout and noise are those of ``session.step`` from
-    ``session.init(seed)``, and the numbers are equal up to float32 rounding.
+    ``session.init(seed)``, and the numbers are equal up to float32 rounding. The noise of privacy
+    stays the same when ``values`` or ``leaves`` are given.
 
     Put ``jax.jit`` around the outermost function. The data are constants of its program, and so
     are the frozen weights; give large ones as ``leaves`` to make them arguments.

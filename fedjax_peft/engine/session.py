@@ -95,7 +95,9 @@ class Session:
         self._make = self._make_plain = computation.make
         self.client_place: ClientPlace = computation.client_state
         self.examples_place: ExamplesPlace = computation.examples
-        self._values, self._salt, self.read = dict(values or {}), salt, computation.read
+        self._values, self.read = dict(values or {}), computation.read
+        # The salt of a state that begins with these run-time values.
+        self.salt: Callable[[Values], Any] = lambda v: () if salt is None else jnp.asarray(salt(v))
         self._lanes: int | None = None
         self._planner = Planner(schedule, self._rounds, setup.layout, self.lanes)
         self._programs: dict[Any, Any] = {}
@@ -155,9 +157,7 @@ class Session:
         else:
             state, row = self._start(chosen)
             state = state._replace(client_state=self._store.start(row), values=as_arrays(chosen))
-        state = state._replace(history=self.history(state, seed))
-        if self._salt is not None:
-            state = state._replace(salt=jnp.asarray(self._salt(chosen)))
+        state = state._replace(history=self.history(state, seed), salt=self.salt(chosen))
         return self.placed(state)._replace(round_index=0, seed=seed)
 
     def history(self, state: State, seed: int) -> Any:
