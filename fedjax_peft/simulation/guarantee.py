@@ -4,8 +4,10 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_peft.contracts import Federation, Privacy, Transform
+from fedjax_peft.contracts import Federation, Privacy
+from fedjax_peft.engine.session import Session
 from fedjax_peft.simulation.moment import Moment
+from fedjax_peft.simulation.records import System
 from fedjax_peft.simulation.rows import LOWER, Row, finite_or_none
 from fedjax_peft.simulation.score_names import Score, is_global, plain
 from fedjax_peft.simulation.stopping import Stop
@@ -83,11 +85,10 @@ class Accounted(NamedTuple):
 def accounted(
     privacy: Privacy | None,
     federation: Federation,
+    session: Session,
+    system: System,
     *,
     diagnostics: Collection[str],
-    nonfinite: str,
-    transform: Transform | None = None,
-    personal: bool = False,
 ) -> Accounted | None:
     """Returns the accountant of a run; None for a run without a mechanism.
 
@@ -95,24 +96,20 @@ def accounted(
 
     Args:
       privacy: the mechanism, with concrete values.
-      personal: whether clients predict with models of their own.
 
     Raises:
       InputError: a setting would break the guarantee.
     """
     if privacy is None:
         return None
-    if nonfinite == "raise":
+    if system.nonfinite == "raise":
         raise InputError(
             "With privacy, nonfinite='raise' would tell everyone that one client's upload was not"
             " finite, and nothing hides that. Use nonfinite='drop': the upload then counts as 0."
         )
-    if privacy.unit == "client" and transform is not None and transform.changes_aggregate:
-        raise InputError(
-            f"The server's part of the transform {transform.name!r} changes the sum, and may use"
-            " what it measured of single clients, which the noise does not hide. With client-level"
-            " privacy, use transforms that work at the clients only."
-        )
+    if privacy.unit == "client":
+        _check_topology(system)
+        _check_transform(session)
     single = [word for word in ("clients", "local") if word in diagnostics]
     if single:
         warnings.warn(
@@ -121,7 +118,29 @@ def accounted(
             " secret.",
             stacklevel=users_level(),
         )
-    return Accounted(privacy, federation, personal)
+    return Accounted(privacy, federation, session.personal)
+
+
+def _check_topology(system: System) -> None:
+    """Raises InputError if one client decides whether the uploads of others are in time."""
+    topology = system.time.topology
+    if system.deadline is not None and topology != "parallel":
+        raise InputError(
+            f"With the topology {topology!r} of the time model, one client's transfers can make all"
+            " others miss the deadline, so that it changes the sum by more than the noise hides."
+            " With client-level privacy, use topology = 'parallel', or leave out the deadline."
+        )
+
+
+def _check_transform(session: Session) -> None:
+    """Raises InputError for a transform that gives away what it measured of single clients."""
+    transform = session.setup.transform
+    if transform is not None and transform.changes_aggregate:
+        raise InputError(
+            f"The server's part of the transform {transform.name!r} changes the sum, and may use"
+            " what it measured of single clients, which the noise does not hide. With client-level"
+            " privacy, use transforms that work at the clients only."
+        )
 
 
 def watched(stop: Stop | None, private: Accounted | None) -> Stop | None:

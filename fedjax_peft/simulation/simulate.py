@@ -285,10 +285,9 @@ def _private(given: Given, session: Session, federation: Federation) -> Accounte
     private = accounted(
         given.made("privacy"),
         federation,
+        session,
+        given.system,
         diagnostics=given.evaluation.diagnostics,
-        nonfinite=given.system.nonfinite,
-        transform=session.setup.transform,
-        personal=session.personal,
     )
     if private is None or given.records.origin is None:
         return private

@@ -139,6 +139,13 @@ def test_a_transform_that_changes_the_sum_with_what_it_measured_is_refused():
     simulate(FAKE, transforms=fp.transforms.clip_norm(1.0), rounds=1)
 
 
+@pytest.mark.parametrize("topology", ["serial", "shared"])
+def test_a_deadline_that_one_client_can_make_others_miss_is_refused(topology):
+    link = 1e6 if topology == "shared" else None
+    time = fp.TimeModel(topology=topology, server_bandwidth=link)
+    refused("use topology = 'parallel'", simulate, FAKE, deadline=9.0, time_model=time)
+
+
 def test_measurements_of_single_clients_are_warned_of():
     with pytest.warns(UserWarning, match="measurements of single clients") as caught:
         simulate(FAKE, diagnostics=["clients"], rounds=1)
