@@ -2,10 +2,14 @@
 
 import warnings
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+
+import jax
 
 from fedjax_peft.contracts import Federation, Privacy
 from fedjax_peft.engine.session import Session
+from fedjax_peft.engine.uploads import start_transform
 from fedjax_peft.simulation.moment import Moment
 from fedjax_peft.simulation.records import System
 from fedjax_peft.simulation.rows import LOWER, Row, finite_or_none
@@ -14,6 +18,7 @@ from fedjax_peft.simulation.stopping import Stop
 from fedjax_peft.simulation.summaries import privacy_in_words
 from fedjax_peft.support.errors import InputError, users_level
 from fedjax_peft.support.nested import Watched
+from fedjax_peft.transforms.chain import tells_clients
 
 _PUBLIC = ("round", "headline", "headline_better", LOWER, "epsilon", "delta")
 """Fields of a row that do not depend on the training examples."""
@@ -134,12 +139,22 @@ def _check_topology(system: System) -> None:
 
 def _check_transform(session: Session) -> None:
     """Raises InputError for a transform that gives away what it measured of single clients."""
-    transform = session.setup.transform
-    if transform is not None and transform.changes_aggregate:
+    transform, algorithm = session.setup.transform, session.setup.algorithm
+    if transform is None:
+        return
+    told = "changes the sum, and may use"
+    name = transform.name if transform.changes_aggregate else None
+    if name is None:
+        server = jax.eval_shape(algorithm.server.init, session.leaves[0])
+        start = partial(start_transform, transform, algorithm)
+        state: Any = jax.eval_shape(start, server)
+        told = "has a state that is sent to clients, and may hold"
+        name = tells_clients(transform, state.server)
+    if name is not None:
         raise InputError(
-            f"The server's part of the transform {transform.name!r} changes the sum, and may use"
-            " what it measured of single clients, which the noise does not hide. With client-level"
-            " privacy, use transforms that work at the clients only."
+            f"The server's part of the transform {name!r} {told} what it measured of single"
+            " clients, which the noise does not hide. With client-level privacy, use transforms"
+            " that work at the clients only."
         )
 
 

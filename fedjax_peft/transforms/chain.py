@@ -43,23 +43,6 @@ def chain(*transforms: Transform) -> Transform:
             done.append(encoded)
         return Encoded(update, tuple(x.memory for x in done), tuple(x.measured for x in done))
 
-    def server(
-        aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
-    ) -> Decoded:
-        states, key = list(state), stream(context.key, "transform")
-        metrics: list[dict[str, Array]] = [{} for _ in transforms]
-        for i, transform in reversed([*enumerate(transforms)]):
-            if transform.server is None:
-                continue
-            own = measured._replace(values=measured.values[i])
-            place = context._replace(key=jax.random.fold_in(key, i))
-            given = aggregate if transform.changes_aggregate else {}
-            decoded = transform.server(given, state[i], own, place)
-            _check_decoded(transform, decoded, given, state[i])
-            states[i], metrics[i] = decoded.state, decoded.metrics
-            aggregate = decoded.aggregate if transform.changes_aggregate else aggregate
-        return Decoded(aggregate, tuple(states), _joined(metrics))
-
     def wire(template: PyTree, wires: PyTree) -> PyTree:
         return _stages(transforms, template, wires)[-1].wires
 
@@ -83,13 +66,54 @@ def chain(*transforms: Transform) -> Transform:
         memory=lambda template: tuple(
             s.transform.memory(s.given) for s in _stages(transforms, template)
         ),
-        server=server if any(t.server is not None for t in transforms) else None,
+        server=_Servers(transforms) if any(t.server is not None for t in transforms) else None,
         changes_aggregate=any(t.changes_aggregate for t in transforms),
         wire=wire if any(t.wire is not None for t in transforms) else None,
         final=any(t.final for t in transforms),
         receive=receive if down else None,
         down_wire=transforms[down[0]].down_wire if down else None,
     )
+
+
+class _Servers:
+    """The servers' parts of a chain as one, a :class:`TransformServer`."""
+
+    def __init__(self, transforms: tuple[Transform, ...]):
+        self.transforms = transforms
+
+    def __call__(
+        self, aggregate: PyTree, state: PyTree, measured: Measurements, context: RoundContext
+    ) -> Decoded:
+        """Returns the aggregate after all parts, all states and all metrics."""
+        states, key = list(state), stream(context.key, "transform")
+        metrics: list[dict[str, Array]] = [{} for _ in self.transforms]
+        for i, transform in reversed([*enumerate(self.transforms)]):
+            if transform.server is None:
+                continue
+            own = measured._replace(values=measured.values[i])
+            place = context._replace(key=jax.random.fold_in(key, i))
+            given = aggregate if transform.changes_aggregate else {}
+            decoded = transform.server(given, state[i], own, place)
+            _check_decoded(transform, decoded, given, state[i])
+            states[i], metrics[i] = decoded.state, decoded.metrics
+            aggregate = decoded.aggregate if transform.changes_aggregate else aggregate
+        return Decoded(aggregate, tuple(states), _joined(metrics))
+
+
+def tells_clients(transform: Transform, state: PyTree) -> str | None:
+    """Returns the name of a transform that may send clients what it has measured of others.
+
+    Its server's part can put measurements into its state, and clients receive of the state. None:
+    neither the transform nor one of its chain does both.
+
+    Args:
+      state: of the transform; shapes are enough.
+    """
+    if isinstance(transform.server, _Servers):
+        parts = zip(transform.server.transforms, state, strict=True)
+        return next((found for one in parts if (found := tells_clients(*one))), None)
+    used = state if transform.receive is not None else jax.eval_shape(transform.broadcast, state)
+    return transform.name if transform.server is not None and jax.tree.leaves(used) else None
 
 
 class _Stage(NamedTuple):

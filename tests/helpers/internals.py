@@ -129,6 +129,7 @@ _PLACES = {
     "tasks.text_scores": "exact_match mean_score rouge_l",
     "testing": "TINY_BERT TINY_LLAMA",
     "transforms": "chain",
+    "transforms.chain": "tells_clients",
     "transforms.clip": "clipped",
     "transforms.nf4": "NF4",
 }

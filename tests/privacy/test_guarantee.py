@@ -18,6 +18,7 @@ from internals import (
     load_run,
     privacy_in_words,
     read_metrics,
+    tells_clients,
     watched,
     write_report,
 )
@@ -131,12 +132,18 @@ def test_an_error_that_names_one_client_is_refused():
     refused("nonfinite='raise' would tell everyone", simulate, FAKE, nonfinite="raise")
 
 
-def test_a_transform_that_changes_the_sum_with_what_it_measured_is_refused():
+def test_a_transform_that_gives_away_what_it_measured_is_refused():
+    one, clip = toy_transforms.feedback(), fp.transforms.clip_norm(1.0)
     with pytest.raises(
         InputError, match="'feedback' changes the sum, and may use what it measured"
     ):
-        simulate(FAKE, transforms=toy_transforms.feedback())
-    simulate(FAKE, transforms=fp.transforms.clip_norm(1.0), rounds=1)
+        simulate(FAKE, transforms=one)
+    adaptive = fp.transforms.chain(clip, one._replace(changes_aggregate=False))
+    refused("'feedback' has a state that is sent", simulate, FAKE, transforms=[clip, adaptive])
+    # One of these has a state and the other a part at the server, and none has both.
+    apart = fp.transforms.chain(one._replace(server=None), clip)
+    assert tells_clients(apart, apart.init(MODEL.trainable)) is None
+    simulate(FAKE, transforms=clip, rounds=1)
 
 
 @pytest.mark.parametrize("topology", ["serial", "shared"])
