@@ -114,17 +114,17 @@ def _run(setup: Setup, start: RoundStart, rows: np.ndarray) -> RoundResult:
 
     # The clients train, one after the other. An upload that is not finite is dropped.
     uploads: dict[int, Upload] = {}
-    finite = np.ones(len(plan.client), bool)
+    finite, weights = np.ones(len(plan.client), bool), np.array(plan.weight)
     for slot in np.flatnonzero(plan.length * ~plan.silent_slots).tolist():
         upload = passed(stages, _train(setup, start, slot, int(rows[slot]), records))
-        finite[slot] = upload.accepted
+        finite[slot], weights[slot] = upload.accepted, upload.weight
         if upload.accepted:
             uploads[slot] = upload
 
     # The server aggregates the uploads and updates its state.
     worked = np.isin(np.arange(len(finite)), list(uploads))
     collected = Collected(
-        _sum(start, uploads),
+        _sum(start, uploads, weights),
         records.sums,
         jnp.asarray(worked & (np.asarray(plan.weight) > 0)),
         _measured(setup, start, uploads),
@@ -183,8 +183,12 @@ def _batch(start: RoundStart, slot: int, step: int, examples: np.ndarray) -> Par
     return {**batch, "mask": jnp.asarray(examples >= 0), "step": jnp.int32(step), "steps": steps}
 
 
-def _sum(start: RoundStart, uploads: Mapping[int, Upload]) -> Total:
-    """Returns the sum of the uploads, which are added one at a time."""
+def _sum(start: RoundStart, uploads: Mapping[int, Upload], weights: np.ndarray) -> Total:
+    """Returns the sum of the uploads, which are added one at a time.
+
+    Args:
+      weights: of all slots, after the stages.
+    """
     aggregator, template, plan = start.aggregator, start.template, start.plan
     fixed = start.constants.fixed
     noisy = aggregator.randomise is not None
@@ -194,7 +198,7 @@ def _sum(start: RoundStart, uploads: Mapping[int, Upload]) -> Total:
     for slot in everyone if noisy else uploads:
         own = uploads[slot].value if slot in uploads else template
         stacked = jax.tree.map(lambda x: jnp.asarray(x)[None], own)
-        weight, place = jnp.asarray(plan.weight[slot])[None], jnp.array([slot], jnp.int32)
+        weight, place = jnp.asarray(weights[[slot]]), jnp.array([slot], jnp.int32)
         weight = jnp.where(noisy & (weight == 0), 1.0, weight)  # of the noise
         inputs: tuple = (stacked, weight, place, template, fixed)
         if noisy:

@@ -225,6 +225,23 @@ def test_the_reference_engine_keeps_the_values_of_a_state():
         np.testing.assert_array_equal(state.server[name], x)
 
 
+def test_a_stage_changes_the_weight_of_an_upload_in_both_engines():
+    def halved(upload):
+        return upload._replace(weight=upload.weight / (1 + upload.client.number % 2))
+
+    stages = fp.contracts.Stages(received=(halved,))
+    attack = fp.contracts.Attack(
+        "halved", lambda algorithm, _: fp.contracts.Wrapped(algorithm, stages), lambda clients: ()
+    )
+    inputs, after = (linear.model(), PLAIN, toy.clients((4, 4))), []
+    for more in ({"engine": "reference"}, {}, {"attack": None}):
+        options = {"attack": attack, "batch_size": 4, **more}
+        session = fp.session(*inputs, **session_options(**options))
+        after.append(session.step(session.init(0))[0].server)
+    assert_trees_close(*after[:2])
+    assert np.abs(after[0]["head.bias"] - after[2]["head.bias"]).max() > 1e-4
+
+
 # --------------------------------- algorithms that keep a client state and do not say how it begins
 
 
