@@ -168,12 +168,13 @@ def merge_into_frozen() -> c.ServerUpdate:
     """Returns the server that adds a part of the aggregate to the frozen weights.
 
     The aggregate is ``{"model": shared leaves, "fold": module path -> [in, out]}``: W + s·AB is the
-    exact average once ``fold`` is added to W. The sum of ``fold`` over all rounds is float32. It
+    exact average once ``fold`` is added to W. If an aggregator drops a part of the average, this
+    part is in ``lost``, in the form of ``fold``. The sum of ``fold`` over all rounds is float32. It
     is added to the kernels of the modules that LoRA wraps. These modules use the float32 sum even
     if they compute in a narrower dtype (:mod:`fedjax_peft.numerics.precision`).
 
-    The algebra is exact, so the aggregation error is only rounding. It is measured on the kernels
-    that clients compute with.
+    The aggregation error is what is lost, and rounding: it is measured on the kernels that clients
+    compute with.
     """
 
     def kernel(path: str) -> str:
@@ -193,6 +194,9 @@ def merge_into_frozen() -> c.ServerUpdate:
             folded, name = new["fold"][path], kernel(path)
             exact[path] = folded + scale(fixed, path) * matmul(model[a], model[b])
             errors[path] = after[name] - before[name] - folded
+            if "lost" in new:
+                exact[path] += new["lost"][path]
+                errors[path] -= new["lost"][path]
         return error_metrics(errors, exact)
 
     return c.ServerUpdate(

@@ -72,7 +72,10 @@ def fedmomentum(
 
 
 def _splitting(energy: float | Array) -> c.Aggregator:
-    """Returns the aggregator of ``{"model": leaves, "fold": residuals by module path}``."""
+    """Returns the aggregator of ``{"model": leaves, "fold": residuals, "lost": what is dropped}``.
+
+    The last two are matrices by module path.
+    """
 
     def lift(upload: c.Params, template: c.Params, fixed: c.Params) -> c.PyTree:
         rest, factors = factors_apart(upload, "fedmomentum")
@@ -86,6 +89,7 @@ def _splitting(energy: float | Array) -> c.Aggregator:
         weights = total.weights / by
         new = {n: x / by for n, x in total.value["rest"].items()}
         fold: c.Params = {}
+        lost: c.Params = {}
         energies = jnp.zeros(3)  # of the factors, the residuals and the averages
         for paths in pairs_by_shape(template).values():
             products = [total.value["products"][p] for p in paths]
@@ -94,8 +98,8 @@ def _splitting(energy: float | Array) -> c.Aggregator:
             parts = _split(left, right, weights, s, energy)
             for i, path in enumerate(paths):
                 a, b = pairs(template)[path]
-                new[a], new[b], fold[path] = (x[i] for x in parts[:3])
-            energies += jnp.sum(parts[3], axis=0)
+                new[a], new[b], fold[path], lost[path] = (x[i] for x in parts[:4])
+            energies += jnp.sum(parts[4], axis=0)
         kept, folded, every = energies
         every = jnp.where(every > 0, every, 1.0)
         metrics = {
@@ -104,7 +108,7 @@ def _splitting(energy: float | Array) -> c.Aggregator:
             "spectrum_kept": kept / every,
         }
         update = {n: jnp.where(some, new[n], x).astype(x.dtype) for n, x in template.items()}
-        return c.Aggregated({"model": update, "fold": fold}, metrics, state)
+        return c.Aggregated({"model": update, "fold": fold, "lost": lost}, metrics, state)
 
     return c.Aggregator(
         "fedmomentum", lift, finish, unmasked_policy="refused", truncates=True, refactors=True
@@ -114,7 +118,7 @@ def _splitting(energy: float | Array) -> c.Aggregator:
 def _split(
     a: Array, b: Array, weights: Array, scales: Array, energy: float | Array
 ) -> tuple[Array, ...]:
-    """Returns new A, new B, the residual, and energies ``[matrices, 3]``.
+    """Returns new A, new B, the residual, what is lost, and energies ``[matrices, 3]``.
 
     The energies are those of the new factors, of the residual and of the whole average.
 
@@ -132,10 +136,12 @@ def _split(
         squares = sigma**2
         before = jnp.cumsum(squares) - squares  # the energy of the directions before each one
         needed = (before < energy * jnp.sum(squares)) | (jnp.asarray(energy) >= 1)
-        tail = jnp.where(needed & (jnp.arange(len(sigma)) >= r), sigma, 0.0)
+        beyond = jnp.where(jnp.arange(len(sigma)) >= r, sigma, 0.0)  # the factors
+        tail = jnp.where(needed, beyond, 0.0)
+        parts = [matmul(u * x[None], vt) for x in (tail, beyond - tail)]
         new_a, new_b = factored(u[:, :r], sigma[:r], vt[:r], s, r, "balanced")
         energies = jnp.stack([jnp.sum(squares[:r]), jnp.sum(tail**2), jnp.sum(squares)])
-        return new_a, new_b, matmul(u * tail[None], vt), energies
+        return new_a, new_b, *parts, energies
 
     # One matrix at a time, because concurrent batched LAPACK calls deadlock small CPU thread pools.
     return jax.lax.map(one, (a, b, scales))
