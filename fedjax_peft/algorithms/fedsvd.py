@@ -59,12 +59,18 @@ def fedsvd(
     Raises:
       InputError: a kept optimizer; on use, a model without LoRA.
     """
+
+    def sent_leaves(broadcast: c.Params, round_index: Array) -> dict[str, Array]:
+        turned = _turns(period, round_index)  # else A is what clients have already
+        return {a: turned for a, _ in pairs(broadcast).values()}
+
     algorithm = averaging("fedsvd", optimizer, head_roles(head), aggregator)
     return algorithm._replace(
         client=lambda context: _client(optimizer, context),
         server=_server(period),
         local_model=lambda broadcast, upload, private: {**broadcast, **upload, **private},
         weights=weights,
+        traffic=c.Traffic(sent_leaves),
         check=lora_model("fedsvd"),
         incompatible={
             c.Feature.ASYNCHRONY: "In FedSVD the server turns A after a round, so a B that was"
@@ -94,10 +100,15 @@ def _server(period: int) -> c.ServerUpdate:
     def update(state: c.Params, new: c.Params, context: c.RoundContext) -> c.Params:
         model = {**state, **new}
         turned = with_orthonormal_a(model)
-        now = (context.round_index % period == 0) & (context.participants > 0)
+        now = _turns(period, context.round_index) & (context.participants > 0)
         return {name: jnp.where(now, turned[name], x) for name, x in model.items()}
 
     return replace_server()._replace(update=update, template=_without_a)
+
+
+def _turns(period: int, round_index: Array) -> Array:
+    """Returns whether the server turns A after a round."""
+    return round_index % period == 0
 
 
 def _without_a(leaves: c.Params) -> c.Params:

@@ -150,15 +150,22 @@ def test_the_svd_changes_no_product_and_makes_a_orthonormal():
         assert gram[0, 0] >= gram[1, 1]
 
 
-def test_clients_of_fedsvd_send_b_and_fetch_a_and_b():
-    algorithm = fp.algorithms.fedsvd(ADAM)
+@pytest.mark.parametrize("period", [1, 2])
+def test_clients_of_fedsvd_send_b_and_fetch_b_and_the_a_that_the_server_has_turned(period):
+    algorithm = fp.algorithms.fedsvd(ADAM, period=period)
     server = algorithm.server.init({n: MODEL.trainable[n] for n in toy.SHARED})
     ledger = Ledger(MODEL, algorithm, server, 4)
     sizes = {n: 4 * MODEL.trainable[n].size for n in toy.SHARED}
-    assert ledger.up(0) == sum(sizes.values()) - sizes[A]
-    assert ledger.down(0) == sum(sizes.values())
-    ledger.record({"round": 1, "clients": [0]})
-    assert ledger.down(0) == sum(sizes.values())  # the server has turned A
+    whole = sum(sizes.values())
+    fetched = []
+    for number in range(1, 6):
+        sent = algorithm.traffic.sent_leaves(algorithm.server.broadcast(server), jnp.int32(number))
+        skipped = [name for name, x in sent.items() if not x]
+        assert ledger.up(0, skipped) == whole - sizes[A]
+        fetched.append(ledger.down(0))
+        ledger.record({"round": number, "clients": [0], "skipped_leaves": skipped})
+    part = whole if period == 1 else whole - sizes[A]
+    assert fetched == [whole, part, whole, part, whole]
 
 
 def test_a_is_no_part_of_the_gradient_that_private_training_clips():
