@@ -2,7 +2,7 @@
 
     θ ← optimizer steps on F over all examples;  its state is kept from round to round
 
-A round is then only the interval between two evaluations.
+A round is then only the interval between two evaluations, and nothing travels.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,8 @@ def _centralised(optimizer: c.Optimizer, train: Trained) -> c.Algorithm:
     def nothing(broadcast: c.PyTree, round_index: Array) -> dict[str, Array]:
         return {name: jnp.zeros((), bool) for name in broadcast}
 
-    rules, traffic = trained_as("shared", train), c.Traffic(sent_leaves=nothing)
+    rules = trained_as("shared", train)
+    traffic = c.Traffic(sent_leaves=nothing, received_part=lambda broadcast: {})
     return averaging(
         "centralised", optimizer, rules, mean(error=False), check=check, traffic=traffic
     )

@@ -66,8 +66,8 @@ class Traffic(NamedTuple):
     leaves."""
     received_part: Callable[[PyTree], PyTree] | None = None
     """broadcast -> what one client receives of it, if clients receive different parts of the same
-    size, such as its own cluster's leaves. The client's functions must use no other part. None: a
-    client receives all."""
+    size, such as its own cluster's leaves. The client's functions must use no other part. ``{}``:
+    nothing travels, because clients and server are one place. None: a client receives all."""
     peers: tuple[int, ...] = ()
     """client -> with how many others it exchanges models, where there is no server: its upload and
     what it receives travel once for each. ``()``: with a server, once."""

@@ -85,8 +85,8 @@ class Ledger:
         cycle: Sequence[int | None] = ranks or [None]  # which clients repeat
         self._of_rank = [of_rank[rank] for rank in cycle]
         self._start = {}
-        # If no leaf is shared, clients and server exchange nothing.
-        talks = any(upload.values()) or any(broadcast.values())
+        # If clients receive no leaf, they are one place with the server, or have none.
+        talks = any(broadcast.values())
         if talks and model.method is not None and model.method.start_shapes_frozen:
             adapters = [n for n, kind in model.kinds.items() if kind == "adapter"]
             self._start = {n: tree.nbytes(model.trainable[n]) for n in adapters}

@@ -124,6 +124,7 @@ def test_an_svd_start_is_fetched_once_it_is_not_the_broadcast_any_more():
     shared = moved(fp.algorithms.fedavg(SGD, head="private"), model)
     assert shared == (ADAPTER, ADAPTER, ADAPTER, 2 * ADAPTER)
     assert moved(fp.algorithms.local(SGD), model) == all_of(0), "nobody asks a server"
+    assert moved(fp.algorithms.centralised(SGD), model)[1:] == (0, 0, 0), "it is in one place"
 
 
 def test_the_first_job_at_an_asynchronous_server_takes_the_svd_start_too():
