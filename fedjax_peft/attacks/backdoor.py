@@ -102,7 +102,8 @@ def backdoor(
         columns["labels"] = np.full_like(others.labels, target)
         return replace(others, columns={**others.columns, **columns})
 
-    return make_attack("backdoor", share, seed, wrap, triggered)
+    least_length = max(positions) + 1 if patch is None else 0
+    return make_attack("backdoor", share, seed, wrap, triggered, least_length)
 
 
 def _trigger(token: int | None, positions: Sequence[int], patch: int | None, value: int) -> Any:
@@ -121,8 +122,7 @@ def _trigger(token: int | None, positions: Sequence[int], patch: int | None, val
     def with_token(columns: Batch) -> Params:
         def put(name: str, value: Any) -> Array:
             x = jnp.asarray(columns[name])
-            # A step of short texts has fewer tokens.
-            return x.at[:, places].set(jnp.asarray(value, x.dtype), mode="drop")
+            return x.at[:, places].set(jnp.asarray(value, x.dtype))
 
         new = {"input_ids": put("input_ids", token)}
         return new | {n: put(n, 1) for n in columns if n == "attention_mask"}

@@ -59,6 +59,7 @@ def make_attack(
     seed: int,
     wrap: Callable[[Algorithm, Federation, Array], Wrapped],
     triggered: Callable[[Any], Any] | None = None,
+    least_length: int = 0,
 ) -> Attack:
     """Returns an attack; rounds under attack have the metric ``hostile``.
 
@@ -79,7 +80,10 @@ def make_attack(
         chosen, stages = attacked if maybe_nonzero(share) else Wrapped(algorithm)
         return Wrapped(chosen._replace(aggregator=_counting(chosen.aggregator, who)), stages)
 
-    return Attack(name, apply, lambda n: tuple(np.flatnonzero(hostile(n)[:n]).tolist()), triggered)
+    def numbers(clients: int) -> tuple[int, ...]:
+        return tuple(np.flatnonzero(hostile(clients)[:clients]).tolist())
+
+    return Attack(name, apply, numbers, triggered, least_length)
 
 
 def _counting(aggregator: Aggregator, who: Array) -> Aggregator:

@@ -92,3 +92,6 @@ class Attack(NamedTuple):
     """Of a backdoor: a :class:`fedjax_peft.data.Dataset` -> the data set that tests it. The share
     of its examples that a model gets right is the success rate of the backdoor. None: the attack
     has no goal that examples can test."""
+    least_length: int = 0
+    """The number of tokens that it needs in each local step. A step of shorter texts is padded to
+    it, so that it does not depend on the other texts of the step whether an example can change."""

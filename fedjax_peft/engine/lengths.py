@@ -47,6 +47,8 @@ class Lengths(NamedTuple):
     """The largest number of padded lengths."""
     padded: tuple[int, ...]
     """The padded lengths, ascending; the last one has room for every example."""
+    least: int = 0
+    """Number of tokens that each step has at least; at most ``full``."""
 
     @classmethod
     def of(cls, columns: Mapping[str, np.ndarray], most: int) -> "Lengths | None":
@@ -63,6 +65,10 @@ class Lengths(NamedTuple):
         examples = np.where(mask.any(axis=1), last, full).astype(np.int32)
         return cls(examples, full, most, (full,))
 
+    def at_least(self, least: int) -> "Lengths":
+        """Returns a copy whose steps have at least ``least`` tokens, if the examples have them."""
+        return self._replace(least=min(least, self.full))
+
     def fitted(self, group: int) -> "Lengths":
         """Returns a copy with padded lengths that are chosen for steps of ``group`` examples.
 
@@ -70,8 +76,9 @@ class Lengths(NamedTuple):
         """
         if self.most == 0 or not len(self.examples):
             return self
-        edges = np.unique(np.minimum(-(-np.maximum(self.examples, 1) // _UNIT) * _UNIT, self.full))
-        share = np.searchsorted(np.sort(self.examples), edges, side="right") / len(self.examples)
+        needed = np.maximum(self.examples, max(self.least, 1))
+        edges = np.unique(np.minimum(-(-needed // _UNIT) * _UNIT, self.full))
+        share = np.searchsorted(np.sort(needed), edges, side="right") / len(needed)
         # Probability of each edge to be the longest of a group.
         longest = np.diff(share**group, prepend=0.0)
         return self._replace(padded=_best(edges, longest, self.most))
@@ -82,7 +89,8 @@ class Lengths(NamedTuple):
         Args:
           rows: int ``[..., lanes, batch]``, the examples of a step; -1 pads.
         """
-        longest = np.where(rows < 0, 0, self.examples[rows]).max(axis=(-2, -1), initial=0)
+        needed = np.where(rows < 0, 0, self.examples[rows])
+        longest = needed.max(axis=(-2, -1), initial=self.least)
         return np.searchsorted(self.padded, longest).astype(np.int32)
 
     def padding_share(self, rows: np.ndarray, bucket: np.ndarray) -> float:

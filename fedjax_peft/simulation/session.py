@@ -120,9 +120,7 @@ def session_of(given: OfSession) -> Session:
     """Returns the session of arguments whose data have the classes of the model."""
     model, clients, system, placement = given.model, given.clients, given.system, given.placement
     _check(given)
-    work = {name: getattr(given, name) for name in _WORK}
-    buckets = placement.length_buckets
-    schedule = schedule_of(clients, **work, system=system, length_buckets=buckets)
+    schedule = _schedule_of(given)
     slowness = functools.partial(Slowness, system.time.spread, len(clients))
 
     def failure(seed: int, client: int) -> float:
@@ -182,6 +180,17 @@ def session_of(given: OfSession) -> Session:
 
 _WORK = ("clients_per_round", "sampling", "batch_size", "batch_sampling", "epochs", "local_steps")
 """The arguments that say who works in a round, and how much."""
+
+
+def _schedule_of(given: OfSession) -> Schedule:
+    """Returns the schedule of the seed 0, whose steps have the tokens that the attack needs."""
+    work = {name: getattr(given, name) for name in _WORK}
+    buckets = given.placement.length_buckets
+    schedule = schedule_of(given.clients, **work, system=given.system, length_buckets=buckets)
+    attack = given.made("attack")
+    if schedule.tokens is None or not isinstance(attack, c.Attack):
+        return schedule
+    return schedule._replace(tokens=schedule.tokens.at_least(attack.least_length))
 
 
 def _check(given: OfSession) -> None:

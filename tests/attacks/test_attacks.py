@@ -319,6 +319,22 @@ def test_a_share_of_the_real_examples_of_a_batch_is_poisoned():
     assert (seen["input_ids"] == 9).sum(axis=1).tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.lengths
+def test_a_trigger_beyond_short_texts_does_not_depend_on_lanes_and_lengths():
+    rng, count = np.random.default_rng(0), sum(SIZES)
+    mask = np.arange(24)[None] < rng.integers(3, 15, count)[:, None]
+    ids = np.where(mask, rng.integers(8, 60, mask.shape), 0).astype(np.int32)
+    columns = {"input_ids": ids, "attention_mask": mask, "labels": FEDERATION.data.labels}
+    data = fp.Dataset(columns, FEDERATION.data.label_names, "short")
+    options = {"bound": toy.text_model, "clients": fp.Clients(data, FEDERATION.indices)}
+    attack = attacks.backdoor(0.5, 1, token=7, positions=(20,))
+    full, short = (
+        a_round(session(attack, lanes=lanes, length_buckets=most, **options))[0]
+        for lanes, most in ((1, 0), (2, 4))
+    )
+    assert_close(flat(short), flat(full), atol=1e-6)
+
+
 test_what_makes_no_sense_is_refused_with_the_reason = refusals(
     operator.call,
     (lambda: attacks.backdoor(0.1, 0), "give either token or patch"),
