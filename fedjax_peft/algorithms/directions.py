@@ -1,4 +1,4 @@
-"""Rank directions of LoRA that a client draws for a round: FSLoRA's and Fed-PLoRA's clients."""
+"""Rank directions of LoRA: how many a client has, and those that it draws for a round."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,11 @@ Directions = dict[str, Array]
 
 
 def own_rank(ranks: int | Sequence[int], client: Array | int) -> Array:
-    """Returns a client's rank, int32; a list with fewer entries than clients is repeated."""
-    listed = np.atleast_1d(ranks).tolist()
+    """Returns a client's rank, int32; a list with fewer entries than clients is repeated.
+
+    Ranks above the largest int32 become that number, which no adapter has.
+    """
+    listed = np.minimum(np.atleast_1d(ranks), 2**31 - 1).tolist()
     return jnp.asarray(listed, jnp.int32)[client % len(listed)]
 
 

@@ -31,13 +31,13 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import jax.numpy as jnp
-import numpy as np
 from annotated_types import MinLen
 from jax import Array
 
 from fedjax_peft import contracts as c
 from fedjax_peft.algorithms.checks import checked, lora_model
 from fedjax_peft.algorithms.common import Local
+from fedjax_peft.algorithms.directions import own_rank
 from fedjax_peft.algorithms.fedavg import averaging, client
 from fedjax_peft.algorithms.rolora import taking_turns, turn
 from fedjax_peft.contracts.arguments import Count, Positive
@@ -61,19 +61,18 @@ def lora_a2(
     Args:
       budget: directions that a client sends, on average over the adapted matrices; the paper tries
         1, 2, 4 and 8 of 16. A list gives each client its own; fewer entries than clients are
-        repeated.
+        repeated. More than the adapters have means all of them.
       rate_ratio: the learning rate of B divided by that of A, which is the optimizer's.
 
     Raises:
       InputError: a kept optimizer; on use, a model without LoRA.
     """
-    budgets = np.atleast_1d(budget).tolist()
 
     def bound(context: c.ClientContext) -> c.ClientUpdate:
         on_b = context.round_index % 2 == 1
         faster = _faster_on_b(optimizer, rate_ratio)
         inner = client(faster, context, lambda name: turn(name, context.round_index))
-        own = jnp.asarray(budgets)[context.client % len(budgets)]
+        own = own_rank(budget, context.client)
 
         def init(broadcast: c.Params, private: c.Params, key: c.Key) -> Local:
             return inner.init(broadcast, private, key)._replace(start=broadcast)
@@ -137,7 +136,7 @@ def _selected(upload: c.Params, received: c.Params, budget: Array, on_b: Array) 
         by_a = norms(upload[a] - received[a], 0) * norms(received[b], 1)
         scores.append(jnp.where(on_b, by_b, by_a))
     order = jnp.argsort(-jnp.concatenate(scores))  # stable: the first of equal ones
-    first = jnp.arange(len(order)) < budget * len(found)
+    first = jnp.arange(len(order)) // len(found) < budget  # a product could overflow
     chosen = jnp.zeros(len(order), bool).at[order].set(first)
     new, start = dict(upload), 0
     for a, b in found.values():

@@ -90,7 +90,8 @@ def test_every_subset_is_drawn_as_often():
     _, counts = np.unique(found, axis=0, return_counts=True)
     # Six subsets: the standard deviation of each share of 1/6 is .0152.
     assert counts / 600 == roughly(np.full(6, 1 / 6), abs=0.05)
-    assert drawn(leaves, own_rank(9, 0), keys[0])["x"].all()
+    for more in (9, [2**31, 2**70]):
+        assert drawn(leaves, own_rank(more, 1), keys[0])["x"].all()
 
 
 @pytest.mark.parametrize("make", [FSLORA, FEDPLORA], ids=["fslora", "fedplora"])

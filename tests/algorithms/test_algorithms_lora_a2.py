@@ -70,9 +70,9 @@ def test_rounds_equal_the_slow_reference(options, slow):
 
 
 @pytest.mark.parametrize("on_b", [True, False])
-@pytest.mark.parametrize("budget", [1, 2, 3])
+@pytest.mark.parametrize("budget", [1, 2, 3, 2**31 - 1])
 def test_directions_of_all_matrices_compete(on_b, budget):
-    """With a budget of the whole rank, here 3, all directions are sent: this is RoLoRA."""
+    """With a budget of the whole rank, here 3, or more, all directions are sent: as in RoLoRA."""
     rng, shapes = np.random.default_rng(budget), {"p": (5, 2, 3), "q": (4, 3, 6), "r": (7, 4, 2)}
     received, upload, changes = {}, {}, {}
     for path, (n_in, r, n_out) in shapes.items():
