@@ -40,8 +40,8 @@ def fltrust(trusted: FromZero = 0, *, space: Space = "factors") -> Aggregator:
         which is then factored anew.
 
     Raises:
-      InputError: on use, an id of no client or of one without examples, or ``product`` with a model
-        without LoRA pairs.
+      InputError: on use, an id of no client, of one without examples or of one that an attack makes
+        hostile, or ``product`` with a model without LoRA pairs.
     """
 
     def rule(changes: Changes, context: RoundContext, state: PyTree) -> Combined:

@@ -23,11 +23,11 @@ from fedjax_peft.models.base import Model
 from fedjax_peft.models.reuse import split, storing
 from fedjax_peft.numerics import tree
 from fedjax_peft.numerics.forms import check_type
-from fedjax_peft.numerics.hyperparameters import Maker, Makers, Values, parametrised
+from fedjax_peft.numerics.hyperparameters import Maker, Makers, Values, is_traced, parametrised
 from fedjax_peft.numerics.measures.diagnosis import diagnosis, probe
 from fedjax_peft.numerics.roles import assign_roles
 from fedjax_peft.peft.ranks import rank_masks
-from fedjax_peft.simulation import asynchrony, checks
+from fedjax_peft.simulation import asynchrony, attacks, checks
 from fedjax_peft.simulation.arguments import OfSession, Transforms
 from fedjax_peft.simulation.classes import prepared, reader
 from fedjax_peft.simulation.cost import Costs
@@ -432,6 +432,9 @@ def _wrapped(
 ) -> c.Wrapped:
     """Returns what :func:`wrapped` does, of parts or of functions of the run-time values."""
     plain, *made = (parametrised(one, values)[0] for one in (algorithm, *wrappers))
+    if not any(map(is_traced, (values or {}).values())):
+        for attack in (one for one in made if isinstance(one, c.Attack)):
+            attacks.check_honest(plain, attack, federation.clients)
     return wrapped(plain, made, federation)
 
 

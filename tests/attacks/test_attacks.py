@@ -357,6 +357,25 @@ test_what_makes_no_sense_is_refused_with_the_reason = refusals(
 )
 
 
+TRUSTING = fp.algorithms.fedavg(optax.sgd(0.1), aggregator=aggregators.fltrust(HOSTILE[0]))
+OTHER = f"client {HOSTILE[0]}, which is hostile .*'sign_flip'.* such as {HONEST[0]}"
+
+
+def run_time_share(first, later):
+    """Starts a session with a run-time share of hostile clients, and then with another one."""
+    options = {"attack": lambda p: attacks.sign_flip(p["share"]), "values": {"share": first}}
+    session(algorithm=TRUSTING, **options).init(0, {"share": later})
+
+
+test_a_trusted_client_must_not_be_hostile = refusals(
+    operator.call,
+    (lambda: session(attacks.sign_flip(SHARE), TRUSTING), OTHER),
+    (lambda: run_time_share(SHARE, 0.0), OTHER),
+    (lambda: run_time_share(0.0, SHARE), OTHER),
+    (lambda: session(attacks.sign_flip(1.0), TRUSTING), "Make fewer clients hostile"),
+)
+
+
 test_colluding_clients_are_refused_where_they_cannot_be = refusals(
     lambda options: session(attacks.alie(0.25), EQUAL, clients_per_round=4, **options),
     (

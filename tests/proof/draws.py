@@ -352,6 +352,8 @@ def _protection(d: dict[str, Value]) -> dict[str, Value]:
         out["attack"] = None
     if d["model"] == "net" and d["attack"] and _stem(d["attack"]) == "backdoor":
         out["attack"] = "label_flip(0.4)"
+    if d["attack"] and aggregator == "fltrust(0)":  # client 0 may be hostile
+        out["attack"] = None
     if not private:
         return out
     out["availability"] = None
