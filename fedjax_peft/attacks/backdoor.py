@@ -70,7 +70,7 @@ def backdoor(
 
     Raises:
       InputError: not one of ``token`` and ``patch``; on use, examples without labels, of another
-        kind, or a class that does not exist.
+        kind, or a class or a token that does not exist.
     """
     trigger = _trigger(token, positions, patch, value)
 

@@ -151,6 +151,7 @@ def session_of(given: OfSession) -> Session:
         *(model, chosen, len(clients), system.client_ranks, given.diagnostics),
     )
     checks.check_trusted(chosen, schedule.weights)
+    attacks.check_trigger(model, given.made("attack"), clients.data)
     transform = checks.check_transforms(given.made("transforms"), chosen)
     names = assign_roles(model.kinds, chosen.roles)
     shared, private = (tree.select(model.trainable, names[r]) for r in ("shared", "private"))

@@ -14,7 +14,7 @@ import toy
 from closeness import approx, assert_close, assert_trees_close
 from internals import Cohort, at_work, attack_key, mean
 from options import run_options, session_options
-from refusals import refusals
+from refusals import refusals, refused
 from scipy.stats import norm
 from shallow import simple_encoder  # noqa: F401
 
@@ -355,6 +355,13 @@ test_what_makes_no_sense_is_refused_with_the_reason = refusals(
     ),
     (lambda: attacks.label_flip(0.1).apply(FEDAVG, UNLABELLED), "no column 'labels'"),
 )
+
+
+def test_a_trigger_is_a_token_of_the_model():
+    bound = fp.attach(fp.testing.tiny_model(2), fp.peft.head_only())
+    clients = fp.partition.pooled(fp.testing.tiny_dataset(16, classes=2))
+    attack = attacks.backdoor(1.0, 1, token=64)
+    refused("token 64, .* 64 tokens", session, attack, bound=lambda: bound, clients=clients)
 
 
 TRUSTING = fp.algorithms.fedavg(optax.sgd(0.1), aggregator=aggregators.fltrust(HOSTILE[0]))
