@@ -16,8 +16,8 @@ Decided here:
 * In the paper all domains are in each step. For a cohort S the clients' gradient of λ is scaled to
   its mean over cohorts, by N/|S|; λ of other clients changes by the projection alone. The average
   is that of the cohort: its weights sum to 1. A cohort whose λ are all 0 does not move θ.
-* λ starts at 1/N. N is the number of clients, those without examples included: they hold a share
-  of λ until the projection takes it.
+* N counts the clients that can take part, because they have examples and a weight. λ starts at one
+  over the number of all clients: the others hold a share of it until the projection takes it.
 * The paper returns the mean of θ over all rounds; here the last θ is the model.
 * F_k(θ) is measured during the local steps (:mod:`fedjax_peft.algorithms.received_loss`).
 

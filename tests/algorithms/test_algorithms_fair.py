@@ -89,7 +89,7 @@ def test_a_round_by_hand(q, expected):
     assert_close(made.server.update({}, new, toy.context())["x"], [expected], rtol=1e-6)
 
 
-GAMMA = 0.4
+GAMMA, WITH_EMPTY = 0.4, toy.clients((*slow_lora.SIZES, 0))
 
 
 def onto_simplex(x):
@@ -102,11 +102,13 @@ def onto_simplex(x):
 
 
 class SlowAgnostic(Slow):
-    """λ and θ as in the head of the file."""
+    """λ and θ as in the head of the file, with a client that has no examples."""
+
+    federation = WITH_EMPTY
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.mixture = np.full(len(slow_lora.SIZES), 1 / len(slow_lora.SIZES))
+        self.mixture = np.full(len(WITH_EMPTY), 1 / len(WITH_EMPTY))
 
     def aggregate(self, uploads, weights, number):
         own = self.mixture[list(self.members)]
@@ -114,7 +116,7 @@ class SlowAgnostic(Slow):
             self.leaves[n] = np.average([u[n] for u in uploads], axis=0, weights=own)
         gradient = np.zeros(len(self.mixture))
         gradient[list(self.members)] = [u["loss"] for u in uploads]
-        scale = len(self.mixture) / len(self.members)
+        scale = len(slow_lora.SIZES) / len(self.members)
         self.mixture = onto_simplex(self.mixture + GAMMA * scale * gradient)
 
 
@@ -122,7 +124,9 @@ class SlowAgnostic(Slow):
 @pytest.mark.sample("shared")
 def test_rounds_of_afl_equal_the_slow_reference(head):
     shared, own = HEADS[head]
-    rig = slow_lora.engine(fp.algorithms.afl(SGD, clients=5, mixture_rate=GAMMA, head=head))
+    afl = fp.algorithms.afl(SGD, clients=6, mixture_rate=GAMMA, head=head)
+    options = {"per_round": 6, "lanes": 3, "epochs": slow_lora.EPOCHS, "bound": slow_lora.MODEL}
+    rig = toy.Engine(afl, WITH_EMPTY, **options)
     slow = SlowAgnostic(shared=shared, private=own).run()
     result = slow_lora.rounds(rig)[-1]
     slow_lora.compare(rig, result, slow, atol=1e-5)
