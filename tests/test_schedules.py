@@ -62,6 +62,19 @@ def test_factors_by_hand():
     assert_close(factors(fp.schedules.cosine(3))[:2], [1.0, half], rtol=1e-6)
 
 
+def test_compiled_falls_are_in_their_rounds():
+    """The product with the rounded inverse of each of these is below 1."""
+    lengths = (41, 47, 55, 61, 82)
+
+    @jax.jit
+    def compiled(rounds):
+        made = [fp.schedules.exponential(0.5, every=e) for e in lengths]
+        return [schedule(t) for schedule, t in zip(made, rounds, strict=True)]
+
+    assert compiled([e + 1 for e in lengths]) == [0.5] * 5
+    assert compiled(list(lengths)) == [1.0] * 5
+
+
 def test_numbers_can_be_run_time_values():
     """A sweep over the final factor or the decay compiles once."""
     traced = []

@@ -113,7 +113,9 @@ def exponential(
     """
 
     def fall(passed: Array) -> Array:
-        return jnp.maximum(decay ** jnp.floor(passed / every), final_factor)
+        # Of whole numbers: XLA turns a division by a constant into a product, which rounds.
+        falls = passed.astype(jnp.int32) // every
+        return jnp.maximum(decay ** falls.astype(jnp.float32), final_factor)
 
     return _after_warmup(fall, warmup)
 
