@@ -59,21 +59,26 @@ def reordered(where: str, leaves: Params, head: Sequence[str], numbers: np.ndarr
     """Returns leaves whose classes are in another order: class i was the class ``numbers[i]``.
 
     Args:
-      head: module paths of the head. Classes are the last axis of its output layer.
+      head: module paths of the head. Classes are the last axis of an output layer, which is in the
+        last module as wide as there are classes, or in FedMCP's second classifier.
 
     Raises:
-      InputError: another layer of the head is as wide as there are classes.
+      InputError: another layer of such a module is as wide as there are classes.
     """
-    own = {name: x for name, x in leaves.items() if is_inside(name, head)}
-    n = len(numbers)
-    if any(x.ndim > 1 and x.shape[0] == n == x.shape[-1] for x in own.values()):
-        raise InputError(
-            f"The head in {where} has its {n} classes in another order than the model, and layers"
-            f" of the width {n}, so its output layer cannot be told from them. Pass the names in"
-            " the order of the stored head."
-        )
-    moved = {k: jnp.take(x, numbers, axis=-1) for k, x in own.items() if x.shape[-1] == n}
-    return {**leaves, **moved}
+    n, moved = len(numbers), dict(leaves)
+    wide = {k: x for k, x in leaves.items() if is_inside(k, head) and x.shape[-1] == n}
+    *_, last = ("", *(m for m in head if any(is_inside(k, (m,)) for k in wide)))
+    for module in (last, "second_classifier"):
+        own = {k: x for k, x in wide.items() if is_inside(k, (module,))}
+        matrices = [x for x in own.values() if x.ndim > 1]
+        if len(matrices) > 1 or any(x.shape[0] == n for x in matrices):
+            raise InputError(
+                f"The head in {where} has its {n} classes in another order than the model, and"
+                f" layers of the width {n}, so its output layer cannot be told from them. Pass the"
+                " names in the order of the stored head."
+            )
+        moved |= {k: jnp.take(x, numbers, axis=-1) for k, x in own.items()}
+    return moved
 
 
 def in_order_of(model: Model, where: str, stored: Sequence[str]) -> Model:

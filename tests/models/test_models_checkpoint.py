@@ -326,10 +326,10 @@ def test_names_in_another_order_move_the_classes_of_the_head(checkpoint):
     order = np.array([1, 0, 2])
     moved = reordered("x", {"classifier.kernel": np.eye(3)[:2]}, ["classifier"], order)
     assert moved["classifier.kernel"].tolist() == [[0, 1, 0], [1, 0, 0]]
-    with pytest.raises(
-        fp.InputError, match=r"layers of the width 3.*in the order of the stored head"
-    ):
-        reordered("x", {"classifier.dense.kernel": np.eye(3)}, ["classifier"], order)
+    several = {f"head.{name}.kernel": np.ones((2, 3)) for name in ("dense", "output")}
+    for leaves in ({"head.dense.kernel": np.eye(3)}, several):
+        message = r"layers of the width 3.*in the order of the stored head"
+        refused(message, reordered, "x", leaves, ["head"], order)
 
 
 def cut_tensors(directory, *without, **new):

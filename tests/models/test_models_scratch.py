@@ -162,6 +162,17 @@ def test_everything_is_trained_and_survives_a_round_trip(config, tmp_path):
         np.testing.assert_array_equal(again.trainable[name], x)
 
 
+def test_names_in_another_order_move_the_classes_alone(tmp_path):
+    """Not the channels, of which there are as many here, though all layers are the head."""
+    head = fp.heads.classification(["a", "b", "c"])
+    stored = fp.random_model(CNN | {"channels": [2, 3]}, head=head)
+    save_checkpoint(stored.trainable, stored.config, tmp_path, stored.labels)
+    model = fp.load_model(tmp_path, head=fp.heads.classification(["b", "a", "c"]))
+    for name, x in stored.trainable.items():
+        own = x[..., np.array([1, 0, 2])] if name.startswith("classifier") else x
+        np.testing.assert_array_equal(model.trainable[name], own, name)
+
+
 def test_random_values_have_the_scale_of_their_layer():
     model = fp.random_model(
         CNN | {"image_size": 16, "hidden_size": 300}, head=fp.heads.classification(3)
