@@ -95,7 +95,7 @@ def load_model(
     if str(name) not in _MODELS:  # of these, what the files lack is known
         warn_of_head(str(name), config, kind, head, plan, names)
     hold = registry.holder(abstract, kind.head, dtype, quantize)
-    values = {leaf: held(tensors, hold, leaf, *source) for leaf, source in plan.items()}
+    values = {leaf: held(tensors, hold, quantize, leaf, *source) for leaf, source in plan.items()}
     if any(is_inside(leaf, kind.head[-1:]) for leaf in plan):
         there = () if head.kind in WITHOUT_CLASSES else tuple(checkpoint.class_names(config))
         head = head._replace(labels=named_by(head.labels, there))

@@ -17,9 +17,10 @@ and in 4 bits (QLoRA, Dettmers et al. 2023), in the order of the flat ``[out, in
     W = quant_map[code] · scale,    scale = nested_quant_map[absmax] · nested_absmax + nested_offset
 
 Layers in ``int8``, and in ``nf4`` with double quantisation, are held in these bits, without being
-quantised a second time (:mod:`fedjax_peft.models.quantized`). Others are dequantised: ``fp4``,
-plain scales, and blocks that go over two outputs. bitsandbytes rounds weights to the dtype of the
-checkpoint before a product, and here they are rounded to the compute dtype.
+quantised a second time (:mod:`fedjax_peft.models.quantized`), unless ``quantize`` names the other
+form. Others are dequantised: ``fp4``, plain scales, and blocks that go over two outputs.
+bitsandbytes rounds weights to the dtype of the checkpoint before a product, and here they are
+rounded to the compute dtype.
 
 Other methods, such as GPTQ and AWQ, are refused by name.
 """
@@ -39,6 +40,7 @@ from fedjax_peft.models.quantized import (
     SCALES,
     Int8Kernel,
     NF4Kernel,
+    Quantization,
     QuantizedKernel,
     dynamic_map,
 )
@@ -151,14 +153,19 @@ def reader(config: Mapping[str, Any]) -> type[Safetensors]:
     return Prequantized if config.get("quantization_config") else Safetensors
 
 
-def held(tensors: Any, hold: Hold, leaf: str, name: str, transposed: bool) -> Any:
+def held(
+    tensors: Any, hold: Hold, quantize: Quantization | None, leaf: str, name: str, transposed: bool
+) -> Any:
     """Returns a leaf as the model holds it: in the bits of the checkpoint, if these are few.
 
     Args:
       tensors: of the checkpoint.
       hold: what makes a leaf from float32 values.
+      quantize: as for :func:`fedjax_peft.load_model`.
       name: of the tensor.
     """
     stored = isinstance(tensors, Prequantized) and transposed and leaf.endswith(".kernel")
     kernel = tensors.kernel(name) if stored else None
-    return hold(leaf, tensors.read(name, transposed)) if kernel is None else kernel
+    if kernel is not None and quantize in (None, kernel.kind):
+        return kernel
+    return hold(leaf, tensors.read(name, transposed))

@@ -223,6 +223,7 @@ _product.defvjp(_forward, _backward)
 class QuantizedKernel(nnx.Module):
     """A quantised matrix ``[in, out]``; ``kernel[...]`` is the dequantised one, in float32."""
 
+    kind: Quantization
     names: tuple[str, ...]
     """The variables that hold the codes and the scales."""
     encode: Callable[[Array], tuple[Array, ...]]
@@ -258,6 +259,7 @@ class QuantizedKernel(nnx.Module):
 class Int8Kernel(QuantizedKernel):
     """Codes int8 ``[in, out]`` and scales float32 ``[out]``."""
 
+    kind = "int8"
     names = ("codes", "scales")
     encode = staticmethod(_int8_codes)
     dense = staticmethod(_dense_int8)
@@ -272,6 +274,7 @@ class NF4Kernel(QuantizedKernel):
     the ``scale_sizes`` (float32).
     """
 
+    kind = "nf4"
     names = ("codes", "scale_codes", "scale_sizes", "scale_mean")
     encode = staticmethod(_nf4_codes)
     dense = staticmethod(_dense_nf4)
@@ -305,7 +308,8 @@ class QuantizedLinear(nnx.Linear):
     @property
     def kind(self) -> Quantization:
         """How the kernel is stored."""
-        return "nf4" if isinstance(self.kernel, NF4Kernel) else "int8"
+        kind: Quantization = self.kernel.kind
+        return kind
 
     def dequantized(self) -> nnx.Linear:
         """Returns the plain layer of the dequantised kernel."""

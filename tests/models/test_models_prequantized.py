@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import fedjax_peft as fp
 from fedjax_peft.models.modules import submodules
-from fedjax_peft.models.quantized import Int8Kernel, NF4Kernel, QuantizedLinear
+from fedjax_peft.models.quantized import Int8Kernel, NF4Kernel, QuantizedLinear, quantize_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +92,17 @@ def test_lora_is_attached_to_the_stored_codes():
     stored = load_file(GOLDEN / "nf4" / "model.safetensors")
     packed = stored["model.layers.0.self_attn.q_proj.weight"].reshape(64, 32)
     np.testing.assert_array_equal(np.asarray(codes).T, packed)
+
+
+@pytest.mark.parametrize(("stored", "asked"), [("int8", "nf4"), ("nf4", "int8")])
+def test_another_form_is_quantised_again(stored, asked):
+    kept, model = (fp.load_model(GOLDEN / stored, quantize=how) for how in (None, asked))
+    layers = dict(submodules(kept.module(), QuantizedLinear))
+    again = dict(submodules(model.module(), QuantizedLinear))
+    assert {layer.kind for layer in again.values()} == {asked}
+    for path in layers:
+        expected = quantize_kernel(layers[path].kernel[...], asked)[...]
+        assert_close(again[path].kernel[...], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", [{"quant_method": "gptq", "bits": 4}, {"quant_method": "awq"}])
