@@ -15,6 +15,7 @@ def data(key):
 def test_keys_are_distinct():
     streams = [stream(seed, name) for seed in (0, 1) for name in ("clients", "adapter", "init")]
     streams.append(stream(0, "init", "clients"))
+    streams += [stream(seed, "init") for seed in (2**32, 2**32 + 1, 2**40, 2**63 - 1)]
     keys = [client_key(s, r, c) for s in streams for r in range(1, 6) for c in range(6)]
     steps = [jax.random.fold_in(k, i) for k in keys[:60] for i in range(5)]
     seen = [tuple(data(k)) for k in (*streams, *keys, *steps)]

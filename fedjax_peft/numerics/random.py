@@ -27,13 +27,20 @@ def _checked(seed: int) -> int:
     return seed
 
 
+def _of_seed(seed: int) -> Key:
+    # JAX reads the lower 32 bits of a seed and drops the others.
+    lower, upper = seed % 2**32, seed // 2**32
+    key = jax.random.key(lower)
+    return jax.random.fold_in(key, upper) if upper else key
+
+
 def stream(seed: int | Key, *names: str) -> Key:
     """Returns the key of a named stream, such as ``stream(0, "init", "encoder.layer.0.lora_a")``.
 
     Args:
       seed: the seed of the run, or a key from which the stream's key is derived.
     """
-    key = jax.random.key(_checked(seed)) if isinstance(seed, int) else seed
+    key = _of_seed(_checked(seed)) if isinstance(seed, int) else seed
     for name in names:
         key = jax.random.fold_in(key, _tag(name))
     return key
