@@ -1,5 +1,6 @@
 """Heads: what a model predicts, and the modules that several families share."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -122,8 +123,9 @@ def _labels(classes: int | Sequence[str]) -> tuple[str, ...]:
     labels = numbered(classes) if isinstance(classes, int) else tuple(classes)
     if len(labels) < 2:
         raise InputError(f"A classification head needs at least 2 classes, not {len(labels)}.")
-    if repeated := [label for i, label in enumerate(labels) if label in labels[:i]]:
-        raise InputError(f"Two classes have the name {repeated[0]!r}: each needs one of its own.")
+    name, times = Counter(labels).most_common(1)[0]
+    if times > 1:
+        raise InputError(f"Two classes have the name {name!r}: each needs one of its own.")
     return labels
 
 

@@ -290,6 +290,7 @@ def test_too_few_classes():
     with pytest.raises(fp.InputError, match=r"'positive' of .* must be a whole number or a list"):
         fp.heads.classification("positive")
     refused("Two classes have the name 'no'", fp.heads.classification, ["no", "yes", "no"])
+    assert fp.heads.classification(100_000).classes == 100_000
 
 
 def test_labels_come_from_the_config(checkpoint):
