@@ -151,6 +151,8 @@ def test_every_argument_of_every_part_has_a_type_and_every_number_a_range():
         (lambda: fp.transforms.chain(fp.transforms.int8(), "top_k"), ["transforms = 'top_k'"]),
         (lambda: fp.transforms.clip_norm(-math.inf), ["a number above 0"]),
         (lambda: fp.schedules.cosine(10**400), ["from 1 to 1,000,000"]),
+        (lambda: fp.optimizers.sgd(0.1, nesterov=True), ["nesterov = True", "momentum = 0.9"]),
+        (lambda: fp.optimizers.sgd(0.1, momentum=0, nesterov=True), ["needs a momentum above 0"]),
         (lambda: fp.privacy.gaussian_event(-1.0, 1), ["noise_multiplier = -1.0 of gaussian_event"]),
     ],
 )

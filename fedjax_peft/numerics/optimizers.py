@@ -7,6 +7,7 @@ import optax
 from fedjax_peft.contracts import Optimizer, PyTree
 from fedjax_peft.contracts.arguments import Fraction, NotNegative
 from fedjax_peft.contracts.part import part
+from fedjax_peft.numerics.hyperparameters import maybe_nonzero
 from fedjax_peft.numerics.schedules import Scheduled, scheduled
 from fedjax_peft.support.errors import InputError
 
@@ -69,7 +70,12 @@ def sgd(
     Args:
       momentum: decay rate of the sum of earlier gradients; None or 0: plain SGD.
       nesterov: use Nesterov momentum.
+
+    Raises:
+      InputError: ``nesterov`` without a momentum, which it would not change.
     """
+    if nesterov and not maybe_nonzero(momentum):
+        raise InputError("nesterov = True needs a momentum above 0, such as momentum = 0.9.")
     plain = optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
     return _clipped(plain, clip_norm, keep)
 
