@@ -153,10 +153,10 @@ class Encoder(nnx.Module):
 
 
 class Dense(nnx.Module):
-    """A submodule that holds one ``dense`` (Hugging Face's pooler)."""
+    """A submodule that holds one ``dense`` (Hugging Face's pooler), in float32."""
 
-    def __init__(self, n_in: int, n_out: int, dtype: Any):
-        self.dense = layers.linear(n_in, n_out, dtype)
+    def __init__(self, width: int):
+        self.dense = layers.linear(width, width, jnp.float32)
 
     def __call__(self, x: Array) -> Array:
         return self.dense(x)
@@ -169,7 +169,7 @@ class BertModel(nnx.Module):
         self.embeddings = Embeddings(c, dtype)
         self.encoder = Encoder(c, dtype)
         if pooler:
-            self.pooler = Dense(c.hidden_size, c.hidden_size, dtype)
+            self.pooler = Dense(c.hidden_size)
 
     def __call__(self, batch: Batch) -> layers.Encoded:
         ids = batch["input_ids"]

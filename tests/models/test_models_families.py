@@ -43,7 +43,7 @@ from transformers import DynamicCache
 
 import fedjax_peft as fp
 from fedjax_peft.models.layers import RMSNorm
-from fedjax_peft.models.modules import submodule, submodules
+from fedjax_peft.models.modules import is_inside, submodule, submodules
 from fedjax_peft.models.registry import parse_config
 
 pytestmark = pytest.mark.slow
@@ -367,7 +367,8 @@ def test_bfloat16_compute_is_close_to_float32(family, kind, limit, tmp_path):
     reference = tiny_model(family, kind=kind, **layers(family, 1))
     model = fp.load_model(saved(reference, tmp_path), dtype="bfloat16")
     batch = padded_batch(reference.config)
-    outputs = forward(model.replace(frozen=model.compute_frozen()), batch)
+    model = model.replace(frozen=model.compute_frozen())
+    outputs = forward(model, batch)
     assert outputs.hidden.dtype == jnp.bfloat16
     assert outputs.logits.dtype == jnp.float32  # the head computes in float32
     expected, _ = torch_outputs(reference, batch)
@@ -378,6 +379,22 @@ def test_bfloat16_compute_is_close_to_float32(family, kind, limit, tmp_path):
     if limit == 0.05:
         assert_close(difference, 0, atol=20 * 2**-8)  # 20 roundings of outputs of order one
     assert 1e-5 < np.linalg.norm(difference) / np.linalg.norm(expected[rows]) < limit
+    # A step of the head below one of bfloat16 counts.
+    start = {n: x.astype(jnp.bfloat16).astype(x.dtype) for n, x in model.trainable.items()}
+    before = forward(model, batch, start).logits
+    for name in (n for n in start if n.endswith("kernel")):
+        after = forward(model, batch, start | {name: start[name] * (1 + 2**-10)}).logits
+        assert np.any(after != before), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_layers_of_a_head_compute_in_float32(family):
+    config, head = tiny_config(family, **layers(family, 1)), fp.heads.two_classifiers(3)
+    module = abstract_module(config, head, dtype="bfloat16")
+    paths = registry.FAMILIES[family].kinds[head.kind].head
+    own = {p: getattr(m, "dtype", None) for p, m in submodules(module) if is_inside(p, paths)}
+    assert own.items() >= {"second_classifier.dense": jnp.float32}.items()
+    assert set(own.values()) == {None, jnp.float32}
 
 
 def old_norms(stored, reference):
