@@ -240,6 +240,16 @@ def test_what_fits():
     assert not fits(Annotated[Sequence[int], Len(1)], "text")
 
 
+def test_whole_numbers_of_numpy_are_taken():
+    config, made = {"model_type": "cnn", "image_size": 13, "channels": [2, 3]}, []
+    for whole in (int, np.int64):
+        head = fp.heads.classification(whole(4))
+        made.append(fp.random_model(config, head=head, seed=whole(1)))
+    assert len({(model.labels, repr(model.recipe)) for model in made}) == 1
+    for name, x in made[0].trainable.items():
+        np.testing.assert_array_equal(made[1].trainable[name], x, name)
+
+
 def test_a_strict_function_is_checked_and_keeps_its_own_errors():
     @strict
     def double(number: Annotated[int, Ge(0)]) -> int:

@@ -1,7 +1,7 @@
 """Heads: what a model predicts, and the modules that several families share."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -120,7 +120,7 @@ def make(kind: str, classes: int | Sequence[str]) -> Head:
 
 
 def _labels(classes: int | Sequence[str]) -> tuple[str, ...]:
-    labels = numbered(classes) if isinstance(classes, int) else tuple(classes)
+    labels = tuple(classes) if isinstance(classes, Iterable) else numbered(int(classes))
     if len(labels) < 2:
         raise InputError(f"A classification head needs at least 2 classes, not {len(labels)}.")
     name, times = Counter(labels).most_common(1)[0]

@@ -80,7 +80,7 @@ def load_model(
     own = str(Path(name).resolve() if Path(name).exists() else name)
     recipe: dict[str, Any] = {"made_by": "load_model", "name": own, "dtype": str(dtype)}
     recipe |= {"quantize": quantize, "remat": remat, "scan_layers": scan_layers}
-    recipe |= {"attention": attention, "dropout": dropout, "source": source, "seed": seed}
+    recipe |= {"attention": attention, "dropout": dropout, "source": source, "seed": int(seed)}
     stored = _open(name, source)
     config, tensors = stored.config(), stored.tensors()
     family, parsed = registry.parse_config(config, dropout)

@@ -146,7 +146,7 @@ def random_model(
     recipe: dict[str, Any] = {"made_by": "random_model", "config": dict(config)}
     recipe |= {"head": head.kind, "dtype": str(dtype), "quantize": quantize, "remat": remat}
     recipe |= {"scan_layers": scan_layers, "attention": attention, "dropout": dropout}
-    recipe |= {"seed": seed}
+    recipe |= {"seed": int(seed)}
     family, parsed = parse_config(config, dropout)
     abstract = abstract_module(config, head, dtype=dtype, dropout=dropout)
     set_options(abstract, remat, scan_layers, attention)

@@ -5,6 +5,7 @@ on lane, slot, device or earlier work. So results do not change with the packing
 continues exactly.
 """
 
+import operator
 import zlib
 
 import jax
@@ -24,7 +25,7 @@ def _tag(name: str) -> int:
 def _checked(seed: int) -> int:
     if not 0 <= seed < 2**63:
         raise InputError(f"The seed {show(seed)} must be from 0 to 2^63 - 1.")
-    return seed
+    return operator.index(seed)  # NumPy's too
 
 
 def _of_seed(seed: int) -> Key:
@@ -40,7 +41,7 @@ def stream(seed: int | Key, *names: str) -> Key:
     Args:
       seed: the seed of the run, or a key from which the stream's key is derived.
     """
-    key = _of_seed(_checked(seed)) if isinstance(seed, int) else seed
+    key = seed if isinstance(seed, Array) else _of_seed(_checked(seed))
     for name in names:
         key = jax.random.fold_in(key, _tag(name))
     return key
