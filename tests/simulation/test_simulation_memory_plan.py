@@ -280,7 +280,7 @@ CELLS = json.loads((BENCHMARKS / "results" / "accelerators.json").read_text())
 FAR = {
     "gpt2 | a100-80gb | auto": 0.8495,
     "llama-8b | v5e | auto": 0.627,  # arrays between nf4's codes and values
-    "minilm | v5e | auto": 0.6555,  # random bits of dropout, padded
+    "minilm | v5e | auto": 0.6537,  # random bits of dropout, padded
     "roberta-base | v5e | auto": 0.734,  # likewise
 }
 """Rounds of which the plan is more than 15 % off: they hold arrays that are not counted."""
