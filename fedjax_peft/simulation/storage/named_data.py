@@ -67,7 +67,9 @@ def data_tables(given: Any, model: str, source: str | None) -> dict[str, Any]:
         data = getattr(given, part)
         same = loaded and data is not None and call_of(data) == item_of(split["of"], part)
         evaluation[f"global_{part}"] = bool(same) if same or data is None else {OWN: _text(data)}
-    table = _loaded(loaded, model, source) if loaded else {OWN: _text(clients.data)}
+    table: dict[str, Any] = {OWN: _text(clients.data)}
+    if loaded:
+        table = _loaded(loaded, model, source)
     if (length := text_length(clients.data.columns)) is not None:
         table["packing" if packing else "max_length"] = length
     return {
