@@ -16,7 +16,7 @@ from fedjax_peft.report import columns, cost_columns, fairness, sentences, teste
 from fedjax_peft.report.cells import At, Cell, Choice, Study, is_test, value
 from fedjax_peft.report.columns import Column, Frame, Part
 from fedjax_peft.report.judgement import Judgement, judge, on_clients, on_test, sampling_variance
-from fedjax_peft.report.records import SEED, RunRecord, distinct, is_whole, unique
+from fedjax_peft.report.records import SEED, RunRecord, chain_of, distinct, is_whole, unique
 from fedjax_peft.report.separation import Measurement
 from fedjax_peft.report.settings import printed
 from fedjax_peft.report.table_files import TextTable
@@ -211,8 +211,7 @@ def _different(runs: Sequence[RunRecord]) -> list[RunRecord]:
     found: dict[Any, RunRecord] = {}
     for i, run in enumerate(runs):
         config = json.dumps(printed({**run.config, "name": ""}), sort_keys=True)
-        order = tuple(run.config.get("transforms", ()))  # they are applied in it
-        found.setdefault((config, order) if is_whole(run.config) else i, run)
+        found.setdefault((config, chain_of(run)) if is_whole(run.config) else i, run)
     return list(found.values())
 
 

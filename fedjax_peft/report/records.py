@@ -66,6 +66,11 @@ def is_whole(config: Mapping[str, Any]) -> bool:
     return "model" in config and not unrecorded(config)
 
 
+def chain_of(run: RunRecord) -> tuple[str, ...]:
+    """Returns the names of a run's upload transforms, in the order in which they are applied."""
+    return tuple(run.config.get("transforms", ()))
+
+
 def find_runs(path: str | os.PathLike[str]) -> list[Path]:
     """Returns the directories of runs at or below a path, at any depth, sorted."""
     return [one for one in _below(Path(path)) if _is_run(one)]

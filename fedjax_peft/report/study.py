@@ -20,6 +20,7 @@ from fedjax_peft.report.intervals import Difference, Summary, paired, seed_order
 from fedjax_peft.report.records import (
     SEED,
     RunRecord,
+    chain_of,
     find_runs,
     is_whole,
     load_run,
@@ -197,8 +198,7 @@ def _identity(run: RunRecord, keys: Sequence[str], index: int) -> Any:
         own = {key: config[key] for key in keys if key in config and not SEED.search(key)}
         return (run.name, _text(own)) if any(key in config for key in keys) else index
     settings = {k: v for k, v in config.items() if _is_setting(k)}
-    order = tuple(run.config.get("transforms", ()))  # they are applied in it
-    return (run.name if keys else None, _text(settings), order)
+    return (run.name if keys else None, _text(settings), chain_of(run))
 
 
 def _is_setting(key: str) -> bool:

@@ -203,7 +203,7 @@ class _Search:
         Raises:
           InputError: a run there has other arguments, or another number of rounds.
         """
-        for name in self._told.keys() & self.finished.keys():
+        for name, point in self.finished.items():
             rows = read_rows(out / name)
             if not has_ended(rows, rounds) or rows[-1]["round"] > rounds:
                 made_there = rows[-1]["round"] if rows else "no"
@@ -211,7 +211,7 @@ class _Search:
                     f"The trial {name} in {out} has {made_there} rounds, and this call asks for"
                     f" {rounds}. A search compares trials of equal rounds: choose another out."
                 )
-            check_recorded(made.job(name, self.points[name]).given(out / name, True, None))
+            check_recorded(made.job(name, point).given(out / name, True, None))
 
     @property
     def asked(self) -> int:
